@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an object was built, as JSON from which it can be built again."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+C = TypeVar("C", bound=type)
+
+
+class NotRebuildableError(RuntimeError):
+    """A saved option is neither a plain value nor something that can be imported by name."""
+
+
+def recorded(cls: C) -> C:
+    """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
+
+    Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called.
+    """
+    original = cls.__init__  # type: ignore[misc]
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "init_arguments" not in self.__dict__:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            arguments.pop("self", None)
+            object.__setattr__(self, "init_arguments", arguments)
+        original(self, *args, **kwargs)
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    cls.is_recorded = True  # type: ignore[attr-defined]
+    return cls
+
+
+def describe(value: Any) -> Any:
+    """JSON that says how to build ``value`` again; what cannot be said becomes ``{"not_saved": ...}``."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [describe(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [describe(item) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: describe(item) for key, item in value.items()}}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if "init_arguments" in getattr(value, "__dict__", {}) and _importable(type(value)):
+        arguments = {key: describe(item) for key, item in value.init_arguments.items()}
+        return {"class": _import_path(type(value)), "arguments": arguments}
+    if _importable(value):
+        return {"import": _import_path(value)}
+    return {"not_saved": repr(value)}
+
+
+def build(description: Any, name: str = "replay") -> Any:
+    """Builds what :func:`describe` described.
+
+    Raises:
+        NotRebuildableError: an option was not a plain value, an import path or a recorded class.
+    """
+    if isinstance(description, list):
+        return [build(item, name) for item in description]
+    if not isinstance(description, dict):
+        return description
+    kind, content = next(iter(description.items()))
+    if kind == "tuple":
+        return tuple(build(item, name) for item in content)
+    if kind == "dict":
+        return {key: build(item, f"{name}.{key}") for key, item in content.items()}
+    if kind == "device":
+        return torch.device(content)
+    if kind == "import":
+        return _resolve(content, name)
+    if kind == "class":
+        cls = _resolve(content, name)
+        if not (isinstance(cls, type) and getattr(cls, "is_recorded", False)):
+            raise _not_rebuildable(name, content)
+        arguments = {key: build(item, f"{name}.{key}") for key, item in description["arguments"].items()}
+        return cls(**arguments)
+    raise _not_rebuildable(name, content)
+
+
+def _not_rebuildable(name: str, what: str) -> NotRebuildableError:
+    return NotRebuildableError(
+        f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
+        "Build the replay buffer yourself with the same options and call replay.load(path)."
+    )
+
+
+def _import_path(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def _importable(value: Any) -> bool:
+    """Whether importing ``module:qualname`` gives this very function or class again."""
+    if not (inspect.isfunction(value) or inspect.isclass(value)) or value.__module__ == "__main__":
+        return False
+    try:
+        return _resolve(_import_path(value), "") is value
+    except NotRebuildableError:
+        return False
+
+
+def _resolve(path: str, name: str) -> Any:
+    module, _, qualname = path.partition(":")
+    try:
+        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise _not_rebuildable(name, path) from error

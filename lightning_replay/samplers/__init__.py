@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slots a batch is made of, and with which weights."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_replay.samplers.continuous import ContinuousTransitionSampler
+    from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
+    from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
+    from lightning_replay.samplers.prioritized import PrioritizedSampler
+    from lightning_replay.samplers.uniform import UniformSampler
+
+__all__ = [
+    "ContinuousTransitionSampler",
+    "NeighborhoodMixupSampler",
+    "PairSampler",
+    "PrioritizedSampler",
+    "RandomPairSampler",
+    "UniformSampler",
+]
+
+_MODULES = {
+    "ContinuousTransitionSampler": "continuous",
+    "NeighborhoodMixupSampler": "neighborhood_mixup",
+    "PairSampler": "pairs",
+    "PrioritizedSampler": "prioritized",
+    "RandomPairSampler": "pairs",
+    "UniformSampler": "uniform",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uniform draws with replacement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import RandomSampler, Storage
+
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.state_files import read_state, write_state
+
+
+@recorded
+class UniformSampler(Seeded, RandomSampler):
+    """Draws each stored row with the same probability, with replacement.
+
+    Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
+
+    Args:
+        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
+            torch's global generator.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> replay = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=UniformSampler(seed=0), batch_size=4)
+        >>> _ = replay.extend(TensorDict({"observation": torch.arange(8)}, [8]))
+        >>> replay.sample()["index"].shape
+        torch.Size([4])
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self._seed_generator(seed)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots.
+
+        Returns:
+            int64 ``[B]`` on the generator's device, moved to the storage's, and no further information.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        stored = len(storage)
+        if stored == 0:
+            raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
+        index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
+        return index, {}
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Ignored: a uniform draw has no priorities."""
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Ignored: nothing here follows a clock."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the generator."""
+        return {"generator": self.generator_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up the draws where :meth:`state_dict` was read."""
+        self.set_generator_state(state_dict["generator"])
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))
