@@ -1,0 +1,51 @@
+# Everything runs from .venv, which is built from pyproject.toml and constraints.txt when it is missing or out of date.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := test
+
+BIN := .venv/bin
+# The first interpreter that is new enough; `make PYTHON=/path/to/python3.12` chooses another.
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
+	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$candidate; break; fi; done)
+# One numerical thread per process: the tests run in two processes, and timings then do not depend on the machine.
+SINGLE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint typecheck bench bench-torchrl experiments clean
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
+	@if ! $(BIN)/python -c '' 2>/dev/null; then \
+		echo "building .venv with $(PYTHON)"; rm -rf .venv; \
+		$(PYTHON) -m venv .venv || { echo "the venv module of $(PYTHON) failed; on Debian: apt install python3-venv" >&2; exit 1; }; fi
+	@echo "installing the pinned dependencies into .venv (several minutes the first time)"
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[all,dev]'
+	@touch $@
+
+demo: .venv/.stamp  ## trains TD3 with uniform replay and with neighbourhood mixup, prints a table, draws the learning curves
+	$(BIN)/python examples/demo.py
+
+lint: .venv/.stamp  ## ruff: rules and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: .venv/.stamp  ## mypy on both packages
+	$(BIN)/mypy
+
+test: lint typecheck  ## lint, types, then every test; tests that start Ray share one process
+	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15
+
+bench: .venv/.stamp  ## targets T1 to T5, T7 and T13, peers beside ours in the same run
+	@for script in tests/benchmarks/bench_*.py; do \
+		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script || exit 1; done
+
+bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
+	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
+
+experiments: .venv/.stamp  ## TD3 with neighbourhood mixup against uniform replay, five paired seeds
+	$(BIN)/python examples/demo.py --seeds 5
+
+clean:  ## removes .venv, the peers' environments and every output
+	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test shares: one thread, fixed seeds, and one worker process for all tests of a file (all of Ray's in one)."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+from pathlib import Path
+
+import hypothesis
+import numpy
+import pytest
+import torch
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        relative = item.path.relative_to(item.config.rootpath).as_posix()
+        group = "ray" if "rllib" in relative else relative
+        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    torch.manual_seed(0)
+    numpy.random.seed(0)  # some upstream environments draw from the global generator
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """The folder of worked examples."""
+    return Path(__file__).parent / "fixtures"
