@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stored row follows which inside an episode, and the n-step returns formed along such rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class EpisodeLinks:
+    """Remembers for every slot the slot of the next step of the same episode: ``successor[slot]``, -1 when there is none.
+
+    Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
+    previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten,
+    so links never cross an episode end, the write head or environments. Overwriting a slot cuts the link of its
+    predecessor by identity. Rules: section 2.6 (continuous transition) and 6 of the algorithm notes: both
+    ``terminated`` and ``truncated`` end an episode.
+
+    Args:
+        capacity: slots in the storage.
+        device: where the links live; the storage's device.
+
+    Example:
+        >>> links = EpisodeLinks(capacity=4)
+        >>> links.write(torch.tensor([0, 1, 2]), None, torch.tensor([False, True, False]))
+        >>> links.successor
+        tensor([ 1, -1, -1, -1])
+        >>> slots, steps_used = links.chain(torch.tensor([0, 2]), n_steps=3)
+        >>> slots, steps_used
+        (tensor([[0, 1, 1],
+                [2, 2, 2]]), tensor([2, 1]))
+    """
+
+    def __init__(self, capacity: int, device: str | torch.device = "cpu") -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; links need at least one slot. Pass capacity >= 1.")
+        self.capacity = capacity
+        self.successor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._predecessor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
+        self._newest_slot: dict[int | None, int] = {}
+        self._trajectory_at: dict[int, int | None] = {}
+
+    def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
+        """Links rows that were just written.
+
+        Args:
+            index: int64 ``[n]``, the slots in insertion order.
+            trajectory: int64 ``[n]``, the running episode of each row; None when all rows are one environment in order.
+            done: bool ``[n]``, whether the row ended its episode (terminated or truncated).
+        """
+        index, done = index.reshape(-1), done.reshape(-1)
+        trajectory = None if trajectory is None else trajectory.reshape(-1)
+        if index.numel() == 1 and self.successor.device.type == "cpu":
+            self._write_one(int(index), None if trajectory is None else int(trajectory), bool(done))
+            return
+        for start in range(0, index.numel(), self.capacity):
+            # A batch longer than the ring names slots twice: the later rows must overwrite the earlier ones.
+            rows = slice(start, start + self.capacity)
+            self._write_many(index[rows], None if trajectory is None else trajectory[rows], done[rows])
+
+    def chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
+        """Follows the episode of each slot for up to ``n_steps`` rows.
+
+        Returns:
+            slots: int64 ``[B, n_steps]``; from the last row of the episode on, that row is repeated.
+            steps_used: int64 ``[B]``, how many of them are distinct steps, 1 to ``n_steps``.
+        """
+        current = index.reshape(-1)
+        slots, steps_used = [current], torch.ones_like(current)
+        for _ in range(n_steps - 1):
+            following = self.successor[current]
+            found = following >= 0
+            current = torch.where(found, following, current)
+            steps_used = steps_used + found
+            slots.append(current)
+        return torch.stack(slots, dim=1), steps_used
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at these slots: nothing follows them, now or later."""
+        index = index.reshape(-1)
+        following = self.successor[index]
+        self._predecessor[following[following >= 0]] = -1
+        self.successor[index] = -1
+        self._forget_running(index)
+
+    def running_slots(self) -> Tensor:
+        """Returns int64 ``[E]``: the newest stored row of each episode that has not ended."""
+        slots = list(self._newest_slot.values())
+        return torch.tensor(slots, dtype=torch.int64, device=self.successor.device)
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        self.successor.fill_(-1)
+        self._predecessor.fill_(-1)
+        self._newest_slot.clear()
+        self._trajectory_at.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the links; the running episodes add a few hundred."""
+        return self.successor.nbytes + self._predecessor.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tensors and plain values from which :meth:`load_state_dict` restores everything."""
+        named = [trajectory for trajectory in self._newest_slot if trajectory is not None]
+        return {
+            "successor": self.successor.clone(),
+            "running_trajectory": torch.tensor(named, dtype=torch.int64),
+            "running_slot": torch.tensor([self._newest_slot[name] for name in named], dtype=torch.int64),
+            "newest_slot": self._newest_slot.get(None, -1),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; the capacity must be the same."""
+        successor = state["successor"]
+        if successor.shape != self.successor.shape:
+            raise ValueError(
+                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. "
+                "Build EpisodeLinks with the capacity the state was saved with."
+            )
+        self.clear()
+        self.successor.copy_(successor)
+        linked = (self.successor >= 0).nonzero().squeeze(1)
+        self._predecessor[self.successor[linked]] = linked
+        names: list[int | None] = list(state["running_trajectory"].tolist())
+        slots: list[int] = state["running_slot"].tolist()
+        if state["newest_slot"] >= 0:
+            names, slots = [*names, None], [*slots, int(state["newest_slot"])]
+        for name, slot in zip(names, slots, strict=True):
+            self._remember(name, slot)
+
+    def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
+        """The path of one environment step: plain numbers through NumPy views, several times faster than tensors."""
+        successor, predecessor = self.successor.numpy(), self._predecessor.numpy()
+        before, after = predecessor[slot], successor[slot]
+        if before >= 0:
+            successor[before] = -1
+        if after >= 0:
+            predecessor[after] = -1
+        successor[slot] = -1
+        if slot in self._trajectory_at:
+            del self._newest_slot[self._trajectory_at.pop(slot)]
+        previous = self._forget(trajectory)
+        predecessor[slot] = previous
+        if previous >= 0:
+            successor[previous] = slot
+        if not done:
+            self._remember(trajectory, slot)
+
+    def _write_many(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
+        self._overwrite(index)
+        if trajectory is None:
+            order, starts = index, torch.zeros(1, dtype=torch.int64)
+            names: list[int | None] = [None]
+            same, ends = torch.ones_like(done[1:]), done
+        else:
+            trajectory, rows = torch.sort(trajectory, stable=True)
+            order, ends = index[rows], done[rows]
+            same = trajectory[1:] == trajectory[:-1]
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).nonzero().squeeze(1).cpu() + 1])
+            names = trajectory[starts.to(trajectory.device)].tolist()
+        linked = same & ~ends[:-1]
+        first, second = order[:-1][linked], order[1:][linked]
+        self.successor[first] = second
+        self._predecessor[second] = first
+        self._join(names, starts, order, ends)
+
+    def _overwrite(self, index: Tensor) -> None:
+        """Cuts the links to and from slots that now hold other rows."""
+        before, after = self._predecessor[index], self.successor[index]
+        self.successor[before[before >= 0]] = -1
+        self._predecessor[after[after >= 0]] = -1
+        self.successor[index] = -1
+        self._predecessor[index] = -1
+        self._forget_running(index)
+
+    def _join(self, names: list[int | None], starts: Tensor, order: Tensor, ends: Tensor) -> None:
+        """Links the first row of each trajectory in a batch to its newest stored row, and remembers the last one."""
+        lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1])])
+        first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
+        ended = ends[lasts.to(ends.device)].tolist()
+        previous = [self._forget(name) for name in names]
+        for name, slot, done in zip(names, last_slots, ended, strict=True):
+            if not done:
+                self._remember(name, slot)
+        joined = [(old, new) for old, new in zip(previous, first_slots, strict=True) if old >= 0]
+        if joined:
+            old, new = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
+            self.successor[old] = new
+            self._predecessor[new] = old
+
+    def _forget_running(self, index: Tensor) -> None:
+        if not self._trajectory_at:
+            return
+        for slot in index.tolist():
+            if slot in self._trajectory_at:
+                del self._newest_slot[self._trajectory_at.pop(slot)]
+
+    def _remember(self, trajectory: int | None, slot: int) -> None:
+        self._newest_slot[trajectory] = slot
+        self._trajectory_at[slot] = trajectory
+
+    def _forget(self, trajectory: int | None) -> int:
+        slot = self._newest_slot.pop(trajectory, -1)
+        self._trajectory_at.pop(slot, None)
+        return slot
+
+
+def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:
+    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of each row.
+
+    Args:
+        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; what lies after ``steps_used`` is ignored.
+        steps_used: int64 ``[B]``, 1 to n.
+        discount: γ.
+
+    Returns:
+        ``[B]`` of the dtype of the rewards.
+
+    Example:
+        >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
+        tensor([2.])
+    """
+    step = torch.arange(reward.shape[1], device=reward.device)
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
+    # where, not a product: the ignored rewards may be anything, NaN included.
+    return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
+
+
+def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
+    """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
+
+    Args:
+        steps_used: int64 ``[B]``.
+        terminated: bool ``[B]``, of the last step used; truncation does not count.
+        discount: γ.
+
+    Returns:
+        float64 ``[B]``.
+
+    Example:
+        >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
+        tensor([0.2500, 0.0000], dtype=torch.float64)
+    """
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
+    return factors.masked_fill(terminated, 0.0)
