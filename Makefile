@@ -47,5 +47,5 @@ experiments: .venv/.stamp  ## TD3 with neighbourhood mixup against uniform repla
 	$(BIN)/python examples/demo.py --seeds 5
 
 clean:  ## removes .venv, the peers' environments and every output
-	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

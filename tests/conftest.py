@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: one thread, fixed seeds, and one worker process for all tests of a file (all of Ray's in one)."""
+"""What every test shares: one thread, fixed seeds, one worker process for the tests of a file and one for all of Ray's."""
 
 from __future__ import annotations
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The direction of imports: the core knows neither Lightning nor Ray, and the doors do not know each other."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
+# Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
+LAYERS = (
+    {"priority_tree", "priority_tree_numba", "episodes", "neighbors", "schedules", "state_files", "recorded", "memory"},
+    {"row_layout", "storage"},
+    {"samplers", "writers", "transforms"},
+    {"replay", "recipes", "checkpoint", "stats", "plots"},
+    {"agents", "lit"},
+)
+
+
+def _modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def _imported(path: Path, *, at_import_only: bool = False) -> set[str]:
+    """Dotted names a file imports, relative imports made absolute."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    tree = ast.parse(path.read_text(), filename=str(path))
+    nodes = tree.body if at_import_only else ast.walk(tree)
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            prefix = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            origin = ".".join(part for part in (prefix, node.module) if part)
+            names.update({origin} | {f"{origin}.{alias.name}" for alias in node.names})
+    return names
+
+
+def _top_levels(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def _is_door(path: Path) -> bool:
+    return path.relative_to(ROOT / "lightning_replay").parts[0] in {"agents", "lit"}
+
+
+def _unit(name: str) -> str | None:
+    """The layer entry of a dotted name: ``lightning_replay.samplers.uniform`` is ``samplers``."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "lightning_replay" and len(parts) > 1 else None
+
+
+def _height(unit: str) -> int | None:
+    """The row of a unit; neighbors_*.py and the like sit with the noun they were split from."""
+    for height, units in enumerate(LAYERS):
+        if unit in units or any(unit.startswith(f"{known}_") for known in units):
+            return height
+    return None
+
+
+@pytest.mark.parametrize("path", _modules("lightning_replay"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_the_lightning_door_imports_lightning_and_nothing_here_imports_ray(path: Path) -> None:
+    imported = _top_levels(_imported(path))
+    assert not imported & {"ray", "rllib_ext"}
+    if not _is_door(path):
+        assert not imported & LIGHTNING
+        assert not {name for name in _imported(path) if _unit(name) in {"agents", "lit"}} or path.name == "__init__.py"
+
+
+@pytest.mark.parametrize("path", _modules("rllib_ext"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_rllib_door_does_not_know_the_lightning_door(path: Path) -> None:
+    imported = _imported(path)
+    assert not _top_levels(imported) & LIGHTNING
+    assert not {name for name in imported if _unit(name) in {"agents", "lit"}}
+
+
+def _own_height(path: Path) -> int | None:
+    unit = _unit(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    return _height(unit) if unit else None
+
+
+LAYERED = [path for path in _modules("lightning_replay") if _own_height(path) is not None]
+
+
+@pytest.mark.parametrize("path", LAYERED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_point_downwards(path: Path) -> None:
+    height = _own_height(path)
+    assert height is not None
+    for name in _imported(path, at_import_only=True):
+        unit = _unit(name)
+        other = _height(unit) if unit else None
+        assert other is None or other <= height, f"{path.name} imports {name} from a layer above"
+
+
+@pytest.mark.parametrize("path", [*_modules("lightning_replay"), *_modules("rllib_ext")], ids=lambda path: path.name)
+def test_torchrl_is_imported_from_its_public_packages(path: Path) -> None:
+    public = ("data", "data.replay_buffers", "objectives", "envs", "collectors", "modules")
+    tree = ast.parse(path.read_text())
+    origins = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    origins |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    deep = {origin for origin in origins if origin.startswith("torchrl.") and origin[8:] not in public}
+    assert not deep
+
+
+def test_no_import_cycle() -> None:
+    graph = {}
+    for path in _modules("lightning_replay"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = _imported(path, at_import_only=True)
+    modules = set(graph)
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name in done:
+            return
+        for target in sorted(graph[name] & modules - {name}):
+            if target not in {".".join(name.split(".")[:cut]) for cut in range(1, 9)}:  # its own packages run first
+                visit(target, (*trail, name))
+        done.add(name)
+
+    for name in sorted(modules):
+        visit(name, ())
+
+
+@pytest.mark.slow
+def test_importing_the_core_loads_neither_lightning_nor_ray() -> None:
+    code = (
+        "import sys, lightning_replay.samplers, lightning_replay.transforms\n"
+        "from lightning_replay import load_replay, recipes, save_replay\n"
+        "print(*{'lightning', 'pytorch_lightning', 'ray', 'matplotlib'} & set(sys.modules))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
