@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published experience replay methods as TorchRL samplers, writers and transforms, through three doors."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_replay import recipes
+    from lightning_replay.checkpoint import load_replay, save_replay
+    from lightning_replay.replay import Replay
+    from lightning_replay.storage import PackedStorage
+
+__version__ = "0.1.0"
+
+__all__ = ["PackedStorage", "Replay", "__version__", "load_replay", "recipes", "save_replay"]
+
+_MODULES = {"PackedStorage": "storage", "Replay": "replay", "load_replay": "checkpoint", "save_replay": "checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "recipes":
+        return importlib.import_module("lightning_replay.recipes")
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"lightning_replay.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of a storage: links kept up to date from its columns, n-step rows drawn along them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns
+from lightning_replay.storage import PackedStorage, read_columns
+
+TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
+
+
+def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
+    """The running episode of each row, int64 ``[N]``; ``None`` when the rows name none.
+
+    Read from ``trajectory``, or from ``("collector", "traj_ids")`` that TorchRL's collectors write.
+    """
+    rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    for key in TRAJECTORY_KEYS:
+        column = rows.get(key, None)
+        if column is not None:
+            return column[index].flatten()
+    return None
+
+
+class EpisodeTracker:
+    """Follows the episodes in a storage and turns drawn rows into n-step rows.
+
+    Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
+    trajectory or a row that was overwritten; it is shortened there. Sutton and Barto, section 7.1.
+
+    Args:
+        n_steps: rewards summed into one return.
+        discount: γ per environment step.
+    """
+
+    def __init__(self, n_steps: int, discount: float) -> None:
+        if n_steps < 1:
+            raise ValueError(f"n_steps must be at least 1; got {n_steps}")
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount must lie in [0, 1]; got {discount}")
+        self.n_steps = n_steps
+        self.discount = discount
+        self.links: EpisodeLinks | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the links."""
+        return 0 if self.links is None else self.links.nbytes
+
+    def mark_update(self, index: Tensor, storage: Storage) -> None:
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
+        if self.links is None:
+            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+        (done,) = read_columns(storage, index, [("next", "done")])
+        self.links.write(index, read_trajectory(storage, index), done.flatten())
+
+    def draw(
+        self, data: TensorDictBase, index: Tensor, storage: Storage, n_steps: int, discount: float
+    ) -> TensorDictBase:
+        """The rows ``data`` drawn at ``index``, as n-step rows.
+
+        Args:
+            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
+            n_steps: rewards summed into one return.
+            discount: γ per environment step.
+
+        Returns:
+            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
+            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        """
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index.flatten(), n_steps)
+        last = slots[:, -1]
+        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+        shape = (*index.shape, 1)
+        following = storage.get(last.view(index.shape)).get("next")
+        returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
+        following.set("reward", returns.to(reward.dtype).view(shape))
+        data.set("next", following)
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
+        data.set("discount", remaining.to(torch.float32).view(shape))
+        data.set("steps_to_next_obs", steps_used.view(shape))
+        return data
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at these slots."""
+        if self.links is not None:
+            self.links.cut(index)
+
+    def clear(self) -> None:
+        """Forgets every episode."""
+        self.links = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the links."""
+        return {"links": None if self.links is None else self.links.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        self.links = None
+        if state_dict["links"] is not None:
+            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            self.links.load_state_dict(state_dict["links"])

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage, Writer
+from torchrl.envs import Transform
+
+from lightning_replay.episode_tracker import EpisodeTracker
+from lightning_replay.feedback import Feedback
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.storage import PackedStorage
+from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+
+logger = logging.getLogger(__name__)
+
+
+@recorded
+class Replay(TensorDictReplayBuffer):
+    """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
+
+    :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
+    rows they belong to. A TorchRL ``TensorDictReplayBuffer``: transforms, prefetching and ``set_rng`` work, and it
+    can be handed to TorchRL's collectors. The functions in :mod:`lightning_replay.recipes` build the published ones.
+
+    Args:
+        storage: usually :class:`~lightning_replay.storage.PackedStorage`.
+        sampler: which rows; uniform by default.
+        writer: where rows go and which leave; first in, first out by default.
+        transform: what happens to a batch once it is drawn (and, inversely, to rows before they are stored).
+        batch_size: rows per batch.
+        n_steps: rewards summed into one return, formed when a row is drawn; 1 leaves rows as they are.
+        discount: γ of that return.
+        priority_key: the column from which :meth:`update_tensordict_priority` reads TD errors.
+        prefetch: batches drawn ahead in threads. Their priorities are as old as they have waited.
+        seed: of sampler and transform where they were built without one; ``None`` leaves them as they are.
+
+    Sampled keys:
+        index: int64 ``[B]``, or ``[B, 2]`` for samplers of pairs.
+        generation: int64 ``[B]`` (``[B, 2]`` when both of a pair get feedback), how often the slot had been written.
+        priority_weight: float32 ``[B]``, with a prioritized sampler.
+        discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
+
+    Raises:
+        ValueError: ``batch_size`` is not positive or above the capacity.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> replay = Replay(storage=PackedStorage(capacity=100), batch_size=4, seed=0)
+        >>> index = replay.extend(TensorDict({"observation": torch.randn(10, 3)}, [10]))
+        >>> replay.sample()["observation"].shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        transform: Transform | None = None,
+        batch_size: int = 256,
+        n_steps: int = 1,
+        discount: float = 0.99,
+        priority_key: str = "td_error",
+        prefetch: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if batch_size <= 0:
+            raise ValueError(f"batch_size must be a positive number of transitions; got {batch_size}")
+        if storage.max_size < batch_size:
+            raise ValueError(
+                f"capacity {storage.max_size} is below batch_size {batch_size}; "
+                "raise the capacity or lower the batch size"
+            )
+        self._episodes = EpisodeTracker(n_steps, discount) if n_steps > 1 else None
+        self._feedback = Feedback()
+        super().__init__(
+            storage=storage,
+            sampler=UniformSampler() if sampler is None else sampler,
+            writer=FirstInFirstOutWriter() if writer is None else writer,
+            transform=transform,
+            batch_size=batch_size,
+            priority_key=priority_key,
+            prefetch=prefetch,
+        )
+        if seed is not None:
+            self.seed(seed)
+
+    @property
+    def capacity(self) -> int:
+        """Most transitions kept."""
+        return self._storage.max_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, links and of what the sampler keeps."""
+        parts = (self._storage, self._sampler, self._episodes)
+        return sum(getattr(part, "nbytes", 0) for part in parts)
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Whether the sampler learns from TD errors."""
+        return isinstance(self._sampler, PrioritizedSampler) and getattr(self._sampler, "uses_priorities", True)
+
+    @property
+    def awaits_priorities(self) -> bool:
+        """Whether the sampler is prioritized and has had no :meth:`update_priority` since the last draw."""
+        return self.is_prioritized and self._feedback.draws_since_update > 0
+
+    def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
+        """Stores transitions; the rows are copied.
+
+        Args:
+            tensordicts: TensorDict ``[N]``, rows of one trajectory in time order.
+            update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
+
+        Returns:
+            int64, their slots.
+
+        Raises:
+            TypeError: not a TensorDict.
+            ValueError: an empty batch, or rows that do not fit the stored columns; nothing is stored then.
+        """
+        if not isinstance(tensordicts, TensorDictBase):
+            raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
+        if len(self._transform):
+            tensordicts = self._transform.inv(tensordicts)
+            if tensordicts is None:
+                return torch.zeros(0, dtype=torch.int64)
+        if tensordicts.ndim != 1 or tensordicts.shape[0] == 0:
+            raise ValueError(
+                f"extend takes transitions of batch size [N] with N >= 1; got {list(tensordicts.shape)}. "
+                "Flatten time and environments first (reshape(-1)), or call add for a single transition"
+            )
+        check_rows = getattr(self._sampler, "check_rows", None)
+        first_rows = len(self._storage) == 0
+        with self._replay_lock, self._write_lock:
+            if check_rows is not None:
+                check_rows(tensordicts)
+            index = self._writer.extend(tensordicts)
+            self._sampler.extend(index)
+            if update_priority is not False and self.is_prioritized:
+                self._set_given_priorities(index, tensordicts)
+        if first_rows:
+            logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
+        return index
+
+    def add(self, data: TensorDictBase) -> Tensor:
+        """Stores one transition of batch size ``[]``; see :meth:`extend`."""
+        return self.extend(data.unsqueeze(0))
+
+    def _set_given_priorities(self, index: Tensor, rows: TensorDictBase) -> None:
+        td_error = rows.get(self.priority_key, None)
+        if td_error is not None:
+            self.update_priority(index, td_error[-index.shape[0] :].reshape(index.shape[0]))
+
+    def mark_update(self, index: Tensor | int) -> None:
+        """Called by the writer when slots were written: sampler and episodes learn of the new rows."""
+        index = torch.as_tensor(index).reshape(-1)
+        if self._episodes is not None:
+            self._episodes.mark_update(index, self._storage)
+        self._sampler.mark_update(index, storage=self._storage)
+
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None
+    ) -> Any:
+        """Draws a batch.
+
+        Args:
+            batch_size: rows, when other than the buffer's own.
+            return_info: also return the sampler's information as a dictionary.
+            include_info: TorchRL's deprecated argument, ignored.
+
+        Returns:
+            TensorDict ``[B]``; leaves are copies of the stored rows.
+
+        Raises:
+            RuntimeError: the buffer is empty.
+        """
+        self._feedback.draws_since_update += 1
+        if self._prefetch:
+            data, info = TensorDictReplayBuffer.sample(self, batch_size, return_info=True)
+        else:
+            data, info = self._sample(self._batch_size if batch_size is None else batch_size)
+        return (data, info) if return_info else data
+
+    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        with self._replay_lock, self._write_lock:
+            index, info = self._sampler.sample(self._storage, batch_size)
+            if self._is_plain:
+                return self._gather(index, info), info
+            data = self._storage.get(index)
+            if self._episodes is not None:
+                episodes = self._episodes
+                data = episodes.draw(data, index, self._storage, episodes.n_steps, episodes.discount)
+            generation = data.get("generation", None)
+        if len(self._transform):
+            data = self._transform(data)
+        info["index"] = index
+        if generation is not None:
+            both = getattr(self._sampler, "update_partners", False)
+            info["generation"] = generation if index.ndim == 1 or both else generation[:, 0]
+        for key, value in info.items():
+            data.set(key, value)
+        self._feedback.last_index = index
+        return data, info
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a batch is just rows: packed, single, and neither summed nor transformed."""
+        return self._episodes is None and not len(self._transform) and isinstance(self._storage, PackedStorage)
+
+    def _gather(self, index: Tensor, info: dict[str, Any]) -> TensorDictBase:
+        info["index"] = self._feedback.last_index = index
+        data = self._storage.get(index, extra=info)
+        info["generation"] = data.get("generation")
+        return data
+
+    def update_priority(
+        self, index: Tensor, td_error: Tensor, *, generation: Tensor | None = None, **signals: Any
+    ) -> None:
+        """Returns TD errors to the rows they belong to; a sampler without priorities ignores them.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]``, the batch's ``index``.
+            td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the priority.
+            generation: the batch's ``generation``; rows whose slot was written since are dropped and counted.
+            signals: what other buffers learn from; ignored here.
+
+        Raises:
+            ValueError: NaN or infinite TD errors, or another number of them than of rows; nothing is changed.
+            IndexError: an index that is not stored; nothing is changed.
+        """
+        del signals
+        self._feedback.draws_since_update = 0
+        if not self.is_prioritized:
+            return
+        with self._replay_lock, self._write_lock:
+            index, magnitude = self._feedback.check(index, td_error, generation, self._storage)
+            self._sampler.update_priority(index, magnitude, storage=self._storage)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
+        if self.is_prioritized:
+            self.update_priority(
+                data.get("index"), data.get(self.priority_key), generation=data.get("generation", None)
+            )
+
+    def truncate(self, index: Tensor, generation: Tensor) -> None:
+        """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
+
+        Args:
+            index: int64 ``[N]``, the newest row of each interrupted episode.
+            generation: int64 ``[N]``, of these rows.
+        """
+        assert isinstance(self._storage, PackedStorage), "truncate needs a PackedStorage"
+        index = index[self._storage.generation_of(index) == generation]
+        for key in ("truncated", "done"):
+            self._storage.all_rows.get(("next", key))[index] = True
+        if self._episodes is not None:
+            self._episodes.cut(index)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Tells schedules the time: environment steps collected and updates made, since the start of training."""
+        advance = getattr(self._sampler, "advance", None)
+        if advance is not None:
+            advance(env_steps=env_steps, updates=updates)
+
+    def seed(self, seed: int) -> None:
+        """Starts the draws of sampler and transforms anew from ``seed``."""
+        for offset, part in enumerate([self._sampler, *self._transform]):
+            if hasattr(part, "reseed"):
+                part.reseed(seed + offset)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forgets every transition; the slots' generations go on."""
+        super().empty(empty_write_count)
+        if self._episodes is not None:
+            self._episodes.clear()
+
+    def stats(self) -> dict[str, Any]:
+        """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates."""
+        stats = super().stats()
+        age_of = getattr(self._writer, "age_of", None)
+        stats.update(self._feedback.stats(age_of))
+        stats["nbytes"] = self.nbytes
+        stats["bytes_per_transition"] = self.nbytes / self.capacity
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the next draws: rows, links, priorities, generators, counters, prefetched batches."""
+        with self._futures_lock:
+            prefetched = [_plain(*future.result()) for future in self._prefetch_queue]
+            with self._replay_lock:
+                return {
+                    "storage": self._storage.state_dict(),
+                    "writer": self._writer.state_dict(),
+                    "sampler": self._sampler.state_dict(),
+                    "transform": dict(self._transform.state_dict()),
+                    "episodes": None if self._episodes is None else self._episodes.state_dict(),
+                    "feedback": self._feedback.state_dict(),
+                    "prefetched": prefetched,
+                }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave, from a buffer built with the same options."""
+        with self._futures_lock, self._replay_lock:
+            self._prefetch_queue.clear()
+            self._storage.load_state_dict(state_dict["storage"])
+            self._writer.load_state_dict(state_dict["writer"])
+            self._sampler.load_state_dict(state_dict["sampler"])
+            self._transform.load_state_dict(state_dict["transform"])
+            if self._episodes is not None and state_dict["episodes"] is not None:
+                self._episodes.load_state_dict(state_dict["episodes"], self._storage)
+            self._feedback.load_state_dict(state_dict["feedback"])
+            for batch in state_dict["prefetched"]:
+                future: Future[Any] = Future()
+                future.set_result((TensorDict(batch["data"], batch["batch_size"]), batch["info"]))
+                self._prefetch_queue.append(future)
+
+    def save(self, path: str | Path) -> None:
+        """Saves the buffer into the directory ``path``; see :func:`lightning_replay.save_replay`."""
+        from lightning_replay.checkpoint import save_replay
+
+        save_replay(self, path)
+
+    def load(self, path: str | Path) -> None:
+        """Restores a saved buffer into this one, which must have been built with the same options."""
+        from lightning_replay.checkpoint import load_into
+
+        load_into(self, path)
+
+    dumps = dump = save
+    loads = load
+
+
+def _plain(data: TensorDictBase, info: dict[str, Any]) -> dict[str, Any]:
+    return {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}

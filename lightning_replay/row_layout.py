@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each column of a transition lies inside one packed row of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+Key = tuple[str, ...]
+
+WORD_BYTES = 8
+ROW_ALIGNMENT_BYTES = 64
+
+#: Builds a TensorDict without checking what was laid out here; the checked constructor where a release lacks it.
+_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One leaf of a transition: its key, its dtype, its shape per row and its first byte in the row."""
+
+    key: Key
+    dtype: torch.dtype
+    shape: torch.Size
+    offset_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this column in one row."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+class RowLayout:
+    """Packs columns into one row: widest dtypes first, so each is aligned, padded to 64 bytes.
+
+    Args:
+        leaves: key, dtype and shape per row of every column, in the order of the transition.
+    """
+
+    def __init__(self, leaves: Sequence[tuple[Key, torch.dtype, torch.Size]]) -> None:
+        by_width = sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1])))
+        offset = 0
+        columns: dict[Key, Column] = {}
+        for key, dtype, shape in by_width:
+            columns[key] = Column(key, dtype, shape, offset)
+            offset += columns[key].num_bytes
+        self.columns = {key: columns[key] for key, _, _ in leaves}
+        self.row_bytes = -(-offset // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
+        self.tree = _nest(self.columns)
+        self._groups = [_Group([columns[key] for key, dtype, _ in by_width if dtype == group], self.row_bytes)
+                        for group in dict.fromkeys(leaf[1] for leaf in by_width)]  # fmt: skip
+
+    def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
+        """The TensorDict whose leaves are views of packed rows.
+
+        Args:
+            rows: int64 ``[N, words]``, contiguous.
+            batch_size: ``[N]``, or ``[B, 2]`` with ``B * 2 == N``.
+            extra: further entries of the TensorDict.
+        """
+        leaves: dict[Key, Tensor] = {}
+        for group in self._groups:
+            group.split(rows, batch_size, leaves)
+        return _gather_branch(self.tree, leaves, batch_size, rows.device, extra)
+
+    def description(self) -> list[dict[str, Any]]:
+        """Plain values from which :meth:`from_description` builds the same layout."""
+        return [
+            {"key": list(column.key), "dtype": str(column.dtype).removeprefix("torch."), "shape": list(column.shape)}
+            for column in self.columns.values()
+        ]
+
+    @classmethod
+    def from_description(cls, description: Sequence[dict[str, Any]]) -> RowLayout:
+        """The layout :meth:`description` described."""
+        return cls(
+            [(tuple(leaf["key"]), getattr(torch, leaf["dtype"]), torch.Size(leaf["shape"])) for leaf in description]
+        )
+
+
+class _Group:
+    """The columns of one dtype, which lie side by side and are cut apart by a single split."""
+
+    def __init__(self, columns: list[Column], row_bytes: int) -> None:
+        self._dtype = columns[0].dtype
+        itemsize = self._dtype.itemsize
+        before = columns[0].offset_bytes // itemsize
+        sizes = [column.shape.numel() for column in columns]
+        after = row_bytes // itemsize - before - sum(sizes)
+        self._sizes = [before, *sizes, after]
+        self._columns = [(column.key, column.shape, len(column.shape) == 1) for column in columns]
+
+    def split(self, rows: Tensor, batch_size: torch.Size, leaves: dict[Key, Tensor]) -> None:
+        typed = rows.view(self._dtype)
+        if len(batch_size) != 1:
+            typed = typed.view(*batch_size, -1)
+        parts = typed.split_with_sizes(self._sizes, dim=-1)
+        for (key, shape, is_vector), part in zip(self._columns, parts[1:-1], strict=True):
+            leaves[key] = part if is_vector else part.view(*batch_size, *shape)
+
+
+def _nest(columns: dict[Key, Column]) -> dict[str, Any]:
+    """The tree of keys: a branch is a dictionary, a leaf its full key."""
+    tree: dict[str, Any] = {}
+    for key in columns:
+        branch = tree
+        for part in key[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[key[-1]] = key
+    return tree
+
+
+def _gather_branch(
+    tree: dict[str, Any],
+    leaves: dict[Key, Tensor],
+    batch_size: torch.Size,
+    device: torch.device,
+    extra: dict[str, Tensor] | None = None,
+) -> TensorDict:
+    source: dict[str, Any] = {}
+    for name, node in tree.items():
+        source[name] = leaves[node] if type(node) is tuple else _gather_branch(node, leaves, batch_size, device)
+    if extra:
+        source.update(extra)
+    return _assemble(source, batch_size=batch_size, device=device)
+
+
+def leaves_of(row: TensorDictBase) -> list[tuple[Key, torch.dtype, torch.Size]]:
+    """Key, dtype and shape of every leaf of a single transition (batch size ``[]``).
+
+    Raises:
+        TypeError: a leaf is not a dense tensor of a fixed-size dtype.
+    """
+    leaves = []
+    for key in row.keys(include_nested=True, leaves_only=True):
+        value = row.get(key)
+        if not isinstance(value, Tensor) or value.is_sparse or value.is_nested:
+            raise TypeError(
+                f"column {key!r} is a {type(value).__name__}; a packed row holds dense tensors of a fixed shape. "
+                "Leave the column out, or use one of TorchRL's storages"
+            )
+        leaves.append((key if isinstance(key, tuple) else (key,), value.dtype, value.shape))
+    return leaves

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.memory import allocate_rows
+from lightning_replay.recorded import recorded
+from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
+from lightning_replay.state_files import read_state, write_state
+
+GENERATION: Key = ("generation",)
+
+_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@recorded
+class PackedStorage(LazyTensorStorage):
+    """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
+
+    A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
+    (``reshape`` them rather than ``view`` across the batch dimension). The columns are fixed by the first rows
+    written; rows with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and
+    refused if less is free.
+
+    A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds
+    ``generation``, int64: how often its slot has been written, so that a late priority update for a slot
+    that was reused meanwhile can be told apart.
+
+    Args:
+        capacity: rows.
+        device: where the rows are kept.
+        memmap: a directory for a scratch file that holds the rows, for buffers larger than memory; the file
+            disappears with the process (``save`` is what lasts).
+
+    Raises:
+        MemoryError: at the first rows, when the rows do not fit.
+        ValueError: ``capacity`` is not positive; ``memmap`` on another device than the CPU; columns that change.
+    """
+
+    def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity must be a positive number of transitions; got {capacity}")
+        if memmap is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
+        super().__init__(max_size=capacity, device=device)
+        self.capacity = capacity
+        self._memmap = memmap
+        self._layout: RowLayout | None = None
+        self._rows: Tensor | None = None
+        self._generation: Tensor | None = None
+        self._columns: list[_StoredColumn] | None = None
+        self._given_device = torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, 0 before the first rows fixed the columns."""
+        return 0 if self._rows is None else self._rows.numel() * WORD_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, padding included, 0 before the first rows."""
+        return 0 if self._layout is None else self._layout.row_bytes
+
+    @property
+    def all_rows(self) -> TensorDictBase:
+        """Every slot, written or not, as views: TensorDict ``[capacity]``; writing into it changes the storage."""
+        if self._storage is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        return self._storage
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Where each column lies in a row; ``None`` before the first rows."""
+        return self._layout
+
+    def generation_of(self, index: Tensor) -> Tensor:
+        """How often each slot has been written, int64 of the shape of ``index``."""
+        if self._generation is None:
+            return torch.zeros_like(index)
+        return self._generation[index]
+
+    def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
+        """Rows at ``index``.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]`` (one packed gather), or anything else that indexes a TensorDict.
+            extra: further entries of the TensorDict; for int64 indices.
+
+        Returns:
+            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise.
+        """
+        if self._layout is None or self._rows is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            return super().get(index)
+        rows = self._rows.index_select(0, index if index.ndim == 1 else index.flatten())
+        return self._layout.unpack(rows, index.shape, extra)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Writes transitions into slots and counts one more generation of each.
+
+        Args:
+            cursor: int, slice, range, or int64 ``[N]`` without duplicates.
+            data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` in it is ignored.
+
+        Raises:
+            ValueError: keys, shapes, dtypes or device are not those of the first rows; nothing is written.
+        """
+        if isinstance(data, list):
+            data = torch.stack(data)
+        if isinstance(cursor, int):
+            data, cursor = data.unsqueeze(0), slice(cursor, cursor + 1)
+        slots = _as_slots(cursor)
+        values = self.checked_values(data)
+        if set_cursor:
+            self._set_last_cursor(cursor)
+        self.write(slots, values, grow=set_cursor)
+
+    def checked_values(self, data: TensorDictBase) -> list[Tensor]:
+        """The values of rows ``[N]`` in the order of the columns, once they are known to fit.
+
+        Raises:
+            ValueError: keys, shapes, dtypes or device are not those of the first rows.
+        """
+        if self._columns is None or self._layout is None:
+            self._init(data)
+            assert self._columns is not None and self._layout is not None
+        by_key: dict[Key, Tensor] = {}
+        if not _collect(data, self._layout.tree, by_key):
+            raise self._mismatch(data)
+        values = []
+        for column in self._columns:
+            value = by_key[column.key]
+            if value.dtype != column.dtype or value.shape[1:] != column.shape or value.device != self._given_device:
+                raise self._mismatch(data)
+            values.append(value.detach() if value.requires_grad else value)
+        return values
+
+    def write(self, slots: slice | Tensor, values: list[Tensor], *, grow: bool = True) -> None:
+        """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
+        assert self._columns is not None and self._generation is not None
+        for column, value in zip(self._columns, values, strict=True):
+            if column.array is not None and isinstance(slots, slice) and value.device.type == "cpu":
+                column.array[slots] = value.numpy()
+            else:
+                column.tensor[slots] = value.to(self._generation.device)
+        self._generation[slots] += 1
+        if grow:
+            highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+            self._len = max(self._len, highest)
+        self._bump_mutation_revision()
+
+    def _init(self, data: TensorDictBase) -> None:
+        leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
+        self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
+        self._given_device = data.get(leaves[0][0]).device
+
+    def _allocate(self, layout: RowLayout) -> None:
+        breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
+        words = layout.row_bytes // WORD_BYTES
+        device = torch.device(self.device)
+        self._rows = allocate_rows(self.capacity, words, device, self._memmap, breakdown)
+        self._layout = layout
+        self._given_device = device
+        self._storage = layout.unpack(self._rows, torch.Size([self.capacity]))
+        self._generation = self._storage.get("generation")
+        self._columns = [
+            _StoredColumn(key, column.dtype, column.shape, self._storage.get(key))
+            for key, column in layout.columns.items()
+            if key != GENERATION
+        ]
+        self.initialized = True
+
+    def _mismatch(self, data: TensorDictBase) -> ValueError:
+        assert self._layout is not None
+        given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
+        stored = {key: (column.dtype, tuple(column.shape)) for key, column in self._layout.columns.items()}
+        given.pop(GENERATION, None)
+        stored.pop(GENERATION)
+        different = [
+            f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
+            for name in sorted(stored.keys() | given.keys())
+            if stored.get(name) != given.get(name)
+        ] or [f"device: first {self._given_device}, now {data.get(next(iter(given))).device}"]
+        return ValueError(
+            "transitions must have the columns of the first ones stored; nothing was written. "
+            f"Different: {'; '.join(different)}. Convert them, or start a new buffer"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows written so far (a view, not a copy) and the layout that says what their bytes are."""
+        if self._layout is None or self._rows is None:
+            return {"capacity": self.capacity, "length": 0, "layout": None, "rows": None}
+        layout = self._layout.description()
+        return {"capacity": self.capacity, "length": self._len, "layout": layout, "rows": self._rows[: self._len]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: another capacity was saved; nothing is changed then.
+        """
+        if state_dict["capacity"] != self.capacity:
+            raise ValueError(
+                f"the saved storage has capacity {state_dict['capacity']} and this one {self.capacity}; "
+                "build the buffer with the saved capacity"
+            )
+        length = state_dict["length"]
+        self._empty()
+        if state_dict["layout"] is not None:
+            self._allocate(RowLayout.from_description(state_dict["layout"]))
+            assert self._rows is not None
+            self._rows[:length] = state_dict["rows"].to(self._rows.device)
+        self._len = length
+        self._bump_mutation_revision()
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))
+
+    def _empty(self) -> None:
+        self._len = 0
+        self._bump_mutation_revision()
+
+    def __repr__(self) -> str:
+        return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+
+
+def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
+    """Single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
+
+    Raises:
+        KeyError: a key is not stored; the message names the stored ones.
+    """
+    everything = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    columns = []
+    for key in keys:
+        column = everything.get(key, None)
+        if column is None:
+            stored = list(everything.keys(include_nested=True, leaves_only=True))
+            raise KeyError(f"no column {key!r} is stored; stored are {stored}")
+        columns.append(column[index])
+    return columns
+
+
+class _StoredColumn:
+    """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
+
+    def __init__(self, key: Key, dtype: torch.dtype, shape: torch.Size, tensor: Tensor) -> None:
+        self.key = key
+        self.dtype = dtype
+        self.shape = shape
+        self.tensor = tensor
+        has_array = tensor.device.type == "cpu" and dtype not in _WITHOUT_NUMPY
+        self.array: np.ndarray | None = tensor.numpy() if has_array else None
+
+
+def _collect(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key, Tensor]) -> bool:
+    """Fills ``by_key`` from ``data``; whether its keys are exactly those of ``tree``, a ``generation`` apart."""
+    entries = dict(data.items())
+    if (tree.keys() ^ entries.keys()) - {GENERATION[0]}:
+        return False
+    for name, node in tree.items():
+        if node == GENERATION:
+            continue
+        value = entries[name]
+        if isinstance(node, dict):
+            if not isinstance(value, TensorDictBase) or not _collect(value, node, by_key):
+                return False
+        elif not isinstance(value, Tensor):
+            return False
+        else:
+            by_key[node] = value
+    return True
+
+
+def _as_slots(cursor: Any) -> slice | Tensor:
+    if isinstance(cursor, range):
+        return slice(cursor.start, cursor.stop, cursor.step)
+    if isinstance(cursor, slice):
+        return cursor
+    return torch.as_tensor(cursor, dtype=torch.int64)

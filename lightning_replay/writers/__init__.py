@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where new transitions go, and which ones leave."""
+
+from __future__ import annotations
+
+from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+
+__all__ = ["FirstInFirstOutWriter"]
