@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class EpisodeLinks:
-    """Remembers for every slot the slot of the next step of the same episode: ``successor[slot]``, -1 when there is none.
+    """Remembers for every slot where the next step of its episode is: ``successor[slot]``, -1 when there is none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
     previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten,

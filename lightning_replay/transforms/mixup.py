@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convex combinations of two transitions, or of the two states of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+from torchrl.envs import Transform
+
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.seeded import Seeded
+
+MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
+
+#: Builds a TensorDict without checking shapes that follow from a checked one; falls back to the checked constructor.
+_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+
+def mixup_coefficients(concentration: float, count: int, generator: torch.Generator) -> Tensor:
+    """Draws ``count`` coefficients λ ~ Beta(concentration, concentration), float32, from ``generator``.
+
+    Exact for every concentration: with ν = 2 concentration, Bailey's T = sqrt(ν (U**(-2/ν) - 1)) cos(2 π V) has
+    Student's t distribution, and (1 + T / sqrt(ν + T²)) / 2 is Beta(ν/2, ν/2). Bailey 1994,
+    https://doi.org/10.2307/2153537. (torch's Beta takes no generator.)
+    """
+    uniform, angle = torch.rand((2, count), generator=generator, dtype=torch.float64, device=generator.device).unbind(0)
+    cosine = angle.mul_(2 * math.pi).cos_()
+    squared = uniform.pow_(-1 / concentration).sub_(1).mul_(cosine.square())
+    # 1 / sqrt(1 + 1/x) and not sqrt(x / (1 + x)): small concentrations overflow to infinity, which is right here.
+    distance = squared.reciprocal_().add_(1).rsqrt_()
+    return torch.copysign(distance, cosine).add_(1).mul_(0.5).float()
+
+
+@recorded
+class MixPairs(Seeded, Transform):
+    """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
+
+    Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
+    ``[B]``. Only floating leaves at or under ``keys`` are mixed, on raw values. All others (integers, bools,
+    ``generation``, ``trajectory``, ``priority_weight``, ``discount``, ...) are those of the first, ``index`` keeps
+    both. A pair is left as its first transition, bit for bit, when one of the two terminated, when their n-step
+    ``discount`` differs, or when the sampler paired a row with itself; truncated rows mix like any other.
+    Neighborhood Mixup Experience Replay, Sander et al. 2022, https://arxiv.org/abs/2205.09117.
+
+    Args:
+        mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
+        fraction: share of the pairs that are mixed at all, drawn per pair.
+        keys: what is mixed, where it is floating; a key stands for everything under it.
+        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+
+    Sampled keys:
+        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where the first is left untouched.
+
+    Raises:
+        ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
+
+    Example:
+        >>> pair = {"observation": torch.tensor([[[0.0], [1.0]]]), "action": torch.zeros(1, 2, 1)}
+        >>> pair["next"] = {"observation": torch.ones(1, 2, 1), "reward": torch.zeros(1, 2, 1)}
+        >>> pair["next"]["terminated"] = torch.zeros(1, 2, 1, dtype=torch.bool)
+        >>> batch = MixPairs(seed=0)(TensorDict(pair, [1, 2]))
+        >>> bool((batch["observation"].squeeze(1) == 1 - batch["mixup_coefficient"]).all())
+        True
+    """
+
+    def __init__(
+        self,
+        mixup_concentration: float = 0.75,
+        fraction: float = 1.0,
+        keys: Sequence[NestedKey] = MIXED_KEYS,
+        seed: int | None = None,
+    ) -> None:
+        _require_positive("mixup_concentration", mixup_concentration)
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"fraction is {fraction}; the share of mixed pairs must lie in [0, 1].")
+        super().__init__()
+        self._seed_generator(seed)
+        self.mixup_concentration = mixup_concentration
+        self.fraction = fraction
+        self._mixed_keys = {_as_path(key) for key in keys}
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Mixes a batch of pairs ``[B, 2]`` into a batch ``[B]``."""
+        size = tensordict.batch_size
+        if len(size) != 2 or size[1] != 2:
+            raise ValueError(
+                f"MixPairs got a batch of size {list(size)}; it mixes pairs, a batch of size [B, 2]. Use a sampler "
+                "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler."
+            )
+        untouched = self._untouched(tensordict)
+        coefficient = mixup_coefficients(self.mixup_concentration, size[0], self._rng).to(untouched.device)
+        coefficient = coefficient.masked_fill_(untouched, 1.0)
+        # A product with 0 does not remove the NaN or infinity of a partner. Asking costs a synchronisation on a GPU.
+        restores = untouched.device.type != "cpu" or bool(untouched.any())
+        mixing = _Mixing(coefficient, untouched if restores else None)
+        missing = set(self._mixed_keys)
+        mixed = self._mix(tensordict, (), False, mixing, missing)
+        if missing:
+            raise ValueError(
+                f"the batch has no {_listed(missing)}; MixPairs mixes {_listed(self._mixed_keys)}. "
+                "Name the keys of your transitions with keys=."
+            )
+        return mixed.set("mixup_coefficient", coefficient)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns the generator's state; TorchRL saves it with the buffer."""
+        return {"generator": self.generator_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`get_extra_state` returned."""
+        self.set_generator_state(state["generator"])
+
+    def _untouched(self, pairs: TensorDictBase) -> Tensor:
+        """Bool ``[B]``: the pairs of which only the first transition is used."""
+        terminated = pairs.get(("next", "terminated"), None)
+        if terminated is None:
+            raise ValueError(
+                'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
+                "Store terminated, truncated and done with every transition."
+            )
+        untouched = terminated.flatten(1).any(1)
+        discount = pairs.get("discount", None)
+        if discount is not None:
+            untouched = untouched | (discount[:, 0] != discount[:, 1]).flatten(1).any(1)
+        if self.fraction < 1.0:
+            generator = self._rng
+            drawn = torch.rand(untouched.shape, generator=generator, device=generator.device) >= self.fraction
+            untouched = untouched | drawn.to(untouched.device)
+        return untouched
+
+    def _mix(
+        self, node: TensorDictBase, path: tuple[str, ...], chosen: bool, mixing: _Mixing, missing: set[tuple[str, ...]]
+    ) -> TensorDictBase:
+        source: dict[str, Any] = {}
+        for name, value in node.items():
+            inner = (*path, name)
+            mixed = chosen or inner in self._mixed_keys
+            missing.discard(inner)
+            if isinstance(value, TensorDictBase):
+                source[name] = self._mix(value, inner, mixed, mixing, missing)
+            elif mixed and isinstance(value, Tensor) and value.is_floating_point():
+                source[name] = mixing(value)
+            else:
+                source[name] = value[:, 0]
+        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
+
+
+@recorded
+class MixStates(Seeded, Transform):
+    """Moves each state towards its next state: ``observation <- λ * observation + (1 - λ) * next observation``.
+
+    Nothing else changes, and terminal steps are no exception. λ ~ Beta(α, α), one per transition.
+    State mix-up of S4RL, Sinha et al. 2021, https://arxiv.org/abs/2103.06326.
+
+    Args:
+        mixup_concentration: α.
+        keys: the observations, each mixed with the entry of the same name under ``"next"``.
+        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+
+    Sampled keys:
+        mixup_coefficient: float32 ``[B]``, the weight of the state.
+
+    Raises:
+        ValueError: an observation is not floating.
+
+    Example:
+        >>> step = TensorDict({"observation": torch.zeros(2, 3), "next": {"observation": torch.ones(2, 3)}}, [2])
+        >>> batch = MixStates(seed=0)(step)
+        >>> bool((batch["observation"][:, 0] == 1 - batch["mixup_coefficient"]).all())
+        True
+    """
+
+    def __init__(
+        self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
+    ) -> None:
+        _require_positive("mixup_concentration", mixup_concentration)
+        super().__init__()
+        self._seed_generator(seed)
+        self.mixup_concentration = mixup_concentration
+        self._observation_paths = [_as_path(key) for key in keys]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
+        shape = tensordict.batch_size
+        coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
+        for path in self._observation_paths:
+            observation, following = tensordict.get(path), tensordict.get(("next", *path))
+            if not observation.is_floating_point():
+                raise ValueError(
+                    f"{path[-1]!r} has dtype {observation.dtype}; MixStates mixes floating observations. "
+                    "Convert it before it is stored, or name other keys with keys=."
+                )
+            weight = coefficient.to(observation).reshape(shape + (1,) * (observation.ndim - len(shape)))
+            tensordict.set(path, torch.lerp(following, observation, weight))
+        return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns the generator's state; TorchRL saves it with the buffer."""
+        return {"generator": self.generator_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`get_extra_state` returned."""
+        self.set_generator_state(state["generator"])
+
+
+class _Mixing:
+    """Mixes one leaf ``[B, 2, ...]`` into ``[B, ...]``, the coefficients cast and reshaped once per kind of leaf."""
+
+    def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
+        self._coefficient = coefficient
+        self._untouched = untouched
+        self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
+
+    def __call__(self, pairs: Tensor) -> Tensor:
+        kind = (pairs.dtype, pairs.ndim)
+        if kind not in self._shaped:
+            shape = (-1,) + (1,) * (pairs.ndim - 2)
+            untouched = None if self._untouched is None else self._untouched.reshape(shape)
+            self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
+        weight, untouched = self._shaped[kind]
+        first, second = pairs.unbind(1)
+        # In this order a weight of 1 returns the first exactly, and so do two equal rows.
+        mixed = torch.lerp(second, first, weight)
+        return mixed if untouched is None else torch.where(untouched, first, mixed)
+
+
+def _as_path(key: NestedKey) -> tuple[str, ...]:
+    key = unravel_key(tuple(key) if isinstance(key, list) else key)
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _listed(paths: set[tuple[str, ...]]) -> str:
+    return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; a Beta distribution needs a finite number above 0. The default is 0.75.")

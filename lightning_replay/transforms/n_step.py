@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""n-step transitions formed before they are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import Transform
+
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns
+from lightning_replay.recorded import recorded
+
+TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
+
+
+@recorded
+class NStepTransitions(Transform):
+    """Stores ``(s_t, a_t, sum of discount**i * r_{t+i} for i < n, s_{t+n})`` instead of single steps.
+
+    A transition is formed n - 1 steps later, so ``extend`` may store fewer rows than it was given, or none; at the end
+    of an episode the remaining ones are formed shorter. Everything under ``"next"`` but the reward is that of the last
+    step used: after truncation the bootstrap is from the last observation, after termination there is none. Rows of
+    several running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids
+    they are one environment in order. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without
+    the delay; use this transform in other buffers, or where what is stored must be final (retention by priority).
+    Use ``extend``, not ``add``: one step may form several transitions.
+
+    Args:
+        n_steps: n, longest return.
+        discount: γ.
+
+    Stored keys:
+        discount: float32 ``[N, 1]``, γ to the power of the steps used, 0 where the last one terminated.
+        steps_to_next_obs: int64 ``[N, 1]``, the steps used, 1 to n.
+
+    Example:
+        >>> steps = TensorDict({"observation": torch.arange(3.0), "next": {
+        ...     "observation": torch.arange(1.0, 4.0), "reward": torch.ones(3, 1),
+        ...     "terminated": torch.zeros(3, 1, dtype=torch.bool), "done": torch.zeros(3, 1, dtype=torch.bool)}}, [3])
+        >>> formed = NStepTransitions(n_steps=2, discount=0.5).inv(steps)
+        >>> formed["next", "reward"].flatten(), formed["next", "observation"]
+        (tensor([1.5000, 1.5000]), tensor([2., 3.]))
+    """
+
+    def __init__(self, n_steps: int, discount: float) -> None:
+        if n_steps < 1:
+            raise ValueError(f"n_steps is {n_steps}; a return has at least one step. Pass n_steps >= 1.")
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount is {discount}; it must lie in [0, 1].")
+        super().__init__()
+        self.n_steps = n_steps
+        self.discount = discount
+        self._waiting: TensorDictBase | None = None
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns the batch as it is: what was stored is already formed."""
+        return tensordict
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
+        if tensordict.ndim != 1:
+            raise ValueError(
+                f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
+                "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
+            )
+        if self._waiting is not None:
+            tensordict = torch.cat([self._waiting, tensordict])
+        slots, steps_used, complete = self._follow(tensordict)
+        waiting = tensordict[~complete]
+        self._waiting = waiting if len(waiting) else None
+        return self._form(tensordict, complete, slots, steps_used)
+
+    def flush(self) -> TensorDictBase | None:
+        """Forms the waiting transitions from the steps there are, as when collection stops; None when none wait.
+
+        Their bootstrap is from the last observation there is. Store them with ``buffer.writer.extend``, which goes
+        round the transform.
+        """
+        if self._waiting is None:
+            return None
+        steps, self._waiting = self._waiting, None
+        slots, steps_used, complete = self._follow(steps)
+        return self._form(steps, torch.ones_like(complete), slots, steps_used)
+
+    def clear(self) -> None:
+        """Forgets the waiting steps."""
+        self._waiting = None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns the waiting steps; TorchRL saves them with the buffer."""
+        if self._waiting is None:
+            return {"length": 0, "waiting": {}}
+        return {"length": len(self._waiting), "waiting": self._waiting.to_dict()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`get_extra_state` returned."""
+        self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
+
+    def _follow(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each step: positions of the steps of its return ``[N, n]``, how many, and whether it is complete."""
+        done = steps.get(("next", "done")).flatten()
+        position = torch.arange(done.numel(), device=done.device)
+        links = EpisodeLinks(done.numel(), device=done.device)
+        links.write(position, _trajectory_of(steps), done)
+        slots, steps_used = links.chain(position, self.n_steps)
+        return slots, steps_used, (steps_used == self.n_steps) | done[slots[:, -1]]
+
+    def _form(
+        self, steps: TensorDictBase, complete: Tensor, slots: Tensor, steps_used: Tensor
+    ) -> TensorDictBase | None:
+        if not bool(complete.any()):
+            return None
+        slots, steps_used = slots[complete], steps_used[complete]
+        formed, following = steps[complete], steps.get("next")[slots[:, -1]]
+        reward = steps.get(("next", "reward"))
+        returns = n_step_returns(reward.flatten()[slots], steps_used, self.discount)
+        following.set("reward", returns.reshape(-1, *reward.shape[1:]))
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
+        formed.set("next", following)
+        formed.set("discount", remaining.float().unsqueeze(1))
+        return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))
+
+
+def _trajectory_of(steps: TensorDictBase) -> Tensor | None:
+    for key in TRAJECTORY_KEYS:
+        trajectory = steps.get(key, None)
+        if trajectory is not None:
+            return trajectory
+    return None
