@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drawn batch as RLlib's learner connectors read it: rows in columns behind the interface of an episode."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import tree
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+
+class TransitionBlock(SingleAgentEpisode):
+    """Unrelated transitions in one object that the learner connectors take for an episode.
+
+    They ask an episode for ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` only, and build rows
+    ``(observation, action, reward, next observation)`` of the answers. A block answers these two with its columns,
+    and everything that means time steps in a row with an error: row ``i + 1`` does not follow row ``i``. Only the last
+    row can be terminated or truncated, as in an episode.
+
+    Args:
+        name: identifies the block within one batch; contains an underscore (others RLlib renames).
+        observations, next_observations, actions: arrays ``[n, ...]``, or dicts and tuples of them.
+        rewards: ``[n]``.
+        outputs: further columns of the train batch, ``[n]`` each.
+        terminated, truncated: whether the last row is.
+
+    Example:
+        >>> block = TransitionBlock("rows_0", np.zeros((2, 3)), np.ones((2, 3)), np.array([0, 1]), np.zeros(2), {})
+        >>> block.get_observations(slice(1, 3)).tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(
+        self,
+        name: str,
+        observations: Any,
+        next_observations: Any,
+        actions: Any,
+        rewards: np.ndarray,
+        outputs: dict[str, np.ndarray],
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> None:
+        # The constructor of the base class would wrap every column in a lookback buffer.
+        self.id_ = name
+        self._columns = (observations, next_observations, actions, rewards)
+        self.extra_model_outputs = outputs
+        self.is_terminated, self.is_truncated = terminated, truncated
+        self.agent_id = self.module_id = self.multi_agent_episode_id = None
+        self._observation_space = self._action_space = None
+        self._start_time = self._last_step_time = self._last_added_observation = self._last_added_infos = None
+        self._custom_data = {}
+        self.t_started, self.t = 0, len(rewards)
+
+    def __len__(self) -> int:
+        return self.t
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plain arrays as arguments: pickle protocol 5 sends them out of band.
+        return TransitionBlock, (self.id_, *self._columns, self.extra_model_outputs, *self._ends())
+
+    def __repr__(self) -> str:
+        return f"TransitionBlock(id_={self.id_!r}, {self.t} rows)"
+
+    is_numpy = True
+    is_reset = True
+
+    def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
+        """Consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
+        start, stop, step = slice_.indices(self.t)
+        if step != 1:
+            self._refuse(f"slice with step {step}")
+        rows = np.s_[start:stop]
+        columns = [tree.map_structure(lambda array: array[rows], column) for column in self._columns]
+        outputs = {key: column[rows] for key, column in self.extra_model_outputs.items()}
+        ends = self._ends() if stop == self.t else (False, False)
+        return TransitionBlock(f"{self.id_}_{start}", *columns, outputs, *ends)
+
+    def to_numpy(self) -> TransitionBlock:
+        """The block itself: its columns are arrays."""
+        return self
+
+    def validate(self) -> None:
+        """Nothing to do: a block is built whole."""
+
+    def get_observations(self, indices: Any = None, **options: Any) -> Any:
+        """The observations of all rows, or, for ``slice(1, n + 1)``, their next observations."""
+        if indices == slice(1, self.t + 1) and not _active(options):
+            return self._columns[1]
+        return self._all_rows("get_observations", indices, options, self._columns[0])
+
+    def get_actions(self, indices: Any = None, **options: Any) -> Any:
+        """The actions of all rows."""
+        return self._all_rows("get_actions", indices, options, self._columns[2])
+
+    def get_rewards(self, indices: Any = None, **options: Any) -> Any:
+        """The rewards of all rows."""
+        return self._all_rows("get_rewards", indices, options, self._columns[3])
+
+    def get_infos(self, indices: Any = None, **options: Any) -> Any:
+        """An empty dict per row: infos are not stored."""
+        return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
+
+    def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
+        """One further column of all rows."""
+        return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
+
+    def get_return(self) -> float:
+        """Refused: the rewards of unrelated rows do not add up to a return."""
+        self._refuse("get_return()")
+
+    def get_state(self) -> dict[str, Any]:
+        """Refused: a block is a batch, not an episode to be stored."""
+        self._refuse("get_state()")
+
+    def _ends(self) -> tuple[bool, bool]:
+        return self.is_terminated, self.is_truncated
+
+    def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
+        if indices != slice(0, self.t) or _active(options):
+            given = "".join(f", {key}={value!r}" for key, value in options.items())
+            self._refuse(f"{method}({indices}{given})")
+        return column
+
+    def _refuse(self, request: str) -> NoReturn:
+        raise ValueError(
+            f"{request} was asked of a block of {self.t} rows that do not follow each other in time; a block answers "
+            f"slice(0, {self.t}), and slice(1, {self.t + 1}) for next observations. A connector that needs real "
+            'episodes works with replay_config(..., layout="rows").'
+        )
+
+
+def _active(options: dict[str, Any]) -> bool:
+    return any(value is not None and value is not False for value in options.values())
+
+
+def _refused(name: str) -> Any:
+    def method(self: TransitionBlock, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse(f"{name}(...)")
+
+    method.__doc__ = "Refused: a block cannot be changed or read as an episode."
+    return method
+
+
+for _name in (
+    *("add_env_reset", "add_env_step", "concat_episode", "cut", "get_data_dict", "get_sample_batch"),
+    *("set_observations", "set_actions", "set_rewards", "set_extra_model_outputs"),
+):
+    setattr(TransitionBlock, _name, _refused(_name))
+for _name in ("observations", "actions", "rewards", "infos"):
+    setattr(TransitionBlock, _name, property(_refused(_name)))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLlib's ``SingleAgentEpisode`` fragments to the columns of a replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.spaces.space_utils import batch as stack_structs
+
+from rllib_ext.columns import Columns
+from rllib_ext.fragments import Fragments
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+class EpisodeConverter:
+    """Turns the episodes of one ``add`` call into one TensorDict of transitions.
+
+    The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
+    module computed (what RLlib's own buffers store), not the unsquashed ones the environment got. Rewards are stored
+    as float32, everything else in the dtype of the first rows (:class:`Columns`).
+
+    Example:
+        >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
+        ...                              terminated=True, len_lookback_buffer=0)
+        >>> converter = EpisodeConverter()
+        >>> rows = converter.transitions([episode])
+        >>> rows["next", "observation"].tolist(), rows["action"].tolist(), rows["next", "terminated"].tolist()
+        ([[1.0, 1.0]], [1], [[True]])
+    """
+
+    def __init__(self) -> None:
+        self.fragments = Fragments()
+        self.observation: Columns | None = None
+        self.action: Columns | None = None
+
+    def transitions(self, episodes: Sequence[SingleAgentEpisode]) -> TensorDict | None:
+        """Rows that are new, in time order per trajectory; ``None`` when there are none.
+
+        Sampled keys:
+            observation, action, ("next", "observation"): as the spaces say, nested for Dict and Tuple spaces.
+            ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
+            trajectory: int64 ``[n]``.
+
+        Raises:
+            TypeError: an episode of several agents.
+            ValueError: rows that do not fit the first ones.
+        """
+        episodes = [episode for episode in episodes if self._has_steps(episode)]
+        if not episodes:
+            return None
+        structs = [_structs(episode) for episode in episodes]
+        observation = self.observation or Columns("observation", structs[0][0])
+        action = self.action or Columns("action", structs[0][1])
+        arrays = [(observation.flatten(first), action.flatten(second)) for first, second in structs]
+        # Nothing is remembered before everything fits: a fragment that was refused must not count as seen.
+        self.observation, self.action = observation, action
+        parts = [self._new_rows(episode, *columns) for episode, columns in zip(episodes, arrays, strict=True)]
+        parts = [part for part in parts if len(part["reward"])]
+        return _concatenate(parts, observation, action) if parts else None
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which :meth:`load_state` restores everything."""
+        spaces = {name: columns.state() for name, columns in self._columns().items() if columns is not None}
+        return {"fragments": self.fragments.state(), "columns": spaces}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
+        self.fragments.load_state(state["fragments"])
+        loaded = {name: Columns.from_state(part) for name, part in state["columns"].items()}
+        self.observation, self.action = loaded.get("observation"), loaded.get("action")
+
+    def _columns(self) -> dict[str, Columns | None]:
+        return {"observation": self.observation, "action": self.action}
+
+    @staticmethod
+    def _has_steps(episode: Any) -> bool:
+        if not isinstance(episode, SingleAgentEpisode):
+            raise TypeError(
+                f"got an episode of type {type(episode).__name__}; this buffer stores episodes of one agent "
+                "(SingleAgentEpisode). For multi-agent environments use RLlib's MultiAgentEpisodeReplayBuffer."
+            )
+        return len(episode) > 0
+
+    def _new_rows(self, episode: SingleAgentEpisode, observations: list[Any], actions: list[Any]) -> dict[str, Any]:
+        length = len(episode)
+        trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
+        return {
+            "observation": [array[first:-1] for array in observations],
+            "next": [array[first + 1 :] for array in observations],
+            "action": [array[first:] for array in actions],
+            "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
+            "ends": (bool(episode.is_terminated), bool(episode.is_truncated)),
+            "trajectory": trajectory,
+        }
+
+
+def _structs(episode: SingleAgentEpisode) -> tuple[Any, Any]:
+    """Observations ``[n + 1, ...]`` and actions ``[n, ...]`` without the lookback buffer, lists stacked."""
+    length = len(episode)
+    observations = episode.get_observations(slice(0, length + 1))
+    actions = episode.get_actions(slice(0, length))
+    return _stacked(observations), _stacked(actions)
+
+
+def _stacked(values: Any) -> Any:
+    return stack_structs(values) if isinstance(values, list) else values
+
+
+def _concatenate(parts: list[dict[str, Any]], observation: Columns, action: Columns) -> TensorDict:
+    import torch
+    from tensordict import TensorDict
+
+    def column(name: str, place: int) -> torch.Tensor:
+        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
+        return torch.from_numpy(np.concatenate([part[name][place] for part in parts]))
+
+    lengths = [len(part["reward"]) for part in parts]
+    last_rows = np.cumsum(lengths) - 1
+    ends = np.zeros((3, int(last_rows[-1]) + 1, 1), dtype=bool)
+    ends[:2, last_rows, 0] = np.asarray([part["ends"] for part in parts]).T
+    np.logical_or(ends[0], ends[1], out=ends[2])
+    following: dict[str, Any] = {
+        "reward": torch.from_numpy(np.concatenate([part["reward"] for part in parts])[:, None]),
+        **dict(zip(("terminated", "truncated", "done"), torch.from_numpy(ends), strict=True)),
+    }
+    rows: dict[str, Any] = {
+        "trajectory": torch.from_numpy(np.repeat([part["trajectory"] for part in parts], lengths)),
+        "next": following,
+    }
+    for place, leaf in enumerate(observation.leaves):
+        _put(rows, leaf.key, column("observation", place))
+        _put(following, leaf.key, column("next", place))
+    for place, leaf in enumerate(action.leaves):
+        _put(rows, leaf.key, column("action", place))
+    return TensorDict(rows, batch_size=[int(last_rows[-1]) + 1])
+
+
+def _put(rows: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
+    for name in key[:-1]:
+        rows = rows.setdefault(name, {})
+    rows[key[-1]] = value

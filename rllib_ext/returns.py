@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""n-step rows of the length RLlib asks for with every draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episode_tracker import EpisodeTracker
+from lightning_replay.episodes import bootstrap_discounts, n_step_returns
+from lightning_replay.replay import Replay
+from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.storage import read_columns
+
+
+class AskedReturns(Seeded, EpisodeTracker):
+    """Forms returns over ``n_step`` steps, or over a number drawn for each row from a closed interval.
+
+    RLlib says ``n_step`` and ``gamma`` when it samples, long after the buffer was built: call :meth:`ask` before each
+    draw. Where an episode, or what is stored of it, ends earlier, the return is shorter and ``steps_to_next_obs`` says
+    so; RLlib's own buffers draw another row instead, and so never start in the last ``n_step - 1`` steps of an episode.
+
+    Args:
+        seed: of the lengths drawn.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        EpisodeTracker.__init__(self, n_steps=1, discount=0.99)
+        self._seed_generator(seed)
+        self._shortest = 1
+
+    def ask(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:
+        """Takes the length and the discount of the next draws.
+
+        Raises:
+            ValueError: neither a number from 1 on nor two such numbers in order.
+        """
+        shortest, longest = (n_step, n_step) if isinstance(n_step, int) else tuple(n_step)
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"n_step must be at least 1, or two such numbers in order; got {n_step}")
+        self._shortest, self.n_steps, self.discount = shortest, longest, gamma
+
+    def follow(self, replay: Replay) -> None:
+        """Starts to link the rows of ``replay``; those already stored are linked now, oldest first."""
+        replay._episodes = self
+        stored = len(replay)
+        if stored:
+            start = replay._writer._cursor if stored == replay.capacity else 0
+            self.mark_update((torch.arange(stored) + start) % stored, replay._storage)
+
+    def draw(
+        self, data: TensorDictBase, index: Tensor, storage: Storage, n_steps: int, discount: float
+    ) -> TensorDictBase:
+        """Rows of the length asked for; see the base class for the keys."""
+        if self._shortest == self.n_steps:
+            return EpisodeTracker.draw(self, data, index, storage, n_steps, discount)
+        assert self.links is not None
+        slots, stored_steps = self.links.chain(index.flatten(), n_steps)
+        drawn = torch.randint(self._shortest, n_steps + 1, index.shape[:1], generator=self._generator)
+        drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
+        steps_used = torch.minimum(stored_steps, drawn.flatten())
+        last = slots.gather(1, steps_used.unsqueeze(1) - 1)
+        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+        following = storage.get(last.view(index.shape)).get("next")
+        shape = (*index.shape, 1)
+        returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
+        following.set("reward", returns.to(reward.dtype).view(shape))
+        data.set("next", following)
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
+        data.set("discount", remaining.to(torch.float32).view(shape))
+        data.set("steps_to_next_obs", steps_used.view(shape))
+        return data
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of links and generator."""
+        return {**super().state_dict(), "generator": self.generator_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        super().load_state_dict(state_dict, storage)
+        self.set_generator_state(state_dict["generator"])
