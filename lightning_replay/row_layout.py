@@ -52,8 +52,10 @@ class RowLayout:
         self.columns = {key: columns[key] for key, _, _ in leaves}
         self.row_bytes = -(-offset // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
         self.tree = _nest(self.columns)
-        self._groups = [_Group([columns[key] for key, dtype, _ in by_width if dtype == group], self.row_bytes)
-                        for group in dict.fromkeys(leaf[1] for leaf in by_width)]  # fmt: skip
+        dtypes = dict.fromkeys(column.dtype for column in columns.values())
+        self._groups = [
+            _Group([column for column in columns.values() if column.dtype == dtype], self.row_bytes) for dtype in dtypes
+        ]
 
     def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
         """The TensorDict whose leaves are views of packed rows.
@@ -136,13 +138,15 @@ def leaves_of(row: TensorDictBase) -> list[tuple[Key, torch.dtype, torch.Size]]:
     Raises:
         TypeError: a leaf is not a dense tensor of a fixed-size dtype.
     """
-    leaves = []
-    for key in row.keys(include_nested=True, leaves_only=True):
-        value = row.get(key)
-        if not isinstance(value, Tensor) or value.is_sparse or value.is_nested:
+    leaves: list[tuple[Key, torch.dtype, torch.Size]] = []
+    for name, value in row.items():
+        if isinstance(value, TensorDictBase):
+            leaves += [((name, *key), dtype, shape) for key, dtype, shape in leaves_of(value)]
+        elif not isinstance(value, Tensor) or value.is_sparse or value.is_nested:
             raise TypeError(
-                f"column {key!r} is a {type(value).__name__}; a packed row holds dense tensors of a fixed shape. "
+                f"column {name!r} is a {type(value).__name__}; a packed row holds dense tensors of a fixed shape. "
                 "Leave the column out, or use one of TorchRL's storages"
             )
-        leaves.append((key if isinstance(key, tuple) else (key,), value.dtype, value.shape))
+        else:
+            leaves.append(((name,), value.dtype, value.shape))
     return leaves

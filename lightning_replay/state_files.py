@@ -62,7 +62,8 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name or "tensor"] = value
         return {"$tensor": name or "tensor"}
     if isinstance(value, Mapping):
-        return {"$dict": {str(key): _split(item, f"{name}.{key}" if name else str(key), tensors) for key, item in value.items()}}
+        prefix = f"{name}." if name else ""
+        return {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_split(item, f"{name}.{position}", tensors) for position, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):

@@ -159,13 +159,13 @@ class PackedStorage(LazyTensorStorage):
         self._generation[slots] += 1
         if grow:
             highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-            self._len = max(self._len, highest)
+            self._len = max(len(self), highest)
         self._bump_mutation_revision()
 
     def _init(self, data: TensorDictBase) -> None:
         leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
-        self._given_device = data.get(leaves[0][0]).device
+        self._given_device = data.get(leaves[0][0]).device if leaves else self._given_device
 
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"

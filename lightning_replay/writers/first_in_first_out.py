@@ -57,7 +57,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         index = torch.arange(start, start + kept, device=storage.device)
         if until_end < kept:
             index %= capacity
-        self._mark_update_entities(index)
+        for buffer in storage._attached_entities:
+            buffer.mark_update(index)
         return index
 
     def add(self, data: TensorDictBase) -> Tensor | int:
@@ -86,4 +87,3 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
         self.load_state_dict(read_state(path))
-

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transitions that the tests store: numbered, so that a row is recognised wherever it turns up."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+
+
+def numbered_steps(first: int, count: int, *, done_every: int = 0, trajectory: int | None = None) -> TensorDict:
+    """Transitions ``[count]``; row i has ``observation = number``, reward ``number`` and next observation ``number + 1``."""
+    number = torch.arange(first, first + count, dtype=torch.float32).unsqueeze(1)
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    if done_every:
+        done = (number + 1) % done_every == 0
+    steps = TensorDict(
+        {
+            "observation": number.expand(-1, 3).clone(),
+            "action": torch.rand(count, 2) * 2 - 1,
+            "next": {
+                "observation": number.expand(-1, 3) + 1,
+                "reward": number.clone(),
+                "terminated": done.clone(),
+                "truncated": torch.zeros(count, 1, dtype=torch.bool),
+                "done": done,
+            },
+        },
+        [count],
+    )
+    if trajectory is not None:
+        steps["trajectory"] = torch.full((count,), trajectory)
+    return steps

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os.path
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_replay.recorded import NotRebuildableError, build, describe, recorded
+
+
+@recorded
+class Wheel:
+    def __init__(self, spokes: int = 8, *, rim: object = None) -> None:
+        self.spokes = spokes
+        self.rim = rim
+
+
+class Tyre(Wheel):
+    pass
+
+
+@recorded
+class Bicycle:
+    def __init__(self, front: Wheel, back: Wheel, bell=os.path.join, options: dict | None = None) -> None:
+        self.front, self.back, self.bell, self.options = front, back, bell, options
+
+
+def test_arguments_are_remembered_defaults_included() -> None:
+    assert Wheel(rim="thin").init_arguments == {"spokes": 8, "rim": "thin"}
+
+
+def test_a_tree_of_objects_is_built_again_from_json() -> None:
+    options = {"pair": (1, 2), "device": torch.device("cpu"), "path": Path("x"), "list": [None, True]}
+    bicycle = Bicycle(Wheel(3), Tyre(rim=os.path.basename), options=options)
+    again = build(json.loads(json.dumps(describe(bicycle))))
+    assert (again.front.spokes, type(again.back), again.back.rim) == (3, Tyre, os.path.basename)
+    assert again.options == {**options, "path": "x"}
+    assert again.bell is os.path.join
+
+
+@pytest.mark.parametrize("option", [lambda x: x, object(), torch.zeros(2)])
+def test_what_has_no_import_path_is_saved_but_not_built(option) -> None:
+    description = json.loads(json.dumps(describe(Wheel(rim=option))))
+    with pytest.raises(NotRebuildableError, match=r"replay\.rim .*replay\.load\(path\)"):
+        build(description)
+
+
+def test_only_recorded_classes_are_called() -> None:
+    with pytest.raises(NotRebuildableError):
+        build({"class": "subprocess:Popen", "arguments": {"args": ["true"]}})
+    with pytest.raises(NotRebuildableError):
+        build({"class": "os:system", "arguments": {"command": "true"}})
+
+
+def test_a_module_that_is_gone_is_named() -> None:
+    with pytest.raises(NotRebuildableError, match="no_such_module:thing"):
+        build({"import": "no_such_module:thing"})

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import TensorDictReplayBuffer
+
+from lightning_replay.storage import PackedStorage, read_columns
+from tests.transitions import numbered_steps
+
+MIXED = {
+    "observation": {"pixels": torch.randint(255, (6, 2, 4, 4), dtype=torch.uint8), "speed": torch.randn(6, 3)},
+    "action": torch.arange(6),
+    "mask": torch.rand(6, 5) > 0.5,
+    "weight": torch.randn(6).double(),
+    "half": torch.randn(6, 2).to(torch.bfloat16),
+    "next": {"reward": torch.randn(6, 1)},
+}
+
+
+def filled(rows: TensorDict, capacity: int = 10) -> PackedStorage:
+    storage = PackedStorage(capacity)
+    storage.set(slice(0, rows.shape[0]), rows)
+    return storage
+
+
+def test_every_dtype_and_shape_comes_back_bit_for_bit() -> None:
+    rows = TensorDict(MIXED, [6])
+    storage = filled(rows)
+    index = torch.tensor([5, 0, 3, 3])
+    drawn = storage.get(index)
+    assert (drawn.exclude("generation") == rows[index]).all()
+    for key in rows.keys(True, True):
+        assert drawn[key].dtype == rows[key].dtype, key
+        assert drawn[key].shape == (4, *rows[key].shape[1:]), key
+
+
+def test_pairs_are_gathered_in_one_piece() -> None:
+    rows = TensorDict(MIXED, [6])
+    drawn = filled(rows).get(torch.tensor([[0, 5], [2, 2], [4, 1]]))
+    assert drawn.shape == (3, 2)
+    assert (drawn[:, 1].exclude("generation") == rows[torch.tensor([5, 2, 1])]).all()
+
+
+def test_drawn_rows_are_copies_and_grow_no_graph() -> None:
+    rows = numbered_steps(0, 4)
+    rows["observation"].requires_grad_(True)
+    storage = filled(rows)
+    drawn = storage.get(torch.tensor([1]))
+    assert not drawn["observation"].requires_grad
+    drawn["observation"].fill_(99.0)
+    assert storage.get(torch.tensor([1]))["observation"][0, 0] == 1
+
+
+def test_generation_counts_the_writes_of_each_slot() -> None:
+    storage = filled(numbered_steps(0, 4))
+    storage.set(torch.tensor([1, 2]), numbered_steps(10, 2))
+    assert storage.generation_of(torch.arange(5)).tolist() == [1, 2, 2, 1, 0]
+    storage._empty()
+    storage.set(slice(0, 1), numbered_steps(0, 1))
+    assert storage.generation_of(torch.tensor([0])).item() == 2, "a slot's generation survives emptying"
+
+
+def test_rows_are_aligned_and_bytes_are_exact() -> None:
+    storage = filled(numbered_steps(0, 4), capacity=100)
+    #        observation 12 + action 8 + next observation 12 + reward 4 + 3 flags + generation 8 = 47 -> 64
+    assert storage.row_bytes == 64
+    assert storage.nbytes == 6_400 == storage._rows.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda rows: rows.exclude("action"), "action"),
+        (lambda rows: rows.set("extra", torch.zeros(2)), "extra"),
+        (lambda rows: rows.set("observation", torch.zeros(2, 4)), "observation"),
+        (lambda rows: rows.set("action", torch.zeros(2, 2, dtype=torch.int64)), "action"),
+        (lambda rows: rows.set(("next", "reward"), torch.zeros(2, 1).double()), "next/reward"),
+        (lambda rows: rows.to("meta"), "device"),
+    ],
+)
+def test_columns_that_change_are_refused_and_nothing_is_written(change, named) -> None:
+    storage = filled(numbered_steps(0, 4))
+    before = storage._rows.clone()
+    with pytest.raises(ValueError, match=f"nothing was written.*{named}"):
+        storage.set(slice(4, 6), change(numbered_steps(4, 2)))
+    assert torch.equal(before, storage._rows)
+    assert len(storage) == 4
+
+
+def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
+    storage = PackedStorage(10**12)
+    with pytest.raises(MemoryError, match=r"needs 64,000,000,000,000 bytes .* are free"):
+        storage.set(slice(0, 1), numbered_steps(0, 1))
+    assert storage.nbytes == 0
+
+
+def test_bad_arguments_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="positive.*got 0"):
+        PackedStorage(0)
+    with pytest.raises(ValueError, match="device='cpu'"):
+        PackedStorage(10, device="cuda", memmap=str(tmp_path))
+    with pytest.raises(RuntimeError, match="call extend first"):
+        PackedStorage(10).get(torch.tensor([0]))
+    with pytest.raises(TypeError, match="dense tensors"):
+        PackedStorage(10).set(slice(0, 1), TensorDict({"text": "words"}, [1]))
+    with pytest.raises(KeyError, match="no column 'colour'"):
+        read_columns(filled(numbered_steps(0, 2)), torch.tensor([0]), ["colour"])
+
+
+def test_memory_mapped_rows_equal_those_in_memory_and_leave_no_file(tmp_path) -> None:
+    storage = PackedStorage(10, memmap=str(tmp_path))
+    rows = TensorDict(MIXED, [6])
+    storage.set(slice(0, 6), rows)
+    assert (storage.get(torch.arange(6)).exclude("generation") == rows).all()
+    assert list(tmp_path.iterdir()) == [], "the scratch file has no name, so nothing is left behind"
+
+
+def test_serves_torchrls_own_buffer() -> None:
+    replay = TensorDictReplayBuffer(storage=PackedStorage(8), batch_size=16)
+    replay.extend(numbered_steps(0, 12))
+    numbers = set(replay.sample()["observation"][:, 0].int().tolist())
+    assert numbers <= set(range(4, 12))
+    assert replay[2:4].shape == (2,)
+
+
+def test_a_row_at_an_int_slot() -> None:
+    storage = PackedStorage(4)
+    storage.set(2, numbered_steps(7, 1)[0])
+    assert len(storage) == 3
+    assert storage[2]["observation"].tolist() == [7, 7, 7]
+
+
+def test_state_restores_rows_and_refuses_another_capacity() -> None:
+    storage = filled(numbered_steps(0, 4))
+    again = PackedStorage(10)
+    again.load_state_dict(storage.state_dict())
+    assert (again.get(torch.arange(4)) == storage.get(torch.arange(4))).all()
+    with pytest.raises(ValueError, match="capacity 10 and this one 11"):
+        PackedStorage(11).load_state_dict(storage.state_dict())

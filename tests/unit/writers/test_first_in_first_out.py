@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import torch
+
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
+from tests.transitions import numbered_steps
+
+
+def stored(replay: Replay) -> list[int]:
+    return replay.storage.get(torch.arange(len(replay)))["observation"][:, 0].int().tolist()
+
+
+def test_the_oldest_is_overwritten() -> None:
+    """Capacity 5:  0 1 2 | 3 4 5 6  ->  slots 5 6 2 3 4."""
+    replay = Replay(storage=PackedStorage(5), batch_size=2)
+    assert replay.extend(numbered_steps(0, 3)).tolist() == [0, 1, 2]
+    assert replay.extend(numbered_steps(3, 4)).tolist() == [3, 4, 0, 1]
+    assert stored(replay) == [5, 6, 2, 3, 4]
+    assert replay.writer.age_of(torch.arange(5)).tolist() == [1, 0, 4, 3, 2]
+
+
+def test_more_rows_than_slots_keep_the_last_ones() -> None:
+    replay = Replay(storage=PackedStorage(4), batch_size=2)
+    index = replay.extend(numbered_steps(0, 10))
+    assert sorted(stored(replay)) == [6, 7, 8, 9]
+    assert [stored(replay)[slot] for slot in index.tolist()] == [6, 7, 8, 9], "slots in the order of the rows"
+    replay.extend(numbered_steps(10, 1))
+    assert sorted(stored(replay)) == [7, 8, 9, 10]
+
+
+def test_single_transitions() -> None:
+    replay = Replay(storage=PackedStorage(3), batch_size=2)
+    for number in range(5):
+        replay.add(numbered_steps(number, 1)[0])
+    assert stored(replay) == [3, 4, 2]
+    assert replay.write_count == 5
