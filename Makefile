@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$candidate; break; fi; done)
 # One numerical thread per process: the tests run in two processes, and timings then do not depend on the machine.
-SINGLE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
+SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint typecheck bench bench-torchrl experiments clean

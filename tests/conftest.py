@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: one thread, fixed seeds, one worker process for the tests of a file and one for all of Ray's."""
+"""What every test shares: one thread, fixed seeds, one worker process for a file's tests and one for all of Ray's."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T5: inserting one and a thousand transitions with priorities into a full buffer of a million."""
+
+from __future__ import annotations
+
+import contenders
+import torch
+from peers import arguments, bursts, start_peers
+from timing import Table, burst_of
+from transitions import half_cheetah
+
+LIMITS = {1: 40, 1000: 60}
+
+
+def main() -> None:
+    """Measures and prints."""
+    torch.set_num_threads(1)
+    options = arguments(__doc__)
+    table = Table("Inserting")
+    peers = {} if options.no_peers else start_peers(table.missing, ("cpprb",))
+    replays = {"uniform": contenders.uniform(options.rows, 256)}
+    replays["prioritized"] = contenders.prioritized(options.rows, 256, "auto")
+    replays["prioritized, torch tree"] = contenders.prioritized(options.rows, 256, "torch")
+    theirs = {"torchrl uniform": contenders.torchrl_uniform(options.rows)}
+    try:
+        theirs["torchrl"] = contenders.torchrl_prioritized(options.rows)
+    except Exception as error:  # whatever its missing extension raises
+        table.missing["torchrl"] = f"its C++ extension does not load beside torch {torch.__version__}: {error}"[:200]
+    for count, limit in LIMITS.items():
+        work = f"insert {count}"
+        new = half_cheetah(count)
+        contestants = {name: burst_of(lambda b=buffer: b.extend(new)) for name, buffer in replays.items()}  # noqa: B023
+        contestants |= {name: burst_of(lambda b=buffer: b.extend(new)) for name, buffer in theirs.items()}  # noqa: B023
+        contestants |= bursts(peers, table.missing, "insert prioritized", rows=options.rows, batch_size=count)
+        table.measure(work, contestants, rounds=options.rounds)
+        times = table.times[work]
+        table.at_most(f"T5 {work}: microseconds on this machine, now", times["prioritized"], limit)
+        table.faster("T5", work, "prioritized", "torchrl", 8)
+        if "torchrl" not in times:
+            # Its prioritized buffer costs more than its uniform one, so this ratio is a lower bound.
+            table.faster("T5", work, "prioritized", "torchrl uniform", 8)
+    for peer in peers.values():
+        peer.close()
+    table.finish(save=options.save, name="insert")
+
+
+if __name__ == "__main__":
+    main()
