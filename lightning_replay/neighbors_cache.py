@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The neighbour list of every slot, kept up as rows come and go."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_replay.neighbors_search import PointTable, blocks_of
+
+_BLOCK = 4096  # lists worked on at once
+_NOT_STORED = -1.0
+
+
+class NeighborCache:
+    """For every slot its nearest other rows, with spare ones for when some are overwritten.
+
+    A list holds *every* stored row nearer than the slot's ``radius``, nearest first. An arriving row enters the
+    lists whose radius reaches it and pushes out the last of a full one, whose radius shrinks; a leaving row leaves
+    the radius as it is. So a list is exact for as long as ``num_neighbors`` rows are left in it.
+
+    Args:
+        table: the standardised rows.
+        num_neighbors: k; rows of a list that are drawn from.
+        num_candidates: rows of a list.
+    """
+
+    def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:
+        capacity, device = table.capacity, table._rows.device
+        self.table = table
+        self.num_neighbors = num_neighbors
+        self.num_candidates = num_candidates
+        self.slot = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
+        self.distance = torch.full((capacity, num_candidates), torch.inf, device=device)
+        self.radius = torch.full((capacity,), _NOT_STORED, device=device)
+        # Rows to draw from; a float because it multiplies the uniform draw.
+        self.choices = torch.zeros(capacity, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the lists."""
+        return self.slot.nbytes + self.distance.nbytes + self.radius.nbytes + self.choices.nbytes
+
+    def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
+        """One of the nearest rows of each of ``index`` ``[B]``, by numbers in [0, 1); ``capacity`` for none."""
+        position = (uniform * self.choices.index_select(0, index)).long().add_(index, alpha=self.num_candidates)
+        return self.slot.view(-1).index_select(0, position).long()
+
+    def put(self, slots: Tensor, distance: Tensor, slot: Tensor) -> None:
+        """Replaces the lists of ``slots`` ``[n]`` by sorted ones ``[n, M]``; the radius is left alone."""
+        stored = distance.isfinite()
+        self.distance[slots] = distance
+        self.slot[slots] = slot.masked_fill(~stored, self.table.capacity).int()
+        self.choices[slots] = stored.sum(1).clamp_(max=self.num_neighbors).float()
+
+    def suspend(self, slots: Tensor) -> None:
+        """Lets nothing enter the lists of ``slots``, until :meth:`complete`."""
+        self.radius[slots] = _NOT_STORED
+
+    def complete(self, slots: Tensor) -> None:
+        """Says that the lists of ``slots`` are fresh from a search of all rows."""
+        self.radius[slots] = self.distance[slots, -1]
+
+    def drop(self, leaving: Tensor, limit: int) -> None:
+        """Takes the slots marked in ``leaving`` (bool ``[capacity + 1]``) out of the lists below ``limit``."""
+        entries = self.slot[:limit]
+        hit = leaving.index_select(0, entries.flatten()).nonzero().squeeze(1)
+        slots = (hit // self.num_candidates).unique_consecutive()
+        for block in blocks_of(slots, _BLOCK):
+            kept = self.slot[block]
+            distance = self.distance[block].masked_fill(leaving[kept.long()], torch.inf)
+            distance, order = distance.sort(dim=1, stable=True)
+            self.put(block, distance, kept.gather(1, order))
+
+    def enter(self, arriving: Tensor, closest: Tensor) -> None:
+        """Enters the rows ``arriving`` ``[q]`` into the lists that they are near to.
+
+        Args:
+            arriving: slots, at present in no list but possibly each other's.
+            closest: for each slot its squared distance to the closest of them, ``[limit]``.
+        """
+        reached = closest.clamp_(min=0) < self.radius[: len(closest)]
+        for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
+            radius = self.radius[block]
+            distance = self.table.cross_distances(block, arriving)
+            distance = distance.masked_fill_(distance >= radius.unsqueeze(1), torch.inf)
+            distance = torch.cat([self.distance[block], distance], 1)
+            slot = torch.cat([self.slot[block], arriving.int().expand(len(block), -1)], 1)
+            kept, position = distance.topk(self.num_candidates, dim=1, largest=False)
+            pushed_out = distance.isfinite().sum(1) > self.num_candidates
+            self.put(block, kept, slot.gather(1, position))
+            self.radius[block] = torch.where(pushed_out, kept[:, -1], radius)
+
+    def rerank(self, slots: Tensor) -> None:
+        """Measures the lists of ``slots`` anew after a restandardisation and scales each radius by its own list."""
+        for block in blocks_of(slots, _BLOCK):
+            slot, old = self.slot[block].long(), self.distance[block]
+            new = self.table.distances(block, slot)
+            growth = new.nan_to_num(posinf=0.0).sum(1) / old.nan_to_num(posinf=0.0).sum(1)
+            new, order = new.sort(dim=1)
+            self.put(block, new, slot.gather(1, order))
+            # Bounded, and 1 where a list is empty: an infinite radius, of a list that holds all rows, stays infinite.
+            self.radius[block] *= growth.nan_to_num(nan=1.0).clamp_(1e-6, 1e6)
+
+    def short(self, limit: int, required: int) -> Tensor:
+        """Slots below ``limit`` that are stored and have fewer than ``required`` rows to draw from."""
+        return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
+
+    def listed(self, slots: Tensor) -> Tensor:
+        """Which of ``slots`` have a list that rows may enter, bool ``[n]``."""
+        return self.radius[slots] >= 0
+
+    def state_dict(self, limit: int) -> dict[str, Tensor]:
+        """Lists below ``limit``."""
+        return {name: getattr(self, name)[:limit].clone() for name in ("slot", "distance", "radius", "choices")}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes up what :meth:`state_dict` returned."""
+        for name, saved in state.items():
+            getattr(self, name)[: len(saved)] = saved

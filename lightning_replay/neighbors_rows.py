@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The features of every stored row, as they came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_replay.neighbors_standardization import Standardization
+
+
+class FeatureRows:
+    """Features by slot, checked at the door, with the standardisation that follows them.
+
+    Width, dtype and device are those of the first rows written; integers become float32.
+
+    Args:
+        capacity: slots.
+    """
+
+    features: Tensor
+    stored: Tensor
+    standardization: Standardization
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.width = 0
+        self.limit = 0  # one more than the highest slot ever written
+
+    def __len__(self) -> int:
+        return self.standardization.count if self.width else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; 0 before the first write."""
+        return self.features.nbytes + self.stored.nbytes if self.width else 0
+
+    def write(self, index: Tensor, features: Tensor) -> Tensor:
+        """Stores ``features`` ``[n, d]`` at the slots ``index`` ``[n]`` and returns those that held other rows."""
+        features = features.to(self.features)
+        held = index[self.stored[index]]
+        self.standardization.replace(self.features[held], features)
+        self.stored[index] = True
+        self.features[index] = features
+        self.limit = max(self.limit, int(index.max()) + 1)
+        return held
+
+    def slots(self) -> Tensor:
+        """Stored slots in rising order, int64 ``[N]``."""
+        return self.stored[: self.limit].nonzero().squeeze(1)
+
+    def refit(self) -> Tensor:
+        """Refits the standardisation to all rows and returns their slots."""
+        slots = self.slots()
+        self.standardization.refit(self.features[slots])
+        return slots
+
+    def standardized(self, slots: Tensor) -> Tensor:
+        """Rows ``[n, d]`` in the standardisation of the last refit, float32."""
+        return self.standardization.apply(self.features[slots])
+
+    def allocate(self, features: Tensor) -> None:
+        """Makes room for rows like ``features`` ``[n, d]``."""
+        self.width, device = features.shape[1], features.device
+        dtype = features.dtype if features.is_floating_point() else torch.float32
+        self.features = torch.zeros(self.capacity, self.width, dtype=dtype, device=device)
+        self.stored = torch.zeros(self.capacity, dtype=torch.bool, device=device)
+        self.standardization = Standardization(self.width, device)
+
+    def check_write(self, index: Tensor, features: Tensor) -> None:
+        """Raises ValueError or IndexError for rows that cannot be stored."""
+        if features.ndim != 2 or index.shape != features.shape[:1]:
+            raise ValueError(
+                f"index has shape {list(index.shape)} and features {list(features.shape)}; accepted are [n] and [n, d]"
+            )
+        if self.width and features.shape[1] != self.width:
+            raise ValueError(
+                f"features are {features.shape[1]} wide and the rows stored {self.width}; "
+                "concatenate the same columns for every write, or call clear() first"
+            )
+        finite = features.isfinite().all(1)
+        if not bool(finite.all()):
+            raise ValueError(
+                f"features of slots {index[~finite.to(index.device)].tolist()} are NaN or infinite; "
+                "they must be finite. Nothing was stored."
+            )
+        self.check_range(index)
+        if len(index) > 1 and len(index.unique()) < len(index):
+            raise ValueError("index names a slot twice in one write; give each slot once, with the row it holds now")
+
+    def check_range(self, index: Tensor) -> None:
+        """Raises IndexError for slots that do not exist."""
+        if not index.numel():
+            return
+        lowest, highest = index.aminmax()
+        if int(lowest) < 0 or int(highest) >= self.capacity:
+            wrong = index[(index < 0) | (index >= self.capacity)].tolist()
+            raise IndexError(f"slots {wrong} do not exist; accepted are 0 to {self.capacity - 1}")
+
+    def check_stored(self, index: Tensor) -> None:
+        """Raises IndexError for slots that hold no row."""
+        self.check_range(index)
+        known = self.stored[index] if self.width else torch.zeros_like(index, dtype=torch.bool)
+        if not bool(known.all()):
+            raise IndexError(f"slots {index[~known].tolist()} hold no row; write them before drawing their partners")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows below the highest slot written, and the standardisation."""
+        if not self.width:
+            return {"limit": 0}
+        return {
+            "limit": self.limit,
+            "features": self.features[: self.limit].clone(),
+            "stored": self.stored[: self.limit].clone(),
+            "standardization": self.standardization.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` returned, after :meth:`allocate` and before any write."""
+        self.limit = int(state["limit"])
+        self.features[: self.limit] = state["features"]
+        self.stored[: self.limit] = state["stored"]
+        self.standardization.load_state_dict(state["standardization"])

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stored rows are nearest to given ones: exact in torch, or by a Faiss index."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+_GROUP = 32  # rows whose smallest distance is looked at first
+_BLOCK = 256  # queries of one product
+_DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
+
+
+class PointTable:
+    """Standardised rows, laid out so that one matrix product gives squared distances.
+
+    Row i is ``[z, |z|², 1]`` and a query is ``[-2z, 1, |z|²]``. A row that is not stored has an infinite square, so
+    it is infinitely far from everything. Row ``capacity`` is never stored: lists point there where they are short.
+
+    Args:
+        capacity: slots.
+        width: features of a row.
+        device: where the table lives and the search runs.
+    """
+
+    def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
+        self.capacity = capacity
+        self.width = width
+        self._rows = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
+        self._rows[:, width] = torch.inf
+        self._rows[:, width + 1] = 1
+        self._members = torch.arange(_GROUP, device=device)
+        # Distances of one tile stay in the processor's second cache; a GPU wants more work per call.
+        self._tile_elements = 2**18 if self._rows.device.type == "cpu" else 2**26
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._rows.nbytes
+
+    def place(self, slots: Tensor, points: Tensor) -> None:
+        """Stores the standardised rows ``points`` ``[n, d]`` at ``slots`` ``[n]``."""
+        square = points.square().sum(1, keepdim=True)
+        self._rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
+
+    def points(self, slots: Tensor) -> Tensor:
+        """Standardised rows ``[n, d]``."""
+        return self._rows.index_select(0, slots)[:, : self.width]
+
+    def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The ``count`` rows nearest to each of the stored rows ``slots``, itself left out.
+
+        Args:
+            slots: queries, int64 ``[q]``.
+            count: neighbours wanted.
+            limit: slots below it are searched.
+
+        Returns:
+            Squared distances ``[q, count]``, nearest first, infinite where there are fewer; their slots
+            ``[q, count]``; and for each searched slot its squared distance to the closest query ``[limit]``.
+        """
+        query = self._rows.index_select(0, slots)
+        point, square, one = query.split([self.width, 1, 1], 1)
+        factors = torch.cat([-2 * point, one, square], 1).T
+        table = self._rows[: _whole_groups(limit)]
+        closest, group_minimum = [], []
+        tile = max(_GROUP, self._tile_elements // len(slots) // _GROUP * _GROUP)
+        for rows in table.split(tile):
+            distance = rows @ factors
+            closest.append(distance.amin(1))
+            group_minimum.append(distance.view(-1, _GROUP, len(slots)).amin(1))
+        distance, slot = self._best_of_groups(slots, point, torch.cat(group_minimum).T.contiguous(), count)
+        return distance, slot, torch.cat(closest)[:limit]
+
+    def _best_of_groups(self, slots: Tensor, point: Tensor, minimum: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        # The count + 1 nearest rows, the query among them, lie in the count + 1 groups of the smallest minima.
+        number = min(count + 1, minimum.shape[1])
+        group = minimum.topk(number, dim=1, largest=False, sorted=False).indices
+        member = (group.unsqueeze(2) * _GROUP + self._members).flatten(1)
+        distance = self._direct(point, member)
+        distance = distance.masked_fill(member == slots.unsqueeze(1), torch.inf)
+        distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)
+        slot = member.gather(1, position)
+        missing = (0, count - slot.shape[1])
+        return functional.pad(distance, missing, value=torch.inf), functional.pad(slot, missing, value=self.capacity)
+
+    def _direct(self, point: Tensor, member: Tensor) -> Tensor:
+        # By differences: the products above have lost the digits that tell very close rows apart.
+        rows = self._rows.index_select(0, member.flatten()).view(*member.shape, -1)
+        distance = (rows[..., : self.width] - point.unsqueeze(1)).square_().sum(-1)
+        return distance.masked_fill_(rows[..., self.width].isinf(), torch.inf)
+
+    def distances(self, slots: Tensor, others: Tensor) -> Tensor:
+        """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to ``others`` ``[n, m]``."""
+        return self._direct(self.points(slots), others)
+
+    def cross_distances(self, slots: Tensor, others: Tensor) -> Tensor:
+        """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to each of ``others`` ``[m]``."""
+        mode = "donot_use_mm_for_euclid_dist"
+        return torch.cdist(self.points(slots), self.points(others), compute_mode=mode).square_()
+
+
+class ExactSearch:
+    """Compares every pair of rows, in blocks; CPU or CUDA as the table."""
+
+    def neighbors(self, table: PointTable, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and slots ``[N, count]`` of the neighbours of ``slots``, which are all stored rows."""
+        blocks = [table.nearest(block, count, limit)[:2] for block in slots.split(_BLOCK)]
+        distance, slot = zip(*blocks, strict=True)
+        return torch.cat(distance), torch.cat(slot)
+
+
+class FaissSearch:
+    """Builds a Faiss index over all rows and asks it for all of them; on the GPU where the table is on one.
+
+    Args:
+        inverted_file: cells of similar rows, of which the nearest ones are searched: faster above about 100,000
+            rows and no longer exact. Otherwise a flat, exact index.
+        searched_share: share of the cells searched.
+    """
+
+    def __init__(self, inverted_file: bool, searched_share: float = 0.1) -> None:
+        self._faiss = _import_faiss()
+        self.inverted_file = inverted_file
+        self.searched_share = searched_share
+
+    def neighbors(self, table: PointTable, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and slots ``[N, count]`` of the neighbours of ``slots``, which are all stored rows."""
+        points = table.points(slots)
+        index = self._index(points)
+        blocks = []
+        for start in range(0, len(slots), 4096):
+            found_distance, found = index.search(points[start : start + 4096].cpu().numpy(), count + 1)
+            distance = torch.from_numpy(found_distance).to(points.device)
+            position = torch.from_numpy(found).to(points.device)
+            itself = torch.arange(start, start + len(position), device=points.device).unsqueeze(1)
+            distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
+            distance, order = distance.topk(count, dim=1, largest=False)
+            slot = slots[position.gather(1, order).clamp_(min=0)].masked_fill(distance.isinf(), table.capacity)
+            blocks.append((distance, slot))
+        distances, found_slots = zip(*blocks, strict=True)
+        return torch.cat(distances), torch.cat(found_slots)
+
+    def _index(self, points: Tensor):  # type: ignore[no-untyped-def]  # Faiss has no types
+        faiss, (number, width) = self._faiss, points.shape
+        index = faiss.IndexFlatL2(width)
+        # Faiss asks for 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
+        cells = min(round(4 * number**0.5), number // 39)
+        if self.inverted_file and cells >= 8:
+            index = faiss.IndexIVFFlat(index, width, cells)
+            index.nprobe = max(1, round(self.searched_share * cells))
+        if points.device.type == "cuda":
+            if not hasattr(faiss, "StandardGpuResources"):
+                raise ImportError(_faiss_missing("the installed Faiss has no GPU support", "faiss-gpu"))
+            index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
+        rows = points.cpu().contiguous().numpy()
+        if not index.is_trained:
+            index.train(rows)
+        index.add(rows)
+        return index
+
+
+def search_by_name(backend: str) -> ExactSearch | FaissSearch:
+    """The search called ``"exact"``, ``"faiss_flat"`` or ``"faiss_ivf"``."""
+    if backend == "exact":
+        return ExactSearch()
+    if backend in ("faiss_flat", "faiss_ivf"):
+        return FaissSearch(inverted_file=backend == "faiss_ivf")
+    raise ValueError(f"backend is {backend!r}; accepted are 'exact', 'faiss_flat' and 'faiss_ivf'")
+
+
+def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The definition: distances by differences in float64, every row compared.
+
+    Args:
+        rows: stored rows ``[N, d]``.
+        std: of the features ``[d]``; those with 0 are ignored.
+        index: positions of the queries in ``rows``, int64 ``[q]``; each is left out of its own neighbours.
+        count: neighbours wanted, at most ``N - 1``.
+
+    Returns:
+        Distances ``[q, count]``, nearest first, and positions ``[q, count]``.
+    """
+    scale = torch.where(std > 0, 1 / std, 0.0)
+    points = (rows.double() - rows[0].double()) * scale
+    blocks = []
+    for block in index.split(max(1, _DIRECT_ELEMENTS // len(rows))):
+        distance = torch.cdist(points[block], points, compute_mode="donot_use_mm_for_euclid_dist")
+        distance.scatter_(1, block.unsqueeze(1), torch.inf)
+        blocks.append(distance.topk(count, dim=1, largest=False))
+    return torch.cat([block.values for block in blocks]), torch.cat([block.indices for block in blocks])
+
+
+def blocks_of(slots: Tensor, length: int) -> tuple[Tensor, ...]:
+    """``slots`` in blocks of at most ``length``; none where there are no slots."""
+    return slots.split(length) if len(slots) else ()
+
+
+def _whole_groups(rows: int) -> int:
+    return -(-rows // _GROUP) * _GROUP
+
+
+def _faiss_missing(reason: str, extra: str) -> str:
+    return f"{reason}; run: pip install 'lightning-replay[{extra}]', or use backend='exact'"
+
+
+def _import_faiss() -> ModuleType:
+    try:
+        import faiss
+    except ImportError as error:
+        extra = "faiss-gpu" if torch.cuda.is_available() else "faiss-cpu"
+        raise ImportError(_faiss_missing("Faiss is not installed", extra)) from error
+    return faiss
