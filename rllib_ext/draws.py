@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
         [0, 2, 1, 3]
     """
     starts = np.cumsum([0, *lengths])
-    spans = [_Span(np.arange(start, stop)) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
     shards = ShardEpisodesIterator(spans, num_shards=num_learners)
     return np.concatenate([span.rows for shard in shards for span in shard])
 

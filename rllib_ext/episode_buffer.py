@@ -152,7 +152,9 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         if not self.replay.is_prioritized:
             return
         if self._drawn is None:
-            raise ValueError("update_priorities got TD errors, but nothing was drawn since the last update; sample first")
+            raise ValueError(
+                "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
+            )
         import torch
 
         td_error = torch.as_tensor(np.asarray(priorities)).reshape(-1)

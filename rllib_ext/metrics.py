@@ -10,15 +10,22 @@ from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 # counter -> (key of the sum since the last call, key of the sum over the whole run)
-_SUMS: dict[str, tuple[Any, Any]] = {
+_SUMS: dict[str, tuple[str, str]] = {
     "steps_added": (keys.NUM_ENV_STEPS_ADDED, keys.NUM_ENV_STEPS_ADDED_LIFETIME),
     "steps_evicted": (keys.NUM_ENV_STEPS_EVICTED, keys.NUM_ENV_STEPS_EVICTED_LIFETIME),
     "steps_sampled": (keys.NUM_ENV_STEPS_SAMPLED, keys.NUM_ENV_STEPS_SAMPLED_LIFETIME),
     "episodes_added": (keys.NUM_EPISODES_ADDED, keys.NUM_EPISODES_ADDED_LIFETIME),
 }
-_AGENT_SUMS = {
-    "steps_added": (keys.NUM_AGENT_STEPS_ADDED_LIFETIME, keys.NUM_MODULE_STEPS_ADDED_LIFETIME),
-    "steps_sampled": (keys.NUM_AGENT_STEPS_SAMPLED_LIFETIME, keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME),
+# further sums over the whole run, by agent and by module
+_SUMS_BY_NAME: dict[str, tuple[tuple[str, str], ...]] = {
+    "steps_added": (
+        (keys.NUM_AGENT_STEPS_ADDED_LIFETIME, DEFAULT_AGENT_ID),
+        (keys.NUM_MODULE_STEPS_ADDED_LIFETIME, DEFAULT_MODULE_ID),
+    ),
+    "steps_sampled": (
+        (keys.NUM_AGENT_STEPS_SAMPLED_LIFETIME, DEFAULT_AGENT_ID),
+        (keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME, DEFAULT_MODULE_ID),
+    ),
 }
 
 
@@ -45,8 +52,8 @@ class BufferMetrics:
             amount = self.totals[counter] - self._logged[counter]
             log(key, amount, reduce="sum")
             log(lifetime_key, amount, reduce="lifetime_sum")
-            for agent_key, name in zip(_AGENT_SUMS.get(counter, ()), (DEFAULT_AGENT_ID, DEFAULT_MODULE_ID)):
-                log((agent_key, name), amount, reduce="lifetime_sum")
+            for named_key in _SUMS_BY_NAME.get(counter, ()):
+                log(named_key, amount, reduce="lifetime_sum")
         self._logged = dict(self.totals)
         return self._logger.reduce()
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes whose every number says where it belongs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+
+def numbered(
+    name: str, length: int, *, start: int = 0, offset: float = 0.0, numpy: bool = True, lookback: int = 0, **ends: bool
+) -> SingleAgentEpisode:
+    """Steps ``start .. start + length``: observation [offset + t, -t], action t % 2, reward offset + t."""
+    first = start - lookback
+    steps = range(first, start + length)
+    episode = SingleAgentEpisode(
+        id_=name,
+        observations=[np.array([offset + t, -t], np.float32) for t in range(first, start + length + 1)],
+        actions=[np.int64(t % 2) for t in steps],
+        rewards=[offset + t for t in steps],
+        extra_model_outputs={"action_logp": [0.5 for _ in steps]},
+        t_started=start,
+        len_lookback_buffer=lookback,
+        **ends,
+    )
+    return episode.to_numpy() if numpy else episode
+
+
+def sampled(space: gym.Space, action_space: gym.Space, length: int, *, numpy: bool = True) -> SingleAgentEpisode:
+    """An episode of random observations and actions of any space."""
+    space.seed(0)
+    action_space.seed(0)
+    episode = SingleAgentEpisode(
+        id_="sampled",
+        observations=[space.sample() for _ in range(length + 1)],
+        actions=[action_space.sample() for _ in range(length)],
+        rewards=[float(t) for t in range(length)],
+        terminated=True,
+        len_lookback_buffer=0,
+    )
+    return episode.to_numpy() if numpy else episode
+
+
+def played(env: gym.Env, steps: int, fragment: int, seed: int = 0) -> list[SingleAgentEpisode]:
+    """What an EnvRunner sends: fragments cut every ``fragment`` steps, with a lookback of one step."""
+    sent: list[SingleAgentEpisode] = []
+    env.action_space.seed(seed)
+    observation, _ = env.reset(seed=seed)
+    episode = SingleAgentEpisode()
+    episode.add_env_reset(observation)
+    for step in range(1, steps + 1):
+        action = env.action_space.sample()
+        observation, reward, terminated, truncated, _ = env.step(action)
+        episode.add_env_step(observation, action, reward, terminated=terminated, truncated=truncated)
+        if terminated or truncated:
+            sent.append(episode.to_numpy())
+            observation, _ = env.reset()
+            episode = SingleAgentEpisode()
+            episode.add_env_reset(observation)
+        elif step % fragment == 0:
+            following = episode.cut(len_lookback_buffer=1)
+            sent.append(episode.to_numpy())
+            episode = following
+    return sent
+
+
+def column(episodes: list[Any], method: str, *args: Any) -> np.ndarray:
+    """One column of all rows of a train batch, as the learner connectors read it."""
+    return np.concatenate([getattr(episode, method)(*args, slice(0, len(episode))) for episode in episodes])
