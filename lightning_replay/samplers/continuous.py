@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of consecutive steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.episode_tracker import read_trajectory
+from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.storage import read_columns
+
+
+@recorded
+class ContinuousTransitionSampler(PairSampler):
+    """Pairs each drawn row with the next step of its episode; with itself where there is none.
+
+    The last row of an episode and the newest row of a running one have no next step, whatever the slot after them
+    holds, and stay unmixed. Rows of several environments need ``trajectory`` (or ``("collector", "traj_ids")``) to be
+    told apart; without it all rows are one environment in order. Continuous Transition, Lin et al. 2021,
+    https://arxiv.org/abs/2011.14487, without its tuning of the mixing temperature, as in the NMER paper.
+
+    Args:
+        first: draws the first of each pair; uniform by default.
+        update_partners: give the TD error of a pair to both rows.
+        done_key: where a row says that it ended its episode, terminated or truncated.
+        seed: of the sampler's own generator.
+
+    Sampled keys:
+        index: int64 ``[B, 2]``.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = ContinuousTransitionSampler(seed=0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(3), sampler=sampler, batch_size=4)
+        >>> _ = buffer.extend(TensorDict({"next": {"done": torch.tensor([[False], [True], [False]])}}, [3]))
+        >>> sampler.partners(torch.tensor([0, 1, 2]), buffer.storage)
+        tensor([1, 1, 2])
+    """
+
+    def __init__(
+        self,
+        first: Sampler | None = None,
+        update_partners: bool = False,
+        done_key: NestedKey = ("next", "done"),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(first=first, update_partners=update_partners, seed=seed)
+        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self._links: EpisodeLinks | None = None
+
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """The next step of each row, int64 ``[B]``; the row itself where there is none."""
+        assert self._links is not None
+        following = self._links.successor[index]
+        return torch.where(following < 0, index, following)
+
+    def learn(self, index: Tensor, storage: Storage) -> None:
+        """Links new rows to the steps before them."""
+        (done,) = read_columns(storage, index, [self._done_key])
+        if self._links is None:
+            self._links = EpisodeLinks(storage.max_size, device=done.device)
+        self._links.write(index.to(done.device), read_trajectory(storage, index), done)
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at these slots: nothing follows them, now or later."""
+        if self._links is not None:
+            self._links.cut(index)
+
+    def forget(self) -> None:
+        """Forgets every link."""
+        self._links = None
+
+    @property
+    def learned_nbytes(self) -> int:
+        """Bytes of the links."""
+        return 0 if self._links is None else self._links.nbytes
+
+    def learned_state(self) -> dict[str, Any]:
+        """The links, as tensors and plain values."""
+        return {"links": None if self._links is None else self._links.state_dict()}
+
+    def load_learned_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`learned_state` returned."""
+        self._links = None
+        if state["links"] is not None:
+            successor = state["links"]["successor"]
+            self._links = EpisodeLinks(successor.numel(), device=successor.device)
+            self._links.load_state_dict(state["links"])

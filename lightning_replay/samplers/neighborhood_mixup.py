@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of neighbours in state-action space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.neighbors import NeighborLists
+from lightning_replay.neighbors_same_action import SameActionLists
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.storage import read_columns
+
+FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
+
+
+@recorded
+class NeighborhoodMixupSampler(PairSampler):
+    """Pairs each drawn row with one of its k nearest other rows, all k equally likely.
+
+    Distances are Euclidean between standardised observations and actions; see
+    :class:`~lightning_replay.neighbors.NeighborLists` for how the lists are kept. Put
+    :class:`~lightning_replay.transforms.MixPairs` behind it. Neighborhood Mixup Experience Replay, Sander et al. 2022,
+    https://arxiv.org/abs/2205.09117; with a prioritized ``first`` its combination with prioritized replay.
+
+    Args:
+        num_neighbors: k; 10 in the paper, 25 for Ant.
+        first: draws the first of each pair; uniform by default.
+        refresh_interval: new rows that may wait before the neighbour lists take them in; 1 is the paper's definition.
+        backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
+        discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
+        update_partners: give the TD error of a pair to both rows, not to the first alone.
+        feature_keys: what the distance is taken in; all floating, the last one may be a discrete action.
+        seed: of the sampler's own generator.
+
+    Sampled keys:
+        index: int64 ``[B, 2]``.
+        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+
+    Raises:
+        ValueError: integer, bool or image features, NaN or infinite features; before anything is stored by ``Replay``.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = NeighborhoodMixupSampler(num_neighbors=1, seed=0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+        >>> steps = {"observation": torch.tensor([[0.0], [1.0], [5.0]]), "action": torch.zeros(3, 1)}
+        >>> _ = buffer.extend(TensorDict(steps, [3]))
+        >>> sampler.partners(torch.tensor([0, 1, 2]), buffer.storage)
+        tensor([1, 0, 1])
+    """
+
+    def __init__(
+        self,
+        num_neighbors: int = 10,
+        first: Sampler | None = None,
+        refresh_interval: int = 64,
+        backend: str = "exact",
+        discrete: str | None = None,
+        update_partners: bool = False,
+        feature_keys: Sequence[NestedKey] = FEATURE_KEYS,
+        seed: int | None = None,
+    ) -> None:
+        if discrete not in (None, "same_action"):
+            raise ValueError(f"discrete is {discrete!r}; accepted are None and 'same_action'.")
+        super().__init__(first=first, update_partners=update_partners, seed=seed)
+        self.num_neighbors = num_neighbors
+        self.discrete = discrete
+        self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
+        self._feature_keys = [tuple(key) if isinstance(key, list) else key for key in feature_keys]
+        self._lists: NeighborLists | SameActionLists | None = None
+        self._new_lists(capacity=1)  # refuses bad options here and not at the first row
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` this sampler could not learn; ``Replay`` calls it before it stores them."""
+        columns = []
+        for key in self._feature_keys:
+            column = rows.get(key, None)
+            if column is None:
+                raise ValueError(
+                    f"the transitions have no {key!r}; neighbours are found in {self._feature_keys}. "
+                    "Name the keys of your transitions with feature_keys=."
+                )
+            columns.append(column)
+        features, _ = self._features(columns, rows.batch_size[0])
+        finite = features.isfinite().all(1)
+        if not bool(finite.all()):
+            raise ValueError(
+                f"rows {(~finite).nonzero().flatten().tolist()[:10]} have NaN or infinite {self._feature_keys}; "
+                "distances need finite ones. Nothing was stored. Look for a diverging policy or environment."
+            )
+
+    def learn(self, index: Tensor, storage: Storage) -> None:
+        """Hands the observations and actions of new rows to the neighbour lists."""
+        features, action = self._features(read_columns(storage, index, self._feature_keys), len(index))
+        if self._lists is None:
+            self._lists = self._new_lists(storage.max_size)
+        index = index.to(features.device)
+        if isinstance(self._lists, SameActionLists):
+            assert action is not None
+            self._lists.write(index, features, action)
+        else:
+            self._lists.write(index, features)
+
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """One of the nearest other rows of each row, int64 ``[B]``."""
+        assert self._lists is not None
+        return self._lists.draw(index, self._generator)
+
+    def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
+        """Share of the true k nearest rows that the lists hold now, over ``sample`` random rows; 1 is exact."""
+        if self._lists is None:
+            raise RuntimeError("recall_at needs stored rows; call extend first.")
+        generator = torch.Generator().manual_seed(0)
+        return self._lists.recall_at(self.num_neighbors if k is None else k, sample=sample, generator=generator)
+
+    def forget(self) -> None:
+        """Forgets every row."""
+        self._lists = None
+
+    @property
+    def learned_nbytes(self) -> int:
+        """Bytes of features and neighbour lists."""
+        return 0 if self._lists is None else self._lists.nbytes
+
+    def learned_state(self) -> dict[str, Any]:
+        """The lists, as tensors and plain values."""
+        if self._lists is None:
+            return {"capacity": 0, "lists": {}}
+        return {"capacity": self._lists.capacity, "lists": self._lists.state_dict()}
+
+    def load_learned_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`learned_state` returned."""
+        self._lists = None
+        if state["capacity"]:
+            self._lists = self._new_lists(state["capacity"])
+            self._lists.load_state_dict(state["lists"])
+
+    def _new_lists(self, capacity: int) -> NeighborLists | SameActionLists:
+        lists = NeighborLists if self.discrete is None else SameActionLists
+        return lists(capacity, self.num_neighbors, **self._options)
+
+    def _features(self, columns: list[Tensor], count: int) -> tuple[Tensor, Tensor | None]:
+        """Float32 features ``[n, d]``, and the discrete action where neighbours are restricted to the same."""
+        action = columns.pop() if self.discrete is not None else None
+        if action is not None and action.is_floating_point():
+            raise ValueError(
+                f"{self._feature_keys[-1]!r} has dtype {action.dtype}; discrete='same_action' needs integer actions. "
+                "Leave discrete=None for continuous ones."
+            )
+        for key, column in zip(self._feature_keys, columns, strict=False):
+            if not column.is_floating_point():
+                raise _refused(key, column)
+        return torch.cat([column.reshape(count, -1).float() for column in columns], dim=1), action
+
+
+def _refused(key: NestedKey, column: Tensor) -> ValueError:
+    given = f"{key!r} has dtype {column.dtype} and shape {list(column.shape[1:])}"
+    if column.dtype == torch.uint8 and column.ndim > 2:
+        return ValueError(
+            f"{given}, an image; pixels say little about which states are near. Neighbourhood mixup needs floating "
+            "features: store an encoding and name it with feature_keys=, or use another sampler."
+        )
+    return ValueError(
+        f"{given}; neighbourhood mixup interpolates continuous observations and actions. For discrete actions pass "
+        "discrete='same_action', which pairs rows of the same action, or use another sampler."
+    )

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of pairs: a drawn row and a partner for it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.state_files import read_state, write_state
+
+
+class PairSampler(Seeded, TorchRLPrioritizedSampler):
+    """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
+
+    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass says what a partner is in
+    :meth:`partners`, and learns of new rows in :meth:`learn`. TD errors go to ``first`` when that is prioritized and
+    are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
+    them over. TorchRL's ``update_tensordict_priority`` names only the first of each pair; with ``update_partners``
+    call ``buffer.update_priority(batch["index"], td_error)``.
+
+    Args:
+        first: draws the first of each pair, with its weights; uniform by default.
+        update_partners: give the TD error of a pair to both rows, not to the first alone.
+        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`, and of the default ``first``.
+
+    Sampled keys:
+        index: int64 ``[B, 2]``.
+        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+    """
+
+    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
+        # TorchRL's constructor is not called: it builds priority trees, which are the business of ``first``.
+        self._seed_generator(seed)
+        self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
+        self.update_partners = update_partners
+        self.reduction = "max"
+        self._met_storage = False
+
+    @abstractmethod
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """The partner of each row, int64 ``[B]``; the row itself where there is none, which leaves it unmixed."""
+
+    def learn(self, index: Tensor, storage: Storage) -> None:
+        """Called with the slots of new rows, int64 ``[n]`` in insertion order; nothing to learn by default."""
+
+    def forget(self) -> None:
+        """Called when the buffer is emptied; nothing to forget by default."""
+
+    def extend(self, index: Any) -> None:
+        """Tells ``first`` that rows were added."""
+        self.first.extend(index)
+
+    def add(self, index: Any) -> None:
+        """Tells ``first`` that a row was added."""
+        self.first.add(index)
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        if storage is None:
+            raise ValueError(f"{type(self).__name__}.mark_update got no storage; pass the buffer's as storage=.")
+        self.first.mark_update(index, storage=storage)
+        index = torch.as_tensor(index)
+        if index.ndim > 1:
+            raise ValueError(
+                f"{type(self).__name__} got an index of shape {list(index.shape)}; it works with storages of one "
+                "dimension. Build the storage with ndim=1 and flatten environments and time before extend."
+            )
+        # A batch longer than the ring names slots twice; the rows that came last are there.
+        index = index.reshape(-1)[-storage.max_size :]
+        self._meet(storage, index)
+        self.learn(index, storage)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` pairs.
+
+        Returns:
+            int64 ``[B, 2]``, and what ``first`` says of its draw.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        first, info = self.first.sample(storage, batch_size)
+        if not self._met_storage:
+            self._meet(storage, first.new_empty(0))
+        device = getattr(storage, "device", None)
+        if device is not None and device != "auto":
+            first = first.to(device)
+        return torch.stack((first, self.partners(first, storage)), dim=1), info
+
+    @property
+    def uses_priorities(self) -> bool:
+        """Whether TD errors change what is drawn."""
+        return isinstance(self.first, TorchRLPrioritizedSampler) and getattr(self.first, "uses_priorities", True)
+
+    @property
+    def default_priority(self) -> float:
+        """The priority ``first`` gives to new rows."""
+        return self.first.default_priority
+
+    def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
+        """Gives the priorities of drawn pairs to ``first``; ignored when that is not prioritized.
+
+        Args:
+            index: int64 ``[B, 2]`` as drawn, or ``[B]`` for single rows.
+            priority: ``[B]``; of a row that occurs in several pairs the priority of a pair it leads counts.
+            storage: the buffer's.
+        """
+        if not self.uses_priorities:
+            return
+        index, priority = torch.as_tensor(index), torch.as_tensor(priority)
+        if index.ndim == 2 and self.update_partners:
+            priority = priority.reshape(-1)
+            # The last of duplicates wins: partners before firsts.
+            index, priority = index.t().flip(0).reshape(-1), torch.cat((priority, priority))
+        elif index.ndim == 2:
+            index = index[:, 0]
+        self.first.update_priority(index, priority, storage=storage)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of the schedules of ``first``."""
+        if hasattr(self.first, "advance"):
+            self.first.advance(env_steps=env_steps, updates=updates)
+
+    def reseed(self, seed: int) -> None:
+        """Starts the generators of this sampler and of ``first`` anew from ``seed``."""
+        super().reseed(seed)
+        if isinstance(self.first, Seeded) and self.first._rng is not self._rng:
+            self.first.reseed(self._derived_seed())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what this sampler and ``first`` keep."""
+        return int(getattr(self.first, "nbytes", 0)) + self.learned_nbytes
+
+    @property
+    def learned_nbytes(self) -> int:
+        """Bytes of what :meth:`learn` keeps."""
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tensors and plain values from which :meth:`load_state_dict` goes on with the same draws."""
+        return {
+            "generator": self.generator_state(),
+            "shares_generator": self.first._rng is self._rng,
+            "met_storage": self._met_storage,
+            "first": self.first.state_dict(),
+            "learned": self.learned_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.set_generator_state(state_dict["generator"])
+        self.first.load_state_dict(state_dict["first"])
+        if state_dict["shares_generator"]:
+            # Two copies of one state would repeat each other's numbers; TorchRL's set_rng had given both one generator.
+            self.first._rng = self._rng
+        self._met_storage = state_dict["met_storage"]
+        self.load_learned_state(state_dict["learned"])
+
+    def learned_state(self) -> dict[str, Any]:
+        """What :meth:`learn` keeps, as tensors and plain values."""
+        return {}
+
+    def load_learned_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`learned_state` returned."""
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))
+
+    @property
+    def _rng(self) -> torch.Generator:
+        return self._generator
+
+    @_rng.setter
+    def _rng(self, generator: torch.Generator | None) -> None:
+        if generator is not None:
+            self._generator = generator
+            self.first._rng = generator
+
+    def _derived_seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
+
+    def _meet(self, storage: Storage, new: Tensor) -> None:
+        """Learns of rows that were stored before this sampler was attached, in slot order."""
+        if self._met_storage:
+            return
+        self._met_storage = True
+        earlier = torch.ones(len(storage), dtype=torch.bool, device=new.device)
+        earlier[new] = False
+        if bool(earlier.any()):
+            self.learn(earlier.nonzero().squeeze(1), storage)
+
+    def _empty(self) -> None:
+        self.first._empty()
+        self._met_storage = False
+        self.forget()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"
+
+
+@recorded
+class RandomPairSampler(PairSampler):
+    """Pairs each drawn row with any stored row, itself included, all equally likely.
+
+    Naive mixup, the baseline of the NMER paper; Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
+
+    Args:
+        first: draws the first of each pair; uniform by default.
+        update_partners: give the TD error of a pair to both rows.
+        seed: of the sampler's own generator.
+
+    Sampled keys:
+        index: int64 ``[B, 2]``.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=RandomPairSampler(seed=0), batch_size=4)
+        >>> _ = buffer.extend(TensorDict({"observation": torch.arange(8)}, [8]))
+        >>> buffer.sample().batch_size
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
+        super().__init__(first=first, update_partners=update_partners, seed=seed)
+
+    def partners(self, index: Tensor, storage: Storage) -> Tensor:
+        """Any stored row, int64 ``[B]``."""
+        generator = self._generator
+        drawn = torch.randint(len(storage), index.shape, generator=generator, device=generator.device)
+        return drawn.to(index.device)
