@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One test per gate of ray 2.60.0 that ``rllib_ext/gates.py`` lists: a release that moves a gate fails here."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
+from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
+
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.gates import ACCEPTED_NAME
+
+CONFIG: dict[str, Any] = {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 100}
+ALGORITHMS = [DQNConfig, SACConfig, TQCConfig]
+
+
+def configured(algorithm: type[AlgorithmConfig]) -> AlgorithmConfig:
+    env = "CartPole-v1" if algorithm is DQNConfig else "Pendulum-v1"
+    return algorithm().environment(env).training(replay_buffer_config=dict(CONFIG))
+
+
+def test_the_release_the_gates_were_measured_on() -> None:
+    assert ray.__version__ == "2.60.0"
+
+
+def test_creation_asks_whether_a_word_is_in_the_type() -> None:
+    assert "EpisodeReplayBuffer" in RecipeEpisodeReplayBuffer
+    assert "MultiAgentReplayBuffer" not in RecipeEpisodeReplayBuffer
+    assert 3 not in RecipeEpisodeReplayBuffer
+    config = {"replay_buffer_config": dict(CONFIG)}
+    algorithm = Algorithm.__new__(Algorithm)
+    algorithm.config = AlgorithmConfig()
+    buffer = algorithm._create_local_replay_buffer_if_necessary(config)
+    assert type(buffer) is RecipeEpisodeReplayBuffer
+    assert "metrics_num_episodes_for_smoothing" in config["replay_buffer_config"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_validation_accepts_the_class(algorithm: type[AlgorithmConfig]) -> None:
+    configured(algorithm).validate()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_nothing_of_the_default_is_merged_in(algorithm: type[AlgorithmConfig]) -> None:
+    default = algorithm().replay_buffer_config
+    assert default["type"] != RecipeEpisodeReplayBuffer
+    assert default["type"] != ACCEPTED_NAME
+    assert configured(algorithm).replay_buffer_config == CONFIG
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_config_survives_its_dictionary(algorithm: type[AlgorithmConfig]) -> None:
+    exported = configured(algorithm).to_dict()
+    again = algorithm().update_from_dict(exported)
+    assert again.replay_buffer_config["type"] is RecipeEpisodeReplayBuffer
+    again.validate()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_config_is_pickled_with_the_class_by_reference(algorithm: type[AlgorithmConfig]) -> None:
+    again = pickle.loads(pickle.dumps(configured(algorithm)))
+    assert again.replay_buffer_config["type"] is RecipeEpisodeReplayBuffer
+
+
+@pytest.mark.parametrize("algorithm", [DQNConfig, SACConfig])
+def test_the_old_api_stack_is_refused_by_rllib_itself(algorithm: type[AlgorithmConfig]) -> None:
+    config = configured(algorithm).api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    with pytest.raises((ValueError, TypeError)):
+        config.validate()
+
+
+def test_td_errors_reach_the_buffer() -> None:
+    given: list[Any] = []
+    buffer = RecipeEpisodeReplayBuffer.__new__(RecipeEpisodeReplayBuffer)
+    assert isinstance(buffer, PrioritizedEpisodeReplayBuffer)
+    assert issubclass(RecipeEpisodeReplayBuffer, EpisodeReplayBuffer)
+    buffer.update_priorities = lambda td_error, module_id: given.append((td_error, module_id))  # type: ignore[method-assign]
+    update_priorities_in_episode_replay_buffer(
+        replay_buffer=buffer, td_errors={"default_policy": {"td_error": [1.0]}, "__all_modules__": {}}
+    )
+    assert given == [([1.0], "default_policy")]
+
+
+def test_the_class_is_itself_and_no_other() -> None:
+    assert RecipeEpisodeReplayBuffer != PrioritizedEpisodeReplayBuffer
+    assert RecipeEpisodeReplayBuffer != "EpisodeReplayBuffer"
+    assert {RecipeEpisodeReplayBuffer: 1}[RecipeEpisodeReplayBuffer] == 1
+
+
+def test_importing_the_class_does_not_import_torchrl() -> None:
+    code = "import sys, rllib_ext.episode_buffer\nassert not {'torchrl', 'lightning_replay'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
