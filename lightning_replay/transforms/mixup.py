@@ -18,6 +18,9 @@ from lightning_replay.samplers.seeded import Seeded
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
+_BLOCK = 4096
+_NOTHING: dict[str, Any] = {}
+
 #: Builds a TensorDict without checking shapes that follow from a checked one; falls back to the checked constructor.
 _assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
 
@@ -84,6 +87,8 @@ class MixPairs(Seeded, Transform):
         self.mixup_concentration = mixup_concentration
         self.fraction = fraction
         self._mixed_keys = {_as_path(key) for key in keys}
+        self._mixed_tree = _tree_of(self._mixed_keys)
+        self._coefficients = _CoefficientStream(mixup_concentration)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes a batch of pairs ``[B, 2]`` into a batch ``[B]``."""
@@ -94,27 +99,32 @@ class MixPairs(Seeded, Transform):
                 "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler."
             )
         untouched = self._untouched(tensordict)
-        coefficient = mixup_coefficients(self.mixup_concentration, size[0], self._rng).to(untouched.device)
-        coefficient = coefficient.masked_fill_(untouched, 1.0)
+        coefficient = self._coefficients.draw(size[0], self._rng).to(untouched.device).masked_fill(untouched, 1.0)
         # A product with 0 does not remove the NaN or infinity of a partner. Asking costs a synchronisation on a GPU.
         restores = untouched.device.type != "cpu" or bool(untouched.any())
         mixing = _Mixing(coefficient, untouched if restores else None)
-        missing = set(self._mixed_keys)
-        mixed = self._mix(tensordict, (), False, mixing, missing)
-        if missing:
+        mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
+        if mixing.found != len(self._mixed_keys):
+            missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
             raise ValueError(
                 f"the batch has no {_listed(missing)}; MixPairs mixes {_listed(self._mixed_keys)}. "
                 "Name the keys of your transitions with keys=."
             )
-        return mixed.set("mixup_coefficient", coefficient)
+        return mixed
+
+    def reseed(self, seed: int) -> None:
+        """Starts the generator anew from ``seed``."""
+        super().reseed(seed)
+        self._coefficients.ahead = torch.empty(0)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the generator's state; TorchRL saves it with the buffer."""
-        return {"generator": self.generator_state()}
+        """Returns the generator's state and the coefficients drawn ahead; TorchRL saves them with the buffer."""
+        return {"generator": self.generator_state(), "ahead": self._coefficients.ahead.clone()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         self.set_generator_state(state["generator"])
+        self._coefficients.ahead = state["ahead"].clone()
 
     def _untouched(self, pairs: TensorDictBase) -> Tensor:
         """Bool ``[B]``: the pairs of which only the first transition is used."""
@@ -133,22 +143,6 @@ class MixPairs(Seeded, Transform):
             drawn = torch.rand(untouched.shape, generator=generator, device=generator.device) >= self.fraction
             untouched = untouched | drawn.to(untouched.device)
         return untouched
-
-    def _mix(
-        self, node: TensorDictBase, path: tuple[str, ...], chosen: bool, mixing: _Mixing, missing: set[tuple[str, ...]]
-    ) -> TensorDictBase:
-        source: dict[str, Any] = {}
-        for name, value in node.items():
-            inner = (*path, name)
-            mixed = chosen or inner in self._mixed_keys
-            missing.discard(inner)
-            if isinstance(value, TensorDictBase):
-                source[name] = self._mix(value, inner, mixed, mixing, missing)
-            elif mixed and isinstance(value, Tensor) and value.is_floating_point():
-                source[name] = mixing(value)
-            else:
-                source[name] = value[:, 0]
-        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
 
 
 @recorded
@@ -209,25 +203,66 @@ class MixStates(Seeded, Transform):
         self.set_generator_state(state["generator"])
 
 
+class _CoefficientStream:
+    """Draws coefficients in blocks, a quarter of the cost of batch by batch; those ``ahead`` are not used yet."""
+
+    def __init__(self, concentration: float) -> None:
+        self.ahead = torch.empty(0)
+        self._concentration = concentration
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        if self.ahead.numel() < count:
+            block = mixup_coefficients(self._concentration, max(count, _BLOCK), generator).cpu()
+            self.ahead = torch.cat((self.ahead, block))
+        drawn, self.ahead = self.ahead[:count], self.ahead[count:]
+        return drawn
+
+
 class _Mixing:
-    """Mixes one leaf ``[B, 2, ...]`` into ``[B, ...]``, the coefficients cast and reshaped once per kind of leaf."""
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys it was asked for."""
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
+        self.found = 0
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
 
-    def __call__(self, pairs: Tensor) -> Tensor:
+    def mix(self, node: TensorDictBase, tree: dict[str, Any] | None, source: dict[str, Any]) -> TensorDictBase:
+        """Mixes what ``tree`` names, everything where it is None, into ``source``; the rest is that of the firsts."""
+        for name, value in node.items():
+            inner = None if tree is None else tree.get(name, _NOTHING)
+            self.found += inner is None and tree is not None
+            if isinstance(value, Tensor):
+                mixes = inner is None and value.is_floating_point()
+                source[name] = self._mix_leaf(value) if mixes else value.select(1, 0)
+            elif isinstance(value, TensorDictBase):
+                source[name] = self.mix(value, inner, {})
+            else:
+                source[name] = value[:, 0]
+        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
+
+    def _mix_leaf(self, pairs: Tensor) -> Tensor:
         kind = (pairs.dtype, pairs.ndim)
         if kind not in self._shaped:
             shape = (-1,) + (1,) * (pairs.ndim - 2)
             untouched = None if self._untouched is None else self._untouched.reshape(shape)
             self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
         weight, untouched = self._shaped[kind]
-        first, second = pairs.unbind(1)
+        first = pairs.select(1, 0)
         # In this order a weight of 1 returns the first exactly, and so do two equal rows.
-        mixed = torch.lerp(second, first, weight)
+        mixed = torch.lerp(pairs.select(1, 1), first, weight)
         return mixed if untouched is None else torch.where(untouched, first, mixed)
+
+
+def _tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
+    """Nested names with None at the end of each path: everything there."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = None
+    return tree
 
 
 def _as_path(key: NestedKey) -> tuple[str, ...]:
