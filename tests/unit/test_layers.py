@@ -15,7 +15,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 # Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
 LAYERS = (
     {"priority_tree", "priority_tree_numba", "episodes", "neighbors", "schedules", "state_files", "recorded", "memory"},
-    {"row_layout", "storage"},
+    {"row_layout", "datasets", "storage"},
     {"samplers", "writers", "transforms"},
     {"replay", "recipes", "checkpoint", "stats", "plots"},
     {"agents", "lit"},

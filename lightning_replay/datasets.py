@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded data sets as transitions that a replay takes in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float32) -> TensorDict:
+    """Every step of a Minari data set, in time order: ``replay.extend(minari_transitions(dataset))``.
+
+    TorchRL's own data sets need no conversion: ``replay.extend(dataset[:])``.
+
+    Args:
+        dataset: what ``minari.load_dataset`` returns.
+        dtype: of every floating-point column; ``None`` keeps them as recorded.
+
+    Returns:
+        TensorDict ``[N]`` of transitions, with ``trajectory`` int64 ``[N]`` counting the episodes.
+
+    Raises:
+        ValueError: the data set has no episode.
+        TypeError: observations or actions are neither arrays nor dictionaries of arrays.
+    """
+    episodes = [_episode_rows(episode, number, dtype) for number, episode in enumerate(dataset.iterate_episodes())]
+    if not episodes:
+        raise ValueError("the data set has no episode; pass a Minari data set with recorded steps")
+    return torch.cat(episodes)
+
+
+def _episode_rows(episode: Any, number: int, dtype: torch.dtype | None) -> TensorDict:
+    rewards = numpy.asarray(episode.rewards)
+    steps = len(rewards)
+    observations = _columns(episode.observations, dtype)
+    terminated = torch.from_numpy(numpy.asarray(episode.terminations, dtype=bool)).reshape(steps, 1)
+    truncated = torch.from_numpy(numpy.asarray(episode.truncations, dtype=bool)).reshape(steps, 1)
+    rows = {
+        "observation": _slice(observations, slice(0, steps)),
+        "action": _columns(episode.actions, dtype),
+        "next": {
+            "observation": _slice(observations, slice(1, steps + 1)),
+            "reward": _columns(rewards, dtype).reshape(steps, 1),
+            "terminated": terminated,
+            "truncated": truncated,
+            "done": terminated | truncated,
+        },
+        "trajectory": torch.full((steps,), number),
+    }
+    return TensorDict(rows, [steps])
+
+
+def _columns(value: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, dict):
+        return {key: _columns(item, dtype) for key, item in value.items()}
+    if not isinstance(value, numpy.ndarray):
+        raise TypeError(
+            f"observations and actions must be arrays or dictionaries of arrays; got {type(value).__name__}. "
+            "Flatten the spaces of the data set first"
+        )
+    column = torch.from_numpy(value)
+    return column.to(dtype) if dtype is not None and column.is_floating_point() else column
+
+
+def _slice(value: Any, part: slice) -> Tensor | dict[str, Any]:
+    return {key: _slice(item, part) for key, item in value.items()} if isinstance(value, dict) else value[part]

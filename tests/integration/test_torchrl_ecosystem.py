@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TorchRL and Minari bring along works on a Replay: collectors write into it, a data set fills it in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import minari
+import numpy
+import pytest
+import torch
+from minari.data_collector import EpisodeBuffer
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector
+from torchrl.data import TensorDictReplayBuffer, TensorStorage
+from torchrl.data.replay_buffers import ImmutableDatasetWriter
+from torchrl.envs import GymEnv, SerialEnv
+
+from lightning_replay import recipes
+from lightning_replay.datasets import minari_transitions
+
+EPISODE_STEPS = 200  # Pendulum truncates here
+METADATA = {name: "none" for name in ("algorithm_name", "author", "author_email", "code_permalink", "description")}
+
+
+def _assert_rows_follow_each_other(rows: TensorDictBase) -> None:
+    """Within an episode the next observation is the following row's observation; the reward belongs to the step."""
+    same_episode = ~rows["next", "done"][:-1, 0]
+    torch.testing.assert_close(rows["next", "observation"][:-1][same_episode], rows["observation"][1:][same_episode])
+    angle = torch.atan2(rows["observation"][:, 1], rows["observation"][:, 0])
+    speed, torque = rows["observation"][:, 2], rows["action"][:, 0].clamp(-2, 2)
+    cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
+    torch.testing.assert_close(rows["next", "reward"][:, 0].float(), -cost.float(), atol=1e-3, rtol=1e-3)
+
+
+def test_a_collector_writes_into_a_replay() -> None:
+    replay = recipes.neighborhood_mixup(capacity=1_000, batch_size=32, num_neighbors=3, seed=0)
+    collector = Collector(GymEnv("Pendulum-v1"), None, frames_per_batch=50, total_frames=450, replay_buffer=replay)
+    for yielded in collector:
+        assert yielded is None  # the rows go into the buffer instead
+    collector.shutdown()
+    assert len(replay) == 450
+    rows = replay.storage.get(torch.arange(450))
+    assert rows["next", "truncated"].nonzero()[:, 0].tolist() == [199, 399]
+    _assert_rows_follow_each_other(rows)
+    assert replay.sample()["observation"].shape == (32, 3)
+
+
+def test_the_rows_of_several_environments_are_kept_apart_by_their_trajectories() -> None:
+    replay = recipes.uniform(capacity=1_000, batch_size=256, n_steps=3, discount=0.9, seed=0)
+    environments = SerialEnv(2, lambda: GymEnv("Pendulum-v1"))
+    collector = Collector(
+        environments,
+        None,
+        frames_per_batch=60,
+        total_frames=600,
+        replay_buffer=replay,
+        postproc=lambda rollout: rollout.reshape(-1),
+    )
+    for _ in collector:
+        pass
+    collector.shutdown()
+    assert len(replay) == 600
+    rows = replay.storage.get(torch.arange(600))
+    batch = replay.sample()
+    first = batch["index"]
+    steps = batch["steps_to_next_obs"][:, 0]
+    assert set(steps.tolist()) == {1, 2, 3}
+    trajectory = rows["collector", "traj_ids"]
+    for row, slot, used in zip(batch.unbind(0), first.tolist(), steps.tolist(), strict=True):
+        own = (trajectory == trajectory[slot]).nonzero()[:, 0]
+        chain = own[own >= slot][:used]
+        rewards = rows["next", "reward"][chain, 0]
+        expected = (rewards * 0.9 ** torch.arange(len(chain))).sum()
+        torch.testing.assert_close(row["next", "reward"][0], expected)
+        torch.testing.assert_close(row["next", "observation"], rows["next", "observation"][chain[-1]])
+
+
+def _recorded_episode(environment: gymnasium.Env, seed: int) -> EpisodeBuffer:
+    """One episode of random actions, as Minari's own recorder keeps it."""
+    observation, _ = environment.reset(seed=seed)
+    environment.action_space.seed(seed)
+    episode = EpisodeBuffer(id=seed, seed=seed, observations=[observation], actions=[])
+    while not (episode.truncations and episode.truncations[-1]):
+        action = environment.action_space.sample()
+        observation, reward, terminated, truncated, _ = environment.step(action)
+        episode.observations.append(observation)
+        episode.actions.append(action)
+        episode.rewards.append(float(reward))
+        episode.terminations.append(terminated)
+        episode.truncations.append(truncated)
+    return episode
+
+
+@pytest.fixture
+def minari_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> minari.MinariDataset:
+    """Three Pendulum episodes written and read back by Minari, nothing downloaded."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    episodes = [_recorded_episode(gymnasium.make("Pendulum-v1"), seed) for seed in range(3)]
+    minari.create_dataset_from_buffers(
+        "pendulum/random-v0", buffer=episodes, env="Pendulum-v1", eval_env="Pendulum-v1", data_format="hdf5", **METADATA
+    )
+    return minari.load_dataset("pendulum/random-v0")
+
+
+def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.MinariDataset) -> None:
+    replay = recipes.continuous_transition(capacity=1_000, batch_size=64, seed=0)
+    replay.extend(minari_transitions(minari_dataset))
+    assert len(replay) == 3 * EPISODE_STEPS
+    rows = replay.storage.get(torch.arange(len(replay)))
+    assert rows["next", "truncated"].nonzero()[:, 0].tolist() == [199, 399, 599]
+    assert rows["next", "reward"].dtype == torch.float32
+    _assert_rows_follow_each_other(rows)
+    index = replay.sample()["index"]
+    assert ((index[:, 1] - index[:, 0]).abs() <= 1).all()
+    assert (index[:, 0] // EPISODE_STEPS == index[:, 1] // EPISODE_STEPS).all()
+
+
+def test_nested_observations_and_other_dtypes_of_a_dataset_are_kept() -> None:
+    steps = 3
+    goals = numpy.arange(8, dtype=numpy.float64).reshape(4, 2)
+    episode = SimpleNamespace(
+        observations={"goal": goals, "seen": numpy.arange(4)},
+        actions=numpy.arange(steps),
+        rewards=[0.0, 1.0, 2.0],
+        terminations=[False, False, True],
+        truncations=[False] * steps,
+    )
+    rows = minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([episode])), dtype=None)
+    assert rows["next", "observation", "goal"].tolist() == goals[1:].tolist()
+    assert rows["observation", "goal"].dtype == torch.float64
+    assert rows["observation", "seen"].dtype == rows["action"].dtype == torch.int64
+    assert rows["next", "done"][:, 0].tolist() == [False, False, True]
+
+
+def test_bad_datasets_are_refused() -> None:
+    with pytest.raises(ValueError, match="no episode"):
+        minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([])))
+    episode = SimpleNamespace(observations=(1, 2), actions=0, rewards=[0.0], terminations=[True], truncations=[False])
+    with pytest.raises(TypeError, match=r"got tuple.*Flatten"):
+        minari_transitions(SimpleNamespace(iterate_episodes=lambda: iter([episode])))
+
+
+def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
+    """TorchRL's data sets are buffers over memory-mapped rows; this one is written and opened the same way."""
+    rollout = GymEnv("Pendulum-v1").rollout(2 * EPISODE_STEPS, break_when_any_done=False)
+    rollout.memmap_(tmp_path / "pendulum")
+    stored = TensorStorage(TensorDict.load_memmap(tmp_path / "pendulum"))
+    dataset = TensorDictReplayBuffer(storage=stored, writer=ImmutableDatasetWriter(), batch_size=16)
+    replay = recipes.neighborhood_mixup(capacity=1_000, batch_size=16, seed=0)
+    replay.extend(dataset[:])
+    assert len(replay) == 2 * EPISODE_STEPS
+    _assert_rows_follow_each_other(replay.storage.get(torch.arange(len(replay))))
+    assert replay.sample()["observation"].shape == (16, 3)
