@@ -63,6 +63,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         del metrics_num_episodes_for_smoothing
         if layout not in LAYOUTS:
             raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
+        if num_learners < 0:
+            raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
         self.recipe = recipe
         self.replay = _build(recipe, options)
         self.capacity = self.replay.capacity

@@ -30,7 +30,8 @@ class AskedReturns(Seeded, EpisodeTracker):
 
     def __init__(self, seed: int | None = None) -> None:
         EpisodeTracker.__init__(self, n_steps=1, discount=0.99)
-        self._seed_generator(seed)
+        # An offset: from the same seed as the sampler, lengths would be a function of the slots drawn.
+        self._seed_generator(None if seed is None else seed + 1_000_003)
         self._shortest = 1
 
     def ask(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:

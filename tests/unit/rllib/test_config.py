@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+
+import rllib_ext
+from lightning_replay import recipes
+from lightning_replay.schedules import Linear
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+
+from .episodes import numbered
+
+
+@pytest.mark.parametrize("recipe", sorted(recipes.known()))
+def test_every_recipe_is_known(recipe: str) -> None:
+    config = rllib_ext.replay_config(recipe, capacity=100)
+    assert config == {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, "capacity": 100}
+
+
+def test_options_are_those_of_the_recipe() -> None:
+    config = rllib_ext.replay_config(
+        "prioritized", capacity=50, importance_exponent=Linear(0.4, 1.0, 100), layout="rows"
+    )
+    options = copy.deepcopy(config)
+    assert options.pop("type") is RecipeEpisodeReplayBuffer
+    buffer = RecipeEpisodeReplayBuffer(**options)
+    buffer.add(numbered("a", 5))
+    assert len(buffer.sample(num_items=3)) == 3
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no recipe 'prioritised'; known are continuous_transition, .*uniform"):
+        rllib_ext.replay_config("prioritised", capacity=100)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    message = "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, seed, and layout"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        rllib_ext.replay_config("uniform", capacity=100, alpha=0.6, beta=0.4)
+
+
+@pytest.mark.parametrize(
+    ("option", "said_by"),
+    [("n_steps", "n_step="), ("discount", "gamma="), ("batch_size", "train_batch_size"), ("prefetch", "nothing")],
+)
+def test_what_rllib_says_is_not_an_option(option: str, said_by: str) -> None:
+    with pytest.raises(ValueError, match=rf"{option} is not an option of replay_config.*{said_by}"):
+        rllib_ext.replay_config("uniform", capacity=100, **{option: 3})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        ("uniform", {}, "recipe 'uniform' needs capacity"),
+        ("uniform", {"capacity": 0}, "capacity"),
+        ("uniform", {"capacity": -5}, "capacity"),
+        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; known are blocks, rows"),
+        ("uniform", {"capacity": 10, "num_learners": -1}, "num_learners is -1"),
+        ("prioritized", {"capacity": 10, "priority_exponent": -1.0}, "priority_exponent"),
+        ("neighborhood_mixup", {"capacity": 10, "num_neighbors": 0}, "num_neighbors"),
+        ("neighborhood_mixup", {"capacity": 10, "mixup_concentration": 0.0}, "mixup_concentration"),
+    ],
+)
+def test_bad_values_are_refused_when_the_config_is_written(recipe: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rllib_ext.replay_config(recipe, **options)
+
+
+def test_discrete_actions_given_to_neighborhood_mixup_are_refused_at_the_first_rows() -> None:
+    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=100)
+    with pytest.raises(ValueError, match=r"discrete|same_action"):
+        buffer.add(numbered("a", 5))

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+
+from .episodes import column, numbered, played
+
+GAMMA = 0.9
+
+
+def filled(recipe: str = "uniform", capacity: int = 100, **options: object) -> RecipeEpisodeReplayBuffer:
+    """Rows whose first observation is their number: 0 to 4 terminated, 100 to 106 truncated, 200 to 202 running."""
+    buffer = RecipeEpisodeReplayBuffer(recipe, capacity=capacity, seed=0, **options)
+    buffer.add([numbered("a", 3), numbered("b", 7, offset=100, truncated=True)])
+    buffer.add([numbered("a", 2, start=3, terminated=True), numbered("c", 3, offset=200)])
+    return buffer
+
+
+def numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
+    return column(episodes, "get_observations")[:, 0].astype(int)
+
+
+LAST = {0: 4, 100: 106, 200: 202}
+
+
+def expected_return(number: int, n_step: int) -> tuple[float, int]:
+    """Return from a row and the steps it takes, by adding up; the reward of a row is its number."""
+    last = LAST[number // 100 * 100]
+    steps = min(n_step, last - number + 1)
+    return sum(GAMMA**step * (number + step) for step in range(steps)), steps
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 10])
+def test_returns_stop_where_the_episode_stops(n_step: int) -> None:
+    episodes = filled().sample(num_items=200, n_step=n_step, gamma=GAMMA)
+    drawn = numbers(episodes)
+    assert set(drawn) == {*range(5), *range(100, 107), *range(200, 203)}
+    expected = [expected_return(number, n_step) for number in drawn]
+    np.testing.assert_allclose(column(episodes, "get_rewards"), [value for value, _ in expected], rtol=1e-6)
+    steps = column(episodes, "get_extra_model_outputs", "n_step")
+    assert steps.tolist() == [steps for _, steps in expected]
+    following = np.concatenate([e.get_observations(slice(1, len(e) + 1)) for e in episodes])[:, 0]
+    assert following.tolist() == [number + step for number, (_, step) in zip(drawn, expected, strict=True)]
+    for episode in episodes:
+        end = numbers([episode])[-1] + episode.get_extra_model_outputs("n_step", slice(0, len(episode)))[-1]
+        assert (episode.is_terminated, episode.is_truncated) == (end == 5, end == 107)
+
+
+def test_random_lengths_cover_the_closed_interval() -> None:
+    episodes = filled().sample(num_items=2000, n_step=(2, 4), gamma=GAMMA)
+    drawn, steps = numbers(episodes), column(episodes, "get_extra_model_outputs", "n_step")
+    # from the first row of the truncated episode every length fits
+    counts = np.bincount(steps[drawn == 100], minlength=5)
+    assert counts[:2].tolist() == [0, 0] and counts[2:].min() > 20
+    expected = [expected_return(number, step)[0] for number, step in zip(drawn, steps, strict=True)]
+    np.testing.assert_allclose(column(episodes, "get_rewards"), expected, rtol=1e-6)
+
+
+def test_n_step_asked_for_late_and_after_the_ring_wrapped() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=6, seed=0)
+    buffer.add(numbered("a", 8))  # rows 2 to 7 stay
+    buffer.sample(num_items=10)
+    buffer.add(numbered("a", 1, start=8))  # row 8 overwrites row 2
+    episodes = buffer.sample(num_items=100, n_step=3, gamma=1.0)
+    drawn = numbers(episodes)
+    assert set(drawn) == set(range(3, 9))
+    expected = [sum(range(number, min(number + 3, 9))) for number in drawn]
+    assert column(episodes, "get_rewards").tolist() == expected
+    buffer.add(numbered("a", 1, start=9))  # and goes on linking what arrives
+    episodes = buffer.sample(num_items=100, n_step=2, gamma=1.0)
+    expected = [sum(range(number, min(number + 2, 10))) for number in numbers(episodes)]
+    assert column(episodes, "get_rewards").tolist() == expected
+
+
+@pytest.mark.parametrize("layout", ["blocks", "rows"])
+@pytest.mark.parametrize("number", [0, 4, 103, 106, 202])
+def test_td_errors_come_home(layout: str, number: int) -> None:
+    buffer = filled("prioritized", layout=layout, priority_exponent=1.0, importance_exponent=0.0)
+    for _ in range(10):
+        drawn = numbers(buffer.sample(num_items=60))
+        buffer.update_priorities(np.where(drawn == number, -50.0, 0.0), "default_policy")
+    assert (numbers(buffer.sample(num_items=100)) == number).all()
+
+
+@pytest.mark.parametrize("num_learners", [1, 2, 3])
+def test_td_errors_come_home_from_several_learners(num_learners: int) -> None:
+    from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+
+    buffer = filled("prioritized", num_learners=num_learners, priority_exponent=1.0)
+    for _ in range(10):
+        # 2 of 15 rows are done, so 24 rows hold several blocks of one
+        shards = ShardEpisodesIterator(buffer.sample(num_items=24), num_shards=num_learners)
+        drawn = np.concatenate([numbers(shard) for shard in shards])
+        buffer.update_priorities(np.where(drawn == 106, 50.0, 0.0))
+    assert (numbers(buffer.sample(num_items=100)) == 106).all()
+
+
+def test_late_td_errors_are_dropped() -> None:
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=4, seed=0, priority_exponent=1.0)
+    buffer.add(numbered("a", 4))
+    buffer.sample(num_items=50)
+    buffer.add(numbered("b", 4, offset=100))  # every slot is rewritten before the TD errors arrive
+    buffer.update_priorities(np.full(50, 1000.0))
+    assert buffer.replay.stats()["late_updates_dropped"] == 50
+    drawn = numbers(buffer.sample(num_items=400))
+    assert set(drawn) == {100, 101, 102, 103}
+
+
+def test_weights_follow_the_recipe_whatever_beta_says() -> None:
+    buffer = filled("prioritized", priority_exponent=1.0, importance_exponent=1.0)
+    drawn = numbers(buffer.sample(num_items=300, beta=None))
+    buffer.update_priorities(np.where(drawn < 100, 4.0, 1.0))
+    episodes = buffer.sample(num_items=300, beta=0.0)
+    weights = column(episodes, "get_extra_model_outputs", "weights")
+    np.testing.assert_allclose(weights, np.where(numbers(episodes) < 100, 0.25, 1.0), rtol=1e-4)
+    assert weights.dtype == np.float32
+
+
+def test_a_recipe_without_priorities_ignores_td_errors() -> None:
+    buffer = filled()
+    buffer.sample(num_items=5)
+    buffer.update_priorities(np.zeros(5))
+    assert column(buffer.sample(num_items=5), "get_extra_model_outputs", "weights").tolist() == [1.0] * 5
+
+
+def test_a_number_of_td_errors_that_is_not_that_of_the_rows_is_refused() -> None:
+    buffer = filled("prioritized")
+    with pytest.raises(ValueError, match="nothing was drawn since the last update"):
+        buffer.update_priorities(np.zeros(5))
+    buffer.sample(num_items=5)
+    with pytest.raises(ValueError, match="5 rows"):
+        buffer.update_priorities(np.zeros(4))
+    with pytest.raises(ValueError, match="finite"):
+        buffer.update_priorities(np.array([0, 1, np.nan, 2, 3]))
+    buffer.update_priorities(np.zeros(5))
+
+
+def test_mixed_rows_lie_between_stored_ones() -> None:
+    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=1000, num_neighbors=3, seed=0)
+    for episode in played(gym.make("Pendulum-v1"), steps=400, fragment=1):
+        buffer.add(episode)
+    stored = buffer.replay.storage.get(slice(0, 400))
+    episodes = buffer.sample(num_items=64)
+    actions, observations = column(episodes, "get_actions"), column(episodes, "get_observations")
+    known = {tuple(row) for row in stored["observation"].tolist()}
+    mixed = [row for row in observations.tolist() if tuple(row) not in known]
+    assert len(mixed) > 48
+    assert stored["action"].min() <= actions.min() and actions.max() <= stored["action"].max()
+    assert actions.shape == (64, 1) and actions.dtype == np.float32
+    assert column(episodes, "get_rewards").dtype == np.float32
+
+
+def test_length_and_counters() -> None:
+    buffer = filled(capacity=10)
+    assert len(buffer) == buffer.get_num_timesteps() == 10
+    buffer.add(numbered("c", 1, start=9, offset=200))  # a gap
+    buffer.add(numbered("c", 1, start=9, offset=200))  # a duplicate
+    buffer.sample(num_items=7)
+    root = MetricsLogger(root=True)
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    buffer.sample(num_items=5)
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    result = root.compile()["replay_buffer"]
+    assert result["num_env_steps_stored"] == 10
+    assert result["num_env_steps_added_lifetime"] == result["num_agent_steps_added_lifetime"]["default_agent"] == 16
+    assert result["num_env_steps_evicted_lifetime"] == 6
+    assert result["num_episodes_added_lifetime"] == 3
+    assert (
+        result["num_env_steps_sampled_lifetime"] == result["num_module_steps_sampled_lifetime"]["default_policy"] == 12
+    )
+    assert (result["num_fragment_gaps_lifetime"], result["num_duplicate_env_steps_lifetime"]) == (1, 1)
+    assert result["actual_n_step"] == 1.0
+    assert (buffer.get_added_timesteps(), buffer.get_sampled_timesteps()) == (16, 12)
+
+
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+@pytest.mark.parametrize("n_step", [1, 3, (1, 3)])
+def test_a_restored_buffer_goes_on_with_the_same_draws(recipe: str, n_step: int | tuple[int, int]) -> None:
+    buffer = filled(recipe)
+    drawn = numbers(buffer.sample(num_items=30, n_step=n_step))
+    buffer.update_priorities(drawn.astype(float))
+    again = RecipeEpisodeReplayBuffer(recipe, capacity=100, seed=5)
+    again.set_state(buffer.get_state())
+    assert len(again) == len(buffer) == 15
+    for _ in range(3):
+        expected, restored = buffer.sample(num_items=20, n_step=n_step), again.sample(num_items=20, n_step=n_step)
+        for method in ("get_observations", "get_actions", "get_rewards"):
+            np.testing.assert_array_equal(column(restored, method), column(expected, method))
+    for one in (buffer, again):
+        one.add(numbered("c", 2, start=3, offset=200))
+    assert len(again) == 17 and again._converter.fragments.gaps == 0
+
+
+def test_a_state_of_another_recipe_is_refused() -> None:
+    buffer = filled()
+    with pytest.raises(ValueError, match="the state is of recipe 'prioritized'; this buffer is 'uniform'"):
+        buffer.set_state(filled("prioritized").get_state())
+    assert len(buffer) == 15
+
+
+def test_seeds_come_from_the_option_or_from_torch() -> None:
+    def draws(**options: object) -> list[int]:
+        buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, **options)
+        buffer.add(numbered("a", 50))
+        return numbers(buffer.sample(num_items=20)).tolist()
+
+    assert draws(seed=1) == draws(seed=1) != draws(seed=2)
+    torch.manual_seed(3)
+    first = draws()
+    torch.manual_seed(3)  # what RLlib does with config.seed just before it builds the buffer
+    assert draws() == first
+
+
+@pytest.mark.parametrize("n_step", [0, (3, 1), (0, 2)])
+def test_a_number_of_steps_below_one_is_refused(n_step: object) -> None:
+    if n_step == 0:  # RLlib's own buffers read 0 as "not given"
+        assert len(filled().sample(num_items=3, n_step=0)) >= 1
+        return
+    with pytest.raises(ValueError, match="n_step must be at least 1"):
+        filled().sample(num_items=3, n_step=n_step)
+
+
+def test_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch_length_T is 20: a recurrent module"):
+        filled().sample(num_items=3, batch_length_T=20)
+
+
+def test_an_empty_buffer_says_so() -> None:
+    with pytest.raises(RuntimeError, match="empty"):
+        RecipeEpisodeReplayBuffer("uniform", capacity=10).sample(num_items=3)
+
+
+def test_observations_that_change_are_refused_and_nothing_is_lost() -> None:
+    buffer = filled()
+    odd = SingleAgentEpisode(
+        observations=[np.zeros(9, np.float32)] * 2, actions=[np.int64(0)], rewards=[0.0], len_lookback_buffer=0
+    )
+    with pytest.raises(ValueError, match="One buffer stores rows of one space"):
+        buffer.add([numbered("c", 1, start=3, offset=200), odd])
+    assert len(buffer) == 15
+    buffer.add(numbered("c", 1, start=3, offset=200))
+    assert len(buffer) == 16
