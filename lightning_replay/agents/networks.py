@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multilayer perceptrons of the agents, over flat observations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "perceptron"]
+
+
+def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    sizes = [input_size, *hidden_sizes]
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], output_size))
+
+
+class BoundedActor(nn.Module):
+    """Deterministic policy: ``center + half_range * tanh(perceptron(observation))``.
+
+    Args:
+        observation_size: length of a flat observation.
+        action_low: smallest value of each action dimension.
+        action_high: largest value of each action dimension.
+        hidden_sizes: widths of the hidden layers.
+    """
+
+    center: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_low: Sequence[float],
+        action_high: Sequence[float],
+        hidden_sizes: Sequence[int],
+    ) -> None:
+        super().__init__()
+        low, high = torch.tensor(action_low), torch.tensor(action_high)
+        self.perceptron = perceptron(observation_size, hidden_sizes, len(low))
+        self.register_buffer("center", (high + low) / 2, persistent=False)
+        self.register_buffer("half_range", (high - low) / 2, persistent=False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Actions within the bounds, ``[B, A]``."""
+        return self.center + self.half_range * torch.tanh(self.perceptron(observation))
+
+
+class StateActionCritic(nn.Module):
+    """Value of an observation with an action, ``[B, 1]``."""
+
+    def __init__(self, observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.perceptron = perceptron(observation_size + action_size, hidden_sizes, 1)
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Concatenates both and values them."""
+        return self.perceptron(torch.cat([observation, action], dim=-1))
+
+
+class QNetwork(nn.Module):
+    """Values of all discrete actions, ``[B, num_actions]``."""
+
+    def __init__(self, observation_size: int, num_actions: int, hidden_sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.perceptron = perceptron(observation_size, hidden_sizes, num_actions)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """One value per action."""
+        return self.perceptron(observation)

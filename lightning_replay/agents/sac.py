@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SAC for continuous actions: a stochastic policy, two critics, an entropy coefficient that adapts."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from gymnasium.spaces import Space
+from tensordict import TensorDictBase
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import Tensor, nn
+from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.objectives import SACLoss, SoftUpdate
+
+from lightning_replay.agents.networks import StateActionCritic, perceptron
+from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.spaces import continuous_sizes
+
+__all__ = ["SAC"]
+
+
+class SAC(OffPolicyAgent):
+    """Soft actor-critic: the policy maximises ``Q(s, a) - α log π(a|s)``, α keeps the entropy at its target.
+
+    ``priority_weight`` multiplies each row of the critics' loss.
+    Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905.
+
+    Args:
+        observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
+        action_low: smallest value of each action dimension.
+        action_high: largest value of each action dimension.
+        hidden_sizes: widths of the hidden layers of policy and critics.
+        actor_learning_rate: Adam's, of the policy.
+        critic_learning_rate: Adam's, of the critics.
+        entropy_learning_rate: Adam's, of the entropy coefficient.
+        initial_entropy_coefficient: α at the start.
+        target_entropy: entropy the policy is held to; minus the number of action dimensions if absent.
+        discount: γ.
+        target_update_rate: τ of the target critics.
+
+    Returned by each training step:
+        loss: the critics' loss.
+        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
+
+    Example:
+        >>> agent = SAC(observation_size=3, action_low=[-2.0], action_high=[2.0])
+        >>> agent.act(torch.zeros(5, 3), explore=False).shape
+        torch.Size([5, 1])
+    """
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+
+    def __init__(
+        self,
+        observation_size: int | None = None,
+        action_low: list[float] | None = None,
+        action_high: list[float] | None = None,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        entropy_learning_rate: float = 3e-4,
+        initial_entropy_coefficient: float = 1.0,
+        target_entropy: float | None = None,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.build_if_sized()
+
+    @classmethod
+    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+        """Observation length and action bounds."""
+        return continuous_sizes(observation_space, action_space, cls.__name__)
+
+    def build(self) -> None:
+        """Creates the policy, two critics, their targets and the loss."""
+        options = self.hparams
+        low, high = torch.tensor(options["action_low"]), torch.tensor(options["action_high"])
+        sizes, action_size = options["hidden_sizes"], len(low)
+        network = nn.Sequential(perceptron(options["observation_size"], sizes, 2 * action_size), NormalParamExtractor())
+        actor = ProbabilisticActor(
+            TensorDictModule(network, in_keys=["observation"], out_keys=["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=TanhNormal,
+            distribution_kwargs={"low": low, "high": high},
+            return_log_prob=True,
+        )
+        critics = [StateActionCritic(options["observation_size"], action_size, sizes) for _ in range(2)]
+        target_entropy = options["target_entropy"]
+        self.loss = SACLoss(
+            actor,
+            [TensorDictModule(c, in_keys=["observation", "action"], out_keys=["state_action_value"]) for c in critics],
+            loss_function="l2",
+            alpha_init=options["initial_entropy_coefficient"],
+            target_entropy=-float(action_size) if target_entropy is None else target_entropy,
+            reduction="none",
+            use_prioritized_weights=False,
+            scalar_output_mode="exclude",
+        )
+        self.loss.make_value_estimator(gamma=options["discount"])
+        _ = self.loss.target_entropy  # TorchRL registers this buffer at first sight; a checkpoint must find it
+        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
+        self._network = (network,)  # in a tuple: its parameters already belong to the loss
+        self.register_buffer("action_center", (high + low) / 2, persistent=False)
+        self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
+        loc, scale = self._network[0](observation)
+        if explore:
+            loc = loc + scale * torch.randn_like(loc)
+        return self.action_center + self.action_half_range * torch.tanh(loc)
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the critics, the policy, the entropy coefficient and the target critics."""
+        critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
+        rows, details = self.loss.qvalue_v2_loss(batch)
+        loss = weighted_mean(rows, batch)
+        critic_optimizer.zero_grad()
+        self.manual_backward(loss)
+        critic_optimizer.step()
+        actor_rows, actor_details = self.loss.actor_loss(batch)
+        actor_optimizer.zero_grad()
+        self.manual_backward(actor_rows.mean())
+        actor_optimizer.step()
+        entropy_optimizer.zero_grad()
+        self.manual_backward(self.loss.alpha_loss(actor_details["log_prob"]).mean())
+        entropy_optimizer.step()
+        self._target_update.step()
+        return {"loss": loss.detach(), "td_error": details["td_error"]}
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Adam for the critics, the policy and the entropy coefficient."""
+        critics = list(self.loss.qvalue_network_params.values(True, True))
+        return [
+            torch.optim.Adam(critics, lr=self.hparams["critic_learning_rate"], fused=True),
+            torch.optim.Adam(list(self._network[0].parameters()), lr=self.hparams["actor_learning_rate"], fused=True),
+            torch.optim.Adam([self.loss.log_alpha], lr=self.hparams["entropy_learning_rate"], fused=True),
+        ]

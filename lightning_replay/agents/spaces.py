@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads an agent's sizes from Gymnasium spaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+
+__all__ = ["continuous_sizes", "discrete_sizes", "spaces_of"]
+
+
+def spaces_of(env: str | gymnasium.Env | gymnasium.vector.VectorEnv) -> tuple[Space, Space]:
+    """Observation and action space of one environment, given as an id, an environment or a vector of them."""
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return env.single_observation_space, env.single_action_space
+    if not isinstance(env, str):
+        return env.observation_space, env.action_space
+    made = gymnasium.make(env)
+    spaces = (made.observation_space, made.action_space)
+    made.close()
+    return spaces
+
+
+def continuous_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    """``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
+    if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
+        raise ValueError(
+            f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
+            "Use DQN for Discrete actions, or wrap the environment."
+        )
+    return {
+        "observation_size": _flat_size(observation_space, agent),
+        "action_low": [float(value) for value in action_space.low],
+        "action_high": [float(value) for value in action_space.high],
+    }
+
+
+def discrete_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    """``observation_size`` and ``num_actions`` of a Discrete action space."""
+    if not isinstance(action_space, Discrete) or action_space.start != 0:
+        raise ValueError(
+            f"{agent} got the action space {action_space}; it needs Discrete actions that start at 0. "
+            "Use TD3 or SAC for a Box, or wrap the environment."
+        )
+    return {"observation_size": _flat_size(observation_space, agent), "num_actions": int(action_space.n)}
+
+
+def _flat_size(space: Space, agent: str) -> int:
+    if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(
+            f"{agent} got the observation space {space}; it needs a one-dimensional Box of floats. "
+            "Wrap the environment in gymnasium.wrappers.FlattenObservation."
+        )
+    return int(space.shape[0])

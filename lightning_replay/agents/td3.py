@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD3: a deterministic policy, two critics, delayed policy updates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from gymnasium.spaces import Space
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+from torchrl.objectives import SoftUpdate, TD3Loss
+
+from lightning_replay.agents.networks import BoundedActor, StateActionCritic
+from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.spaces import continuous_sizes
+
+__all__ = ["TD3"]
+
+
+class TD3(OffPolicyAgent):
+    """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
+
+    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss.
+    Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
+
+    Args:
+        observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
+        action_low: smallest value of each action dimension.
+        action_high: largest value of each action dimension.
+        hidden_sizes: widths of the hidden layers of policy and critics.
+        actor_learning_rate: Adam's, of the policy.
+        critic_learning_rate: Adam's, of the critics.
+        discount: γ.
+        target_update_rate: τ of the target networks, applied with each policy update.
+        policy_delay: critic updates per policy update.
+        target_noise: standard deviation of the noise on the target policy's actions.
+        target_noise_clip: its largest magnitude.
+        exploration_noise: standard deviation of the noise on the actions taken.
+
+    Returned by each training step:
+        loss: the critics' loss.
+        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
+
+    Example:
+        >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
+        >>> agent.act(torch.zeros(5, 3), explore=True).shape
+        torch.Size([5, 1])
+    """
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+
+    def __init__(
+        self,
+        observation_size: int | None = None,
+        action_low: list[float] | None = None,
+        action_high: list[float] | None = None,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        actor_learning_rate: float = 3e-4,
+        critic_learning_rate: float = 3e-4,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        policy_delay: int = 2,
+        target_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        exploration_noise: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self._updates = 0
+        self.build_if_sized()
+
+    @classmethod
+    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+        """Observation length and action bounds."""
+        return continuous_sizes(observation_space, action_space, cls.__name__)
+
+    def build(self) -> None:
+        """Creates the policy, two critics, their targets and the loss."""
+        options = self.hparams
+        low, high = options["action_low"], options["action_high"]
+        actor = BoundedActor(options["observation_size"], low, high, options["hidden_sizes"])
+        critics = [StateActionCritic(options["observation_size"], len(low), options["hidden_sizes"]) for _ in range(2)]
+        self.loss = TD3Loss(
+            TensorDictModule(actor, in_keys=["observation"], out_keys=["action"]),
+            [TensorDictModule(c, in_keys=["observation", "action"], out_keys=["state_action_value"]) for c in critics],
+            bounds=(torch.tensor(low), torch.tensor(high)),
+            loss_function="l2",
+            reduction="none",
+            use_prioritized_weights=False,
+        )
+        del self.loss.policy_noise, self.loss.noise_clip
+        self.loss.register_buffer("policy_noise", options["target_noise"] * actor.half_range, persistent=False)
+        self.loss.register_buffer("noise_clip", options["target_noise_clip"] * actor.half_range, persistent=False)
+        self.loss.make_value_estimator(gamma=options["discount"])
+        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
+        self._actor = (actor,)  # in a tuple: its parameters already belong to the loss
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Actions in the environment's units, ``[N, A]``; noisy where ``explore``."""
+        (actor,) = self._actor
+        action = actor(observation)
+        if explore:
+            noise = self.hparams["exploration_noise"] * actor.half_range * torch.randn_like(action)
+            action = torch.clamp(action + noise, self.loss.min_action, self.loss.max_action)
+        return action
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the critics, and every ``policy_delay`` updates the policy and the targets."""
+        critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
+        rows, details = self.loss.value_loss(batch)
+        loss = weighted_mean(rows, batch)
+        critic_optimizer.zero_grad()
+        self.manual_backward(loss)
+        critic_optimizer.step()
+        self._updates += 1
+        if self._updates % self.hparams["policy_delay"] == 0:
+            actor_rows, _ = self.loss.actor_loss(batch)
+            actor_optimizer.zero_grad()
+            self.manual_backward(actor_rows.mean())
+            actor_optimizer.step()
+            self._target_update.step()
+        # TorchRL's "td_error" is the square
+        return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Adam for the critics, then for the policy."""
+        critics = list(self.loss.qvalue_network_params.values(True, True))
+        actor = list(self._actor[0].parameters())
+        return [
+            torch.optim.Adam(critics, lr=self.hparams["critic_learning_rate"], fused=True),
+            torch.optim.Adam(actor, lr=self.hparams["actor_learning_rate"], fused=True),
+        ]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the place in the policy delay."""
+        checkpoint["td3_updates"] = self._updates
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the place in the policy delay."""
+        self._updates = checkpoint.get("td3_updates", 0)

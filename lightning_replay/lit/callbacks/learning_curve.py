@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of the learning curve at the end of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from lightning_replay.lit.callbacks.evaluate import Evaluate
+from lightning_replay.lit.datamodule import ReplayDataModule
+
+__all__ = ["LearningCurve", "draw_learning_curves"]
+
+Curve = Sequence[tuple[int, float]]
+
+
+class LearningCurve(L.Callback):
+    """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
+
+    Needs matplotlib: ``pip install lightning-replay[plots]``.
+
+    Args:
+        path: of the picture; ``learning_curve.png`` in the trainer's ``default_root_dir`` if absent.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds out before the training, not after it, that matplotlib is missing."""
+        _import_pyplot()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the picture."""
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(source, ReplayDataModule)
+        curves: dict[str, Curve] = {}
+        if source.collection.episodes:
+            curves["training episodes"] = [(e.env_steps, e.episode_return) for e in source.collection.episodes]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Evaluate) and callback.history:
+                curves["evaluation"] = callback.history
+        path = Path(self.path) if self.path else Path(trainer.default_root_dir) / "learning_curve.png"
+        draw_learning_curves(curves, path)
+
+
+def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "") -> None:
+    """Writes one line per curve of ``(env_steps, return)`` points as a PNG file."""
+    pyplot = _import_pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for label, points in curves.items():
+        axes.plot([steps for steps, _ in points], [value for _, value in points], label=label)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("return")
+    axes.set_title(title)
+    if curves:
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _import_pyplot() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the learning curve needs matplotlib, which is not installed: pip install lightning-replay[plots]"
+        ) from error
+    matplotlib.use("Agg", force=False)
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A progress bar in environment steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
+
+from lightning_replay.lit.datamodule import ReplayDataModule
+
+__all__ = ["ReplayProgressBar"]
+
+
+class ReplayProgressBar(ProgressBar):
+    """Shows environment steps, recent training return, last evaluation and updates per second.
+
+    Give it to the trainer among its callbacks; it replaces Lightning's bar.
+
+    Args:
+        refresh_seconds: time between two refreshes; a bar refreshed at each step costs as much as a small update.
+    """
+
+    def __init__(self, refresh_seconds: float = 0.5) -> None:
+        super().__init__()
+        self.refresh_seconds = refresh_seconds
+        self._is_enabled = True
+        self._bar: tqdm | None = None
+        self._last_updates = 0
+        self._last_time = 0.0
+
+    def enable(self) -> None:
+        """Shows the bar."""
+        self._is_enabled = True
+
+    def disable(self) -> None:
+        """Hides the bar."""
+        self._is_enabled = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Opens the bar."""
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        if not self._is_enabled or not isinstance(source, ReplayDataModule):
+            return
+        self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
+        self._last_updates, self._last_time = source.updates_done, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Refreshes when due."""
+        now = time.perf_counter()
+        if self._bar is not None and now - self._last_time >= self.refresh_seconds:
+            self._refresh(trainer, now)
+
+    def _refresh(self, trainer: L.Trainer, now: float) -> None:
+        source: ReplayDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        assert self._bar is not None
+        updates = source.updates_done - self._last_updates
+        shown = {"return": source.collection.recent_return}
+        if "eval/return" in trainer.callback_metrics:
+            shown["eval/return"] = float(trainer.callback_metrics["eval/return"])
+        postfix = {name: f"{value:.1f}" for name, value in shown.items() if not math.isnan(value)}
+        postfix["updates/s"] = f"{updates / max(now - self._last_time, 1e-9):.0f}"
+        self._bar.set_postfix(postfix, refresh=False)
+        self._bar.n = source.env_steps_done
+        self._bar.refresh()
+        self._last_updates, self._last_time = source.updates_done, now
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Shows the final state and closes the bar."""
+        if self._bar is not None:
+            self._refresh(trainer, time.perf_counter())
+            self._bar.close()
+            self._bar = None

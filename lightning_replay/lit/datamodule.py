@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects from environments, keeps the replay and hands Lightning its batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay
+from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.environments import make_environment, make_environments
+from lightning_replay.lit.evaluation import EvaluationStream
+from lightning_replay.lit.pace import Pace
+from lightning_replay.lit.stream import ReplayStream
+from lightning_replay.replay import Replay
+
+__all__ = ["ReplayDataModule"]
+
+
+class ReplayDataModule(L.LightningDataModule):
+    """Environments and replay of one run: ``updates = floor((env_steps - warmup_steps) * updates_per_env_step)``.
+
+    Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)``: it collects with the agent's
+    ``act(observation, explore)``, draws one batch per update and stops the trainer when ``env_steps`` are collected.
+    Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
+    restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        replay: the buffer, usually from :mod:`lightning_replay.recipes`.
+        env_steps: environment steps of the whole run, warm-up included.
+        warmup_steps: environment steps with random actions before the first update.
+        updates_per_env_step: replay ratio; a fraction or several.
+        num_envs: environments stepped together.
+        asynchronous: step them in processes of their own.
+        updates_per_training_step: batches per ``training_step``; several make tiny updates cheaper.
+        updates_per_epoch: updates in one of Lightning's epochs.
+        evaluation_episodes: episodes of ``trainer.validate``.
+        env_kwargs: further arguments of the environment.
+        seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
+
+    Raises:
+        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> data = ReplayDataModule("Pendulum-v1", recipes.uniform(capacity=1_000), env_steps=600, warmup_steps=500)
+        >>> data.pace.total_updates
+        100
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env],
+        replay: Replay,
+        env_steps: int,
+        warmup_steps: int,
+        updates_per_env_step: float = 1.0,
+        num_envs: int = 1,
+        asynchronous: bool = False,
+        updates_per_training_step: int = 1,
+        updates_per_epoch: int = 1_000,
+        evaluation_episodes: int = 5,
+        env_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        counts = {
+            "num_envs": num_envs,
+            "updates_per_training_step": updates_per_training_step,
+            "updates_per_epoch": updates_per_epoch,
+            "evaluation_episodes": evaluation_episodes,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{name} is {count}; it must be at least 1.")
+        self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+        self.env = env
+        self.replay = replay
+        self.updates_per_training_step = updates_per_training_step
+        self.updates_per_epoch = updates_per_epoch
+        self.evaluation_episodes = evaluation_episodes
+        self.env_kwargs = dict(env_kwargs or {})
+        self.updates_done = 0
+        self.checkpoint_path: Path | None = None
+        if seed is not None:
+            replay.seed(seed)
+        self.collection = Collection(
+            replay,
+            lambda: make_environments(env, self.env_kwargs, num_envs, asynchronous),
+            warmup_steps=warmup_steps,
+            env_steps=env_steps,
+            seed=seed,
+        )
+        self._has_drawn = False
+        self._limit_val_batches: int | float | None = None
+
+    def make_environment(self) -> gymnasium.Env:
+        """One more environment of the same kind, for evaluation."""
+        return make_environment(self.env, self.env_kwargs)
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet."""
+        if self.trainer is not None and self.trainer.world_size > 1:
+            raise ValueError(
+                f"the trainer runs {self.trainer.world_size} processes; ReplayDataModule supports one, because each "
+                "would fill a replay of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+            )
+        if not hasattr(self, "observation_space"):
+            probe = self.make_environment()
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            probe.close()
+        if self.trainer is not None:
+            self._limit_validation(stage == TrainerFn.FITTING)
+            strategy = self.trainer.strategy
+            inner = strategy.checkpoint_io
+            inner = inner.wrapped if isinstance(inner, ReplayCheckpointIO) else inner
+            strategy.checkpoint_io = ReplayCheckpointIO(inner, self)
+        self._has_drawn = False
+
+    def _limit_validation(self, is_fitting: bool) -> None:
+        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
+        assert self.trainer is not None
+        if self._limit_val_batches is not None:
+            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
+        if is_fitting:
+            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
+
+    def train_dataloader(self) -> ReplayStream:
+        """A plain iterable with a length; a DataLoader's workers would draw from a stale copy of the buffer."""
+        steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
+        return ReplayStream(self, steps, self.updates_per_training_step)
+
+    def val_dataloader(self) -> EvaluationStream:
+        """Evaluation episodes for ``trainer.validate``; during ``fit`` the callback ``Evaluate`` chooses the times."""
+        return EvaluationStream(self, self.evaluation_episodes)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The batch itself where it is there already: moving a TensorDict to where it is costs 50 µs."""
+        return self._move(batch, device) if isinstance(batch, TensorDictBase) else batch
+
+    def _move(self, batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+        return batch if batch["index"].device == device else batch.to(device)
+
+    @property
+    def remaining_updates(self) -> int:
+        """Updates until the end of the run."""
+        return self.pace.total_updates - self.updates_done
+
+    @property
+    def env_steps_done(self) -> int:
+        """Environment steps collected."""
+        return self.collection.env_steps
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all environment steps are collected and all updates drawn."""
+        return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
+
+    def start_epoch(self) -> None:
+        """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
+        if self.is_finished:
+            rank_zero_warn(
+                f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. "
+                "Give a larger env_steps to go on, or a new ReplayDataModule to start anew."
+            )
+        elif self.remaining_updates == 0:
+            self.collection.collect_until(self.pace.env_steps, self._agent)
+
+    def request_stop(self) -> None:
+        """Called by the stream with the last batch: the trainer ends after it."""
+        if self.trainer is not None:
+            self.trainer.should_stop = True
+
+    @property
+    def _agent(self) -> L.LightningModule:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    def draw(self) -> TensorDictBase:
+        """Collects what is due before the next update, then draws its batch, on the agent's device."""
+        if self._has_drawn and self.replay.awaits_priorities:
+            raise RuntimeError(
+                "the replay is prioritized, but no TD errors came back since its last draw. Return "
+                "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
+                "replay.update_priority(batch['index'], td_error, generation=batch['generation']) after each update."
+            )
+        self.collection.collect_until(self.pace.steps_for(self.updates_done + 1), self._agent)
+        self.replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
+        batch = self.replay.sample()
+        self.updates_done += 1
+        self._has_drawn = True
+        return self._move(batch, self._agent.device)
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor) -> None:
+        """Gives the TD errors of a batch back to the replay; nothing happens where it is not prioritized."""
+        if self.replay.is_prioritized:
+            self.replay.update_priority(batch["index"], td_error, generation=batch.get("generation", None))
+
+    def replay_stamp(self) -> Hashable:
+        """Equal for two moments between which the replay was neither written, drawn from nor updated."""
+        generator_state = getattr(self.replay.sampler, "generator_state", None)
+        drawn = b"" if generator_state is None else generator_state().numpy().tobytes()
+        return self.env_steps_done, self.updates_done, self.replay.awaits_priorities, drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
+        state: dict[str, Any] = {"version": 1, "replay": None, "updates": self.updates_done}
+        state["collection"] = self.collection.state_dict()
+        state["torch_generator"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda_generators"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        assert self.checkpoint_path is not None
+        self.replay.load(saved_replay(self.checkpoint_path, state["replay"]))
+        self.updates_done = state["updates"]
+        self.collection.load_state_dict(state["collection"])
+        torch.set_rng_state(state["torch_generator"].cpu())
+        if "cuda_generators" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
+
+    def teardown(self, stage: str) -> None:
+        """Closes the environments."""
+        self.collection.close()
+        if self.trainer is not None:
+            self._limit_validation(False)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds Gymnasium environments by id or by a callable, one or a vector of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+__all__ = ["make_environment", "make_environments", "random_actions"]
+
+
+def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
+    """One environment; a missing simulator is named together with the extra that brings it."""
+    try:
+        made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        if "mujoco" in str(error).lower():
+            raise ModuleNotFoundError(
+                f"environment {env!r} needs MuJoCo, which is not installed: pip install lightning-replay[mujoco]"
+            ) from error
+        raise
+    if not isinstance(made.observation_space, Box):
+        made.close()
+        raise ValueError(
+            f"environment {env!r} has the observation space {made.observation_space}; ReplayDataModule collects array "
+            "observations (Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
+        )
+    return made
+
+
+def make_environments(
+    env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
+) -> VectorEnv:
+    """A vector whose environments reset within the step that ends an episode, so that no reset is a transition."""
+    constructors = [lambda: make_environment(env, env_kwargs)] * num_envs
+    vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
+    return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def random_actions(space: Space, count: int, generator: np.random.Generator) -> np.ndarray:
+    """``count`` uniformly random actions of one environment's action space, which must be Discrete or a bounded Box."""
+    if isinstance(space, Discrete):
+        return generator.integers(space.start, space.start + space.n, size=count)
+    if isinstance(space, Box) and space.is_bounded("both"):
+        return generator.uniform(space.low, space.high, size=(count, *space.shape)).astype(space.dtype)
+    raise ValueError(
+        f"no uniformly random warm-up actions in the action space {space}; it must be Discrete or a bounded Box. "
+        "Wrap the environment, for example in gymnasium.wrappers.RescaleAction."
+    )

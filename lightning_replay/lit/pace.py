@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many updates are due after how many environment steps."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+__all__ = ["Pace"]
+
+
+class Pace:
+    """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio.
+
+    Args:
+        env_steps: environment steps of the whole run.
+        warmup_steps: environment steps before the first update.
+        updates_per_env_step: replay ratio; a fraction or several.
+
+    Raises:
+        ValueError: ``env_steps`` not above ``warmup_steps``, or a negative or zero argument where there must be one.
+
+    Example:
+        >>> pace = Pace(env_steps=20, warmup_steps=8, updates_per_env_step=0.25)
+        >>> pace.total_updates, pace.updates_due(15), pace.steps_for(2)
+        (3, 1, 16)
+    """
+
+    def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
+        if env_steps <= warmup_steps:
+            raise ValueError(
+                f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
+                "be above it. Raise env_steps or lower warmup_steps."
+            )
+        if warmup_steps < 1:
+            raise ValueError(f"warmup_steps is {warmup_steps}; at least 1 step must be stored before the first draw.")
+        if not 0 < updates_per_env_step < math.inf:
+            raise ValueError(f"updates_per_env_step is {updates_per_env_step}; it must be positive and finite.")
+        self.env_steps = env_steps
+        self.warmup_steps = warmup_steps
+        # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
+        self._ratio = Fraction(updates_per_env_step).limit_denominator(1_000_000)
+        self.total_updates = self.updates_due(env_steps)
+
+    def updates_due(self, steps: int) -> int:
+        """Updates to be done by the time ``steps`` environment steps are stored."""
+        return math.floor(max(0, steps - self.warmup_steps) * self._ratio)
+
+    def steps_for(self, update: int) -> int:
+        """Environment steps to be stored before update number ``update``, counted from 1; all before the last."""
+        if update >= self.total_updates:
+            return self.env_steps
+        return self.warmup_steps + math.ceil(update / self._ratio)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training data as Lightning sees it: an epoch of batches, each drawn when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightning_replay.lit.datamodule import ReplayDataModule
+
+__all__ = ["ReplayStream", "UpdateBatches"]
+
+
+class UpdateBatches:
+    """Several batches for one ``training_step``, each collected for and drawn when the loop reaches it.
+
+    Update the priorities inside the loop; the callback that does it between steps would come too late.
+
+    Example::
+
+        for batch in batches:
+            outputs = self.update(batch)
+            batches.update_priority(batch, outputs["td_error"])
+    """
+
+    def __init__(self, source: ReplayDataModule, count: int) -> None:
+        self._source = source
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        for _ in range(self._count):
+            yield self._source.draw()
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor) -> None:
+        """Gives the TD errors of one batch back to the replay; nothing happens where it is not prioritized."""
+        self._source.update_priority(batch, td_error)
+
+
+class ReplayStream:
+    """One epoch. It has a length, so that Lightning draws each batch only after the last one's priorities are in.
+
+    Args:
+        source: the data module that collects and draws.
+        length: training steps per epoch; the last epoch may be shorter.
+        updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
+    """
+
+    def __init__(self, source: ReplayDataModule, length: int, updates_per_step: int = 1) -> None:
+        self._source = source
+        self._length = length
+        self._updates_per_step = updates_per_step
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
+        source = self._source
+        source.start_epoch()
+        for _ in range(self._length):
+            count = min(self._updates_per_step, source.remaining_updates)
+            if count == source.remaining_updates:
+                source.request_stop()
+            if count == 0:
+                return
+            yield source.draw() if self._updates_per_step == 1 else UpdateBatches(source, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the data module keeps the place. Its presence tells Lightning that the stream can resume."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`state_dict`."""
