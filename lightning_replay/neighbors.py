@@ -41,7 +41,7 @@ class NeighborLists:
         backend: of rebuilds, which run where at least half of the rows are new: ``"exact"``, ``"faiss_flat"``
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
             exact with all three; Faiss runs on the GPU where the features are on one.
-        num_spare: candidates kept beyond k; None keeps as many as k, at least 8.
+        num_spare: candidates kept beyond k, at least; None keeps as many as k. A list is a multiple of 8 long.
         drift_tolerance: relative change of a standard deviation that asks for standardising anew.
 
     Example:
@@ -66,6 +66,8 @@ class NeighborLists:
                 f"capacity, num_neighbors and refresh_interval must be at least 1; got {capacity}, {num_neighbors} "
                 f"and {refresh_interval}"
             )
+        if num_spare is not None and num_spare < 0:
+            raise ValueError(f"num_spare must be at least 0; got {num_spare}")
         if refresh_interval == 1 and backend != "exact":
             raise ValueError(
                 f"refresh_interval=1 searches every draw by the definition and takes backend='exact'; got {backend!r}. "
@@ -75,7 +77,7 @@ class NeighborLists:
         self.num_neighbors = num_neighbors
         self.refresh_interval = refresh_interval
         self.backend = backend
-        self.num_spare = max(num_neighbors, 8) if num_spare is None else num_spare
+        self.num_spare = num_neighbors if num_spare is None else num_spare
         self.drift_tolerance = drift_tolerance
         self._search = search_by_name(backend)
         self.clear()
@@ -119,7 +121,7 @@ class NeighborLists:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
             table = PointTable(self.capacity, self._rows.width, features.device)
-            cache = NeighborCache(table, self.num_neighbors, self.num_neighbors + self.num_spare)
+            cache = NeighborCache(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
             self._upkeep = NeighborUpkeep(self._rows, cache, self._search, self.refresh_interval, self.drift_tolerance)
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:

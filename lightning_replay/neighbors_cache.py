@@ -22,7 +22,7 @@ class NeighborCache:
     Args:
         table: the standardised rows.
         num_neighbors: k; rows of a list that are drawn from.
-        num_candidates: rows of a list.
+        num_candidates: rows of a list, a multiple of 8.
     """
 
     def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:
@@ -63,9 +63,9 @@ class NeighborCache:
 
     def drop(self, leaving: Tensor, limit: int) -> None:
         """Takes the slots marked in ``leaving`` (bool ``[capacity + 1]``) out of the lists below ``limit``."""
-        entries = self.slot[:limit]
-        hit = leaving.index_select(0, entries.flatten()).nonzero().squeeze(1)
-        slots = (hit // self.num_candidates).unique_consecutive()
+        hit = leaving.index_select(0, self.slot[:limit].flatten())
+        # Marks are looked through eight at a time: of two million bytes all but a thousand are 0.
+        slots = (hit.view(torch.int64).nonzero().squeeze(1) // (self.num_candidates // 8)).unique_consecutive()
         for block in blocks_of(slots, _BLOCK):
             kept = self.slot[block]
             distance = self.distance[block].masked_fill(leaving[kept.long()], torch.inf)

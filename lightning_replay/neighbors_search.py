@@ -64,15 +64,15 @@ class PointTable:
         """
         query = self._rows.index_select(0, slots)
         point, square, one = query.split([self.width, 1, 1], 1)
-        factors = torch.cat([-2 * point, one, square], 1).T
+        factors = torch.cat([-2 * point, one, square], 1)
         table = self._rows[: _whole_groups(limit)]
         closest, group_minimum = [], []
         tile = max(_GROUP, self._tile_elements // len(slots) // _GROUP * _GROUP)
         for rows in table.split(tile):
-            distance = rows @ factors
-            closest.append(distance.amin(1))
-            group_minimum.append(distance.view(-1, _GROUP, len(slots)).amin(1))
-        distance, slot = self._best_of_groups(slots, point, torch.cat(group_minimum).T.contiguous(), count)
+            distance = factors @ rows.T
+            closest.append(distance.amin(0))
+            group_minimum.append(distance.view(len(slots), -1, _GROUP).amin(2))
+        distance, slot = self._best_of_groups(slots, point, torch.cat(group_minimum, 1), count)
         return distance, slot, torch.cat(closest)[:limit]
 
     def _best_of_groups(self, slots: Tensor, point: Tensor, minimum: Tensor, count: int) -> tuple[Tensor, Tensor]:

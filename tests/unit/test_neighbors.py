@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_replay.neighbors import NeighborLists
+from lightning_replay.state_files import read_state, write_state
+
+FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "nmer_neighbours.json").read_text())
+CASES = {case["name"]: case for case in FIXTURE["cases"]}
+
+
+def filled(features: Tensor, num_neighbors: int, capacity: int | None = None, **options: object) -> NeighborLists:
+    lists = NeighborLists(capacity or len(features), num_neighbors, **options)
+    lists.write(torch.arange(len(features)), features)
+    return lists
+
+
+def fixture_features(case: dict) -> Tensor:
+    inputs = case["inputs"]
+    return torch.tensor(np.concatenate([inputs["states"], inputs["actions"]], 1), dtype=torch.float64)
+
+
+def walk(steps: int, seed: int = 0) -> Tensor:
+    """Random walks through a bent 4-dimensional state space seen in 8 dimensions, and 2 random actions."""
+    generator = torch.Generator().manual_seed(seed)
+    state, states = torch.zeros(4), []
+    for step in range(steps):
+        state = 0.95 * state * (step % 200 > 0) + 0.3 * torch.randn(4, generator=generator)
+        states.append(state)
+    seen = torch.tanh(torch.stack(states) @ torch.randn(4, 8, generator=generator))
+    return torch.cat([seen, torch.rand(steps, 2, generator=generator) * 2 - 1], 1)
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 64])
+@pytest.mark.parametrize("name", CASES)
+def test_neighbours_are_those_of_the_authors_code(name: str, refresh_interval: int) -> None:
+    case = CASES[name]
+    lists = filled(fixture_features(case), case["inputs"]["k"], refresh_interval=refresh_interval)
+    expected, rows = case["expected"], len(lists)
+    found = lists.neighbors(torch.arange(rows))
+    for row, nearest in enumerate(expected.get("neighbours_nearest_first", [])):
+        assert found[row, : len(nearest)].tolist() == nearest
+        assert (found[row, len(nearest) :] == -1).all()
+    for row, neighbors in expected.get("neighbour_sets", {}).items():
+        assert set(found[int(row)].tolist()) == set(neighbors)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "distances" in CASES[name]["expected"]])
+def test_distances_and_statistics_are_those_of_the_authors_code(name: str) -> None:
+    case = CASES[name]
+    lists = filled(fixture_features(case), case["inputs"]["k"], refresh_interval=1)
+    distance, _ = lists._by_definition(torch.arange(len(lists)), case["inputs"]["k"])
+    torch.testing.assert_close(distance, torch.tensor(case["expected"]["distances"]).double(), atol=1e-9, rtol=1e-6)
+    lists.standardization.refit(fixture_features(case))
+    states = len(case["expected"]["mean"])
+    for statistic, key in ((lists.standardization.mean, "mean"), (lists.standardization.std, "population_std")):
+        torch.testing.assert_close(
+            statistic[:states], torch.tensor(case["expected"][key]).double(), atol=1e-9, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 64])
+def test_every_row_a_duplicate(refresh_interval: int) -> None:
+    lists = filled(torch.full((6, 3), 0.1), 5, refresh_interval=refresh_interval)
+    for row, neighbors in enumerate(lists.neighbors(torch.arange(6)).tolist()):
+        assert sorted(neighbors) == [other for other in range(6) if other != row]
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 64])
+def test_a_lone_row_is_drawn_itself_and_two_rows_draw_each_other(refresh_interval: int) -> None:
+    lists = NeighborLists(10, 3, refresh_interval=refresh_interval)
+    generator = torch.Generator().manual_seed(0)
+    lists.write(torch.tensor([7]), torch.ones(1, 2))
+    assert lists.draw(torch.tensor([7, 7]), generator).tolist() == [7, 7]
+    lists.write(torch.tensor([2]), torch.zeros(1, 2))
+    assert lists.draw(torch.tensor([7, 2]), generator).tolist() == [2, 7]
+    assert lists.neighbors(torch.tensor([7])).tolist() == [[2, -1, -1]]
+
+
+def test_integers_are_features_too() -> None:
+    assert filled(torch.tensor([[0], [1], [5]]), 1).neighbors(torch.arange(3)).tolist() == [[1], [0], [1]]
+
+
+def test_partners_are_uniform_over_the_neighbours() -> None:
+    lists = filled(torch.arange(20.0).unsqueeze(1), 5)
+    index = torch.full((100_000,), 10)
+    counts = torch.bincount(lists.draw(index, torch.Generator().manual_seed(0)), minlength=20)
+    neighbors = lists.neighbors(torch.tensor([10]))[0]
+    assert counts[neighbors].sum() == 100_000
+    assert ((counts[neighbors] - 20_000).abs() < 5 * (100_000 * 0.2 * 0.8) ** 0.5).all()
+
+
+def test_partners_stay_uniform_when_a_neighbour_was_just_overwritten() -> None:
+    lists = filled(torch.arange(20.0).unsqueeze(1), 5, capacity=20)
+    index, generator = torch.full((100_000,), 10), torch.Generator().manual_seed(0)
+    before = lists.neighbors(torch.tensor([10]))[0]
+    lists.write(before[:1], torch.tensor([[1000.0]]))
+    counts = torch.bincount(lists.draw(index, generator), minlength=20)
+    assert lists._upkeep is not None and lists._upkeep.waiting_count == 1
+    assert counts[before[0]] == 0
+    assert ((counts[before[1:]] - 25_000).abs() < 5 * (100_000 * 0.25 * 0.75) ** 0.5).all()
+
+
+def test_a_list_that_lost_everything_asks_for_a_pass() -> None:
+    lists = filled(torch.arange(40.0).unsqueeze(1), 2, capacity=40)
+    lists.neighbors(torch.arange(40))
+    lists.write(torch.tensor([9, 11]), torch.tensor([[90.0], [91.0]]))
+    assert set(lists.draw(torch.full((50,), 10), torch.Generator().manual_seed(0)).tolist()) <= {8, 12}
+
+
+def test_an_overwritten_row_takes_its_new_place_and_leaves_its_old_one() -> None:
+    lists = filled(torch.arange(50.0).unsqueeze(1), 2, drift_tolerance=float("inf"))
+    lists.neighbors(torch.arange(50))
+    lists.write(torch.tensor([10]), torch.tensor([[40.4]]))
+    found = lists.neighbors(torch.arange(50))
+    assert found[10].tolist() == [40, 41]
+    assert found[40].tolist() == [10, 41] or found[40].tolist() == [10, 39]
+    assert found[11].tolist() == [12, 9] or found[11].tolist() == [12, 13]
+    assert 10 not in found[:38]
+
+
+def test_passes_are_fewer_than_insertions_at_twenty_draws_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = walk(2600)
+    lists = filled(data[:2000], 5, capacity=2600)
+    generator = torch.Generator().manual_seed(0)
+    lists.neighbors(torch.arange(2000))
+    assert lists._upkeep is not None
+    passes, run = [], lists._upkeep.run
+    monkeypatch.setattr(lists._upkeep, "run", lambda: (passes.append(lists._upkeep.waiting_count), run()))
+    for row in range(2000, 2600):
+        lists.write(torch.tensor([row]), data[row : row + 1])
+        for _ in range(20):
+            lists.draw(torch.randint(0, 100, (8,), generator=generator), generator)
+    assert passes == [64] * (600 // 64)
+
+
+def test_a_drawn_row_that_waits_gets_its_own_neighbours() -> None:
+    data = walk(500)
+    lists = filled(data[:499], 3, capacity=500)
+    lists.neighbors(torch.arange(499))
+    lists.write(torch.tensor([499]), data[499:])
+    found = lists.neighbors(torch.tensor([499]))
+    assert found.tolist() == filled(data, 3, refresh_interval=1).neighbors(torch.tensor([499])).tolist()
+
+
+def test_recall_through_growth_and_a_turn_of_the_ring() -> None:
+    data, capacity = walk(4000), 1500
+    lists = filled(data[:400], 10, capacity=capacity)
+    generator = torch.Generator().manual_seed(0)
+    recalls = []
+    for row in range(400, len(data)):
+        lists.write(torch.tensor([row % capacity]), data[row : row + 1])
+        lists.draw(torch.randint(0, min(row, capacity), (8,), generator=generator), generator)
+        if row % 400 == 0:
+            recalls.append(lists.recall_at(10, 300, generator))
+    assert min(recalls) > 0.96
+
+
+def test_a_drifted_scale_is_followed_and_lists_are_renewed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(3000, 6, generator=generator)
+    data[1000:] *= torch.tensor([4.0, 0.3, 1.0, 1.0, 1.0, 1.0])
+    lists = filled(data[:1000], 10, capacity=3000)
+    everything = torch.arange(3000)
+    lists.neighbors(everything[:1000])
+    for block in everything[1000:].split(100):
+        lists.write(block, data[block])
+        lists.neighbors(block)
+        assert lists.standardization.drift() <= lists.drift_tolerance
+    assert lists.recall_at(10, 500, generator) > 0.97
+
+
+def test_without_drift_tolerance_the_test_above_would_notice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(3000, 6, generator=generator)
+    data[1000:] *= torch.tensor([4.0, 0.3, 1.0, 1.0, 1.0, 1.0])
+    lists = filled(data[:1000], 10, capacity=3000, drift_tolerance=float("inf"))
+    lists.neighbors(torch.arange(1000))
+    for block in torch.arange(1000, 3000).split(100):
+        lists.write(block, data[block])
+        lists.neighbors(block)
+    assert lists.recall_at(10, 500, generator) < 0.9
+
+
+def test_a_feature_that_becomes_constant_is_ignored_again() -> None:
+    data = walk(64)
+    data[:, 0] = 3.7
+    lists = filled(walk(64) * 1e3, 3, capacity=64)
+    lists.neighbors(torch.arange(64))
+    for row in range(64):
+        lists.write(torch.tensor([row]), data[row : row + 1])
+        lists.neighbors(torch.tensor([row]))
+    assert lists.standardization.std[0] == 0
+    true = filled(data, 3, refresh_interval=1).neighbors(torch.arange(64))
+    assert (lists.neighbors(torch.arange(64)) == true).double().mean() > 0.95
+
+
+def test_statistics_do_not_lose_digits_far_from_zero() -> None:
+    data = 1e6 + torch.randn(400, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    lists = NeighborLists(100, 3)
+    for block in torch.arange(400).split(20):
+        lists.write(block % 100, data[block])
+        lists.neighbors(block % 100)
+    lists.write(torch.arange(50), 1e6 + 2 * (data[:50] - 1e6))
+    now = torch.cat([1e6 + 2 * (data[:50] - 1e6), data[350:]])
+    change = (now.std(0, correction=0) / lists.standardization.std - 1).abs().max()
+    assert lists.standardization.drift() == pytest.approx(float(change), rel=1e-9)
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 16])
+def test_the_next_draws_are_the_same_after_saving_and_loading(refresh_interval: int, tmp_path: Path) -> None:
+    data = walk(400)
+    lists = filled(data[:200], 5, capacity=300, refresh_interval=refresh_interval)
+    lists.draw(torch.arange(10), torch.Generator().manual_seed(0))
+    lists.write(torch.arange(200, 210), data[200:210])
+    lists.write(torch.arange(5), data[300:305])
+    write_state(tmp_path / "lists", lists.state_dict())
+    again = NeighborLists(300, 5, refresh_interval=refresh_interval)
+    again.load_state_dict(read_state(tmp_path / "lists"))
+    first, second = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    index = torch.arange(20, 190)
+    for step in range(210, 290):
+        assert torch.equal(lists.draw(index, first), again.draw(index, second))
+        for each in (lists, again):
+            each.write(torch.tensor([step]), data[step : step + 1])
+    assert torch.equal(lists.neighbors(torch.arange(290)), again.neighbors(torch.arange(290)))
+
+
+def test_empty_lists_save_load_and_clear() -> None:
+    lists = NeighborLists(8, 2)
+    lists.load_state_dict(lists.state_dict())
+    assert len(lists) == 0 and lists.nbytes == 0
+    lists.write(torch.arange(4), torch.randn(4, 3))
+    assert len(lists) == 4 and lists.nbytes > 0
+    lists.clear()
+    lists.write(torch.arange(0), torch.randn(0, 5))
+    lists.write(torch.arange(2), torch.randn(2, 5))
+    assert len(lists) == 2
+    assert lists.draw(torch.arange(0), torch.Generator()).shape == (0,)
+
+
+def test_a_state_of_other_options_is_refused() -> None:
+    state = filled(torch.randn(10, 2), 3).state_dict()
+    for other in (NeighborLists(10, 4), NeighborLists(9, 3), NeighborLists(10, 3, refresh_interval=1)):
+        with pytest.raises(ValueError, match="Build them"):
+            other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("index", "features", "error", "message"),
+    [
+        ([3, 4], [[0.0, 1.0], [float("nan"), 0.0]], ValueError, r"slots \[4\] are NaN"),
+        ([3], [[0.0, float("inf")]], ValueError, r"slots \[3\]"),
+        ([3], [[0.0, 1.0, 2.0]], ValueError, "3 wide and the rows stored 2"),
+        ([10], [[0.0, 1.0]], IndexError, r"slots \[10\] do not exist; accepted are 0 to 9"),
+        ([-1], [[0.0, 1.0]], IndexError, r"slots \[-1\]"),
+        ([3, 3], [[0.0, 1.0], [0.0, 2.0]], ValueError, "twice"),
+        ([3], [[0.0, 1.0], [0.0, 1.0]], ValueError, "shape"),
+    ],
+)
+def test_bad_rows_are_refused_and_nothing_is_lost(
+    index: list[int], features: list, error: type[Exception], message: str
+) -> None:
+    lists = filled(torch.randn(6, 2), 2, capacity=10)
+    before = lists.neighbors(torch.arange(6))
+    with pytest.raises(error, match=message):
+        lists.write(torch.tensor(index), torch.tensor(features))
+    assert len(lists) == 6
+    assert torch.equal(lists.neighbors(torch.arange(6)), before)
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 64])
+@pytest.mark.parametrize(("slot", "message"), [(10, "do not exist"), (-1, "do not exist"), (8, "hold no row")])
+def test_drawing_for_slots_without_a_row_is_refused(slot: int, message: str, refresh_interval: int) -> None:
+    lists = filled(torch.randn(6, 2), 2, capacity=10, refresh_interval=refresh_interval)
+    with pytest.raises(IndexError, match=message):
+        lists.draw(torch.tensor([0, slot]), torch.Generator())
+    with pytest.raises(IndexError, match="hold no row"):
+        NeighborLists(10, 2, refresh_interval=refresh_interval).draw(torch.tensor([0]), torch.Generator())
+
+
+@pytest.mark.parametrize("options", [{"capacity": 0}, {"num_neighbors": 0}, {"refresh_interval": 0}, {"num_spare": -1}])
+def test_impossible_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        NeighborLists(**{"capacity": 10, "num_neighbors": 2, **options})
+
+
+def test_an_unknown_search_and_an_inexact_definition_are_refused() -> None:
+    with pytest.raises(ValueError, match="'faiss_ivf'"):
+        NeighborLists(10, 2, backend="annoy")
+    with pytest.raises(ValueError, match="refresh_interval=1"):
+        NeighborLists(10, 2, backend="faiss_flat", refresh_interval=1)
+
+
+def test_missing_faiss_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"pip install 'lightning-replay\[faiss-[cg]pu\]'"):
+        NeighborLists(10, 2, backend="faiss_flat")
+
+
+def test_faiss_finds_what_the_exact_search_finds() -> None:
+    pytest.importorskip("faiss")
+    data = walk(1000)
+    slots = torch.arange(1000) * 2 + 1
+    found = []
+    for backend in ("exact", "faiss_flat"):
+        lists = NeighborLists(2000, 5, backend=backend)
+        lists.write(slots, data)
+        found.append(lists.neighbors(slots))
+    assert (found[0] == found[1]).double().mean() > 0.999
+
+
+def test_the_inverted_file_is_close_and_passes_stay_exact() -> None:
+    pytest.importorskip("faiss")
+    data = walk(2020)
+    lists = filled(data[:2000], 5, capacity=2020, backend="faiss_ivf")
+    assert 0.5 < lists.recall_at(5, 500, torch.Generator().manual_seed(0)) < 1
+    lists.write(torch.arange(2000, 2020), data[2000:])
+    true = filled(data, 5, refresh_interval=1).neighbors(torch.arange(2000, 2020))
+    assert (lists.neighbors(torch.arange(2000, 2020)) == true).double().mean() > 0.97
+
+
+@pytest.mark.parametrize("backend", ["exact", "faiss_flat"])
+def test_faiss_with_fewer_rows_than_neighbours(backend: str) -> None:
+    if backend != "exact":
+        pytest.importorskip("faiss")
+    lists = filled(torch.tensor([[0.0], [1.0], [5.0]]), 8, capacity=9, backend=backend)
+    assert lists.neighbors(torch.arange(3))[:, :3].tolist() == [[1, 2, -1], [0, 2, -1], [1, 0, -1]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_lists_on_the_gpu_are_those_on_the_cpu() -> None:
+    data = walk(1500)
+    found = []
+    for device in ("cpu", "cuda"):
+        lists = NeighborLists(1500, 5)
+        for block in torch.arange(1500).split(500):
+            lists.write(block, data[block].to(device))
+            lists.draw(block.to(device), torch.Generator().manual_seed(0))
+        found.append(lists.neighbors(torch.arange(1500, device=device)).cpu())
+    assert (found[0] == found[1]).double().mean() > 0.999
