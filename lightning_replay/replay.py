@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage, Writer
@@ -18,6 +17,7 @@ from torchrl.envs import Transform
 from lightning_replay.episode_tracker import EpisodeTracker
 from lightning_replay.feedback import Feedback
 from lightning_replay.recorded import recorded
+from lightning_replay.replay_state import read_state, restore_state
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import PackedStorage
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -173,9 +173,7 @@ class Replay(TensorDictReplayBuffer):
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)
 
-    def sample(
-        self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None
-    ) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
 
         Args:
@@ -301,34 +299,11 @@ class Replay(TensorDictReplayBuffer):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the next draws: rows, links, priorities, generators, counters, prefetched batches."""
-        with self._futures_lock:
-            prefetched = [_plain(*future.result()) for future in self._prefetch_queue]
-            with self._replay_lock:
-                return {
-                    "storage": self._storage.state_dict(),
-                    "writer": self._writer.state_dict(),
-                    "sampler": self._sampler.state_dict(),
-                    "transform": dict(self._transform.state_dict()),
-                    "episodes": None if self._episodes is None else self._episodes.state_dict(),
-                    "feedback": self._feedback.state_dict(),
-                    "prefetched": prefetched,
-                }
+        return read_state(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave, from a buffer built with the same options."""
-        with self._futures_lock, self._replay_lock:
-            self._prefetch_queue.clear()
-            self._storage.load_state_dict(state_dict["storage"])
-            self._writer.load_state_dict(state_dict["writer"])
-            self._sampler.load_state_dict(state_dict["sampler"])
-            self._transform.load_state_dict(state_dict["transform"])
-            if self._episodes is not None and state_dict["episodes"] is not None:
-                self._episodes.load_state_dict(state_dict["episodes"], self._storage)
-            self._feedback.load_state_dict(state_dict["feedback"])
-            for batch in state_dict["prefetched"]:
-                future: Future[Any] = Future()
-                future.set_result((TensorDict(batch["data"], batch["batch_size"]), batch["info"]))
-                self._prefetch_queue.append(future)
+        restore_state(self, state_dict)
 
     def save(self, path: str | Path) -> None:
         """Saves the buffer into the directory ``path``; see :func:`lightning_replay.save_replay`."""
@@ -344,7 +319,3 @@ class Replay(TensorDictReplayBuffer):
 
     dumps = dump = save
     loads = load
-
-
-def _plain(data: TensorDictBase, info: dict[str, Any]) -> dict[str, Any]:
-    return {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -19,10 +19,7 @@ from lightning_replay.memory import allocate_rows
 from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
 from lightning_replay.state_files import read_state, write_state
-
-GENERATION: Key = ("generation",)
-
-_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+from lightning_replay.stored_column import GENERATION, StoredColumn, collect_leaves
 
 
 @recorded
@@ -60,7 +57,7 @@ class PackedStorage(LazyTensorStorage):
         self._layout: RowLayout | None = None
         self._rows: Tensor | None = None
         self._generation: Tensor | None = None
-        self._columns: list[_StoredColumn] | None = None
+        self._columns: list[StoredColumn] | None = None
         self._given_device = torch.device("cpu")
 
     @property
@@ -138,7 +135,7 @@ class PackedStorage(LazyTensorStorage):
             self._init(data)
             assert self._columns is not None and self._layout is not None
         by_key: dict[Key, Tensor] = {}
-        if not _collect(data, self._layout.tree, by_key):
+        if not collect_leaves(data, self._layout.tree, by_key):
             raise self._mismatch(data)
         values = []
         for column in self._columns:
@@ -177,7 +174,7 @@ class PackedStorage(LazyTensorStorage):
         self._storage = layout.unpack(self._rows, torch.Size([self.capacity]))
         self._generation = self._storage.get("generation")
         self._columns = [
-            _StoredColumn(key, column.dtype, column.shape, self._storage.get(key))
+            StoredColumn(key, column.dtype, column.shape, self._storage.get(key))
             for key, column in layout.columns.items()
             if key != GENERATION
         ]
@@ -234,6 +231,22 @@ class PackedStorage(LazyTensorStorage):
         """Reads what :meth:`dumps` wrote."""
         self.load_state_dict(read_state(path))
 
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            raise RuntimeError(
+                "PackedStorage cannot be shared between processes; use TorchRL's LazyMemmapStorage for that, "
+                "or keep the buffer in one process"
+            )
+        state = super().__getstate__()
+        state["packed"] = self.state_dict()
+        # Views do not survive a copy as views: they are laid out anew.
+        return state | dict.fromkeys(("_rows", "_storage", "_generation", "_columns", "_layout"))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("packed")
+        super().__setstate__(state)
+        self.load_state_dict(packed)
+
     def _empty(self) -> None:
         self._len = 0
         self._bump_mutation_revision()
@@ -257,37 +270,6 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
             raise KeyError(f"no column {key!r} is stored; stored are {stored}")
         columns.append(column[index])
     return columns
-
-
-class _StoredColumn:
-    """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
-
-    def __init__(self, key: Key, dtype: torch.dtype, shape: torch.Size, tensor: Tensor) -> None:
-        self.key = key
-        self.dtype = dtype
-        self.shape = shape
-        self.tensor = tensor
-        has_array = tensor.device.type == "cpu" and dtype not in _WITHOUT_NUMPY
-        self.array: np.ndarray | None = tensor.numpy() if has_array else None
-
-
-def _collect(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key, Tensor]) -> bool:
-    """Fills ``by_key`` from ``data``; whether its keys are exactly those of ``tree``, a ``generation`` apart."""
-    entries = dict(data.items())
-    if (tree.keys() ^ entries.keys()) - {GENERATION[0]}:
-        return False
-    for name, node in tree.items():
-        if node == GENERATION:
-            continue
-        value = entries[name]
-        if isinstance(node, dict):
-            if not isinstance(value, TensorDictBase) or not _collect(value, node, by_key):
-                return False
-        elif not isinstance(value, Tensor):
-            return False
-        else:
-            by_key[node] = value
-    return True
 
 
 def _as_slots(cursor: Any) -> slice | Tensor:

@@ -99,7 +99,7 @@ def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
 def test_bad_arguments_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="positive.*got 0"):
         PackedStorage(0)
-    with pytest.raises(ValueError, match="device='cpu'"):
+    with pytest.raises(ValueError, match="needs device"):
         PackedStorage(10, device="cuda", memmap=str(tmp_path))
     with pytest.raises(RuntimeError, match="call extend first"):
         PackedStorage(10).get(torch.tensor([0]))

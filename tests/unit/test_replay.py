@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+from torchrl.envs import RewardScaling
+
+from lightning_replay import recipes
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler
+from lightning_replay.storage import PackedStorage
+from tests.transitions import numbered_steps
+
+
+def prioritized(capacity: int = 8, **options) -> Replay:
+    return recipes.prioritized(capacity=capacity, batch_size=4, priority_exponent=1.0, seed=0, **options)
+
+
+def test_a_batch_names_its_rows() -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    batch = replay.sample()
+    assert torch.equal(batch["observation"][:, 0].long(), batch["index"])
+    assert batch["generation"].tolist() == [1] * 4
+    assert batch["priority_weight"].dtype == torch.float32
+    assert batch.shape == (4,)
+
+
+def test_extend_copies_and_leaves_the_input_alone() -> None:
+    replay = prioritized()
+    steps = numbered_steps(0, 4)
+    keys = set(steps.keys(True, True))
+    replay.extend(steps)
+    steps["observation"].fill_(99.0)
+    assert replay.sample()["observation"].max() < 99
+    assert set(steps.keys(True, True)) == keys
+
+
+def test_td_errors_reach_their_rows_by_magnitude() -> None:
+    replay = prioritized(priority_offset=0.0)
+    replay.extend(numbered_steps(0, 8))
+    replay.update_priority(torch.arange(8), torch.tensor([0.0, 0, 0, -3, 0, 0, 0, 1]))
+    drawn = torch.cat([replay.sample()["index"] for _ in range(100)])
+    assert set(drawn.tolist()) == {3, 7}
+    assert 0.65 < (drawn == 3).float().mean() < 0.85
+
+
+def test_late_updates_are_dropped_and_counted() -> None:
+    """Slots 0..3 are rewritten between the draw and the update; only slots 4..7 keep theirs."""
+    replay = prioritized(priority_offset=0.0)
+    replay.extend(numbered_steps(0, 8))
+    index, generation = torch.arange(8), torch.ones(8, dtype=torch.int64)
+    replay.extend(numbered_steps(8, 4))
+    replay.update_priority(index, torch.zeros(8), generation=generation)
+    assert replay.stats()["late_updates_dropped"] == 4
+    assert replay.stats()["priorities_updated"] == 4
+    assert set(torch.cat([replay.sample()["index"] for _ in range(50)]).tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_poisoned_td_errors_are_refused_and_nothing_changes(bad) -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    before = replay.sampler.state_dict()
+    with pytest.raises(ValueError, match=r"rows \[2\].*No priority was changed"):
+        replay.update_priority(torch.arange(4), torch.tensor([1.0, 1.0, bad, 1.0]))
+    assert_equal(before, replay.sampler.state_dict())
+
+
+@pytest.mark.parametrize(("index", "error"), [([0, 8], IndexError), ([-1, 0], IndexError), ([0, 1, 2], ValueError)])
+def test_wrong_rows_are_refused(index, error) -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    with pytest.raises(error, match=r"got"):
+        replay.update_priority(torch.tensor(index), torch.ones(2))
+    with pytest.raises(ValueError, match="int64"):
+        replay.update_priority(torch.tensor([0.0, 1.0]), torch.ones(2))
+
+
+def test_a_prioritized_buffer_knows_that_it_waits_for_feedback() -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    assert not replay.awaits_priorities
+    batch = replay.sample()
+    assert replay.awaits_priorities
+    replay.update_priority(batch["index"], torch.ones(4))
+    assert not replay.awaits_priorities
+    uniform = recipes.uniform(capacity=8, batch_size=4)
+    uniform.extend(numbered_steps(0, 8))
+    uniform.sample()
+    assert not uniform.awaits_priorities
+    uniform.update_priority(torch.arange(4), torch.ones(4))
+
+
+def test_td_errors_stored_with_the_rows_become_their_priorities() -> None:
+    replay = prioritized(priority_offset=0.0)
+    steps = numbered_steps(0, 8)
+    steps["td_error"] = torch.tensor([0.0, 0, 0, 0, 0, -2, 0, 0])
+    replay.extend(steps)
+    assert set(replay.sample()["index"].tolist()) == {5}
+    batch = replay.sample()
+    batch["td_error"] = torch.zeros(4)
+    batch["td_error"][0] = 0.0
+    replay.update_priority(torch.tensor([1]), torch.tensor([1.0]))
+    replay.update_tensordict_priority(batch)
+    assert set(replay.sample()["index"].tolist()) == {1}
+
+
+@pytest.mark.parametrize("bad", [numbered_steps(0, 4)[:0], numbered_steps(0, 4)[0], numbered_steps(0, 4).view(2, 2)])
+def test_extend_takes_a_flat_batch(bad) -> None:
+    with pytest.raises(ValueError, match=r"batch size \[N\]"):
+        prioritized().extend(bad)
+
+
+def test_constructor_refuses_what_cannot_work() -> None:
+    with pytest.raises(ValueError, match="capacity 4 is below batch_size 8"):
+        recipes.uniform(capacity=4, batch_size=8)
+    with pytest.raises(ValueError, match="capacity must be a positive"):
+        recipes.uniform(capacity=0, batch_size=8)
+    with pytest.raises(ValueError, match="batch_size must be a positive"):
+        recipes.uniform(capacity=4, batch_size=0)
+    with pytest.raises(ValueError, match="n_steps"):
+        recipes.uniform(capacity=4, batch_size=2, n_steps=0)
+    with pytest.raises(TypeError, match="TensorDict"):
+        recipes.uniform(capacity=4, batch_size=2).extend([1, 2])
+    with pytest.raises(RuntimeError, match="empty"):
+        recipes.uniform(capacity=4, batch_size=2).sample()
+
+
+def test_n_step_rows() -> None:
+    """Episodes of 4 steps, rewards equal to the step's number, n = 3, discount 0.5.
+
+    row 1: 1 + 0.5*2 + 0.25*3 = 2.75, terminated at step 3; row 3: 3 alone; row 4: 4 + 2.5 + 1.5 = 8, bootstraps.
+    """
+    replay = recipes.uniform(capacity=20, batch_size=8, n_steps=3, discount=0.5, seed=0)
+    replay.extend(numbered_steps(0, 10, done_every=4))
+    batch = replay._episodes.draw(
+        replay.storage.get(torch.tensor([1, 3, 4, 9])), torch.tensor([1, 3, 4, 9]), replay.storage, 3, 0.5
+    )
+    assert batch["next", "reward"].flatten().tolist() == [2.75, 3.0, 8.0, 9.0]
+    assert batch["discount"].flatten().tolist() == [0.0, 0.0, 0.125, 0.5]
+    assert batch["steps_to_next_obs"].flatten().tolist() == [3, 1, 3, 1]
+    assert batch["next", "observation"][:, 0].tolist() == [4, 4, 7, 10]
+    assert batch["observation"][:, 0].tolist() == [1, 3, 4, 9]
+    drawn = replay.sample()
+    assert drawn["discount"].shape == (8, 1)
+
+
+def test_truncated_rows_are_closed_once_and_only_while_they_are_there() -> None:
+    replay = recipes.uniform(capacity=4, batch_size=2, n_steps=2, seed=0)
+    replay.extend(numbered_steps(0, 3))
+    replay.truncate(torch.tensor([2, 1]), torch.tensor([1, 9]))
+    rows = replay.storage.get(torch.arange(3))
+    assert rows["next", "truncated"].flatten().tolist() == [False, False, True]
+    assert rows["next", "done"].flatten().tolist() == [False, False, True]
+    replay.extend(numbered_steps(3, 1))
+    assert replay._episodes.links.successor.tolist() == [1, 2, -1, -1], "nothing follows a truncated row"
+
+
+def test_torchrl_transforms_prefetch_and_set_rng_work() -> None:
+    replay = Replay(
+        storage=PackedStorage(16), transform=RewardScaling(loc=0.0, scale=10.0, in_keys=[("next", "reward")]),
+        batch_size=4, prefetch=2, seed=0,
+    )  # fmt: skip
+    replay.extend(numbered_steps(0, 16))
+    batch = replay.sample()
+    assert torch.equal(batch["next", "reward"], batch["observation"][:, :1] * 10)
+    first, second = (recipes.uniform(capacity=16, batch_size=8, seed=seed) for seed in (1, 2))
+    for replay in (first, second):
+        replay.extend(numbered_steps(0, 16))
+        replay.set_rng(torch.Generator().manual_seed(5))
+    assert torch.equal(first.sample()["index"], second.sample()["index"])
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    first, second, third = (prioritized() if seed == 0 else recipes.prioritized(8, 4, seed=seed) for seed in (0, 0, 1))
+    for replay in (first, second, third):
+        replay.extend(numbered_steps(0, 8))
+    drawn = [torch.cat([replay.sample()["index"] for _ in range(5)]) for replay in (first, second, third)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_works_over_torchrls_own_storage() -> None:
+    replay = Replay(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(capacity=8), batch_size=4)
+    replay.extend(numbered_steps(0, 8))
+    batch = replay.sample()
+    assert "generation" not in batch.keys()
+    replay.update_priority(batch["index"], torch.ones(4))
+
+
+def test_empty_forgets_everything_and_starts_again() -> None:
+    replay = prioritized(n_steps=2)
+    replay.extend(numbered_steps(0, 8))
+    replay.empty()
+    assert len(replay) == 0
+    with pytest.raises(RuntimeError, match="empty"):
+        replay.sample()
+    replay.extend(numbered_steps(20, 2))
+    batch = replay.sample()
+    assert set(batch["observation"][:, 0].tolist()) <= {20, 21}
+    assert batch["generation"].unique().tolist() == [2], "a late update for a forgotten row must still be told apart"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda replay: pickle.loads(pickle.dumps(replay))])
+def test_a_copy_is_independent_and_whole(copied) -> None:
+    replay = prioritized(n_steps=2)
+    replay.extend(numbered_steps(0, 8))
+    again = copied(replay)
+    assert torch.equal(replay.sample()["index"], again.sample()["index"])
+    again.extend(numbered_steps(50, 4))
+    rows = again.storage.get(torch.arange(8))
+    assert rows["observation"][:, 0].tolist() == [50, 51, 52, 53, 4, 5, 6, 7]
+    assert replay.storage.get(torch.arange(8))["observation"][:, 0].tolist() == list(range(8))
+
+
+def test_stats_are_plain_numbers() -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 6))
+    replay.sample()
+    stats = replay.stats()
+    assert all(isinstance(value, int | float | bool) for value in stats.values()), stats
+    assert stats["size"] == 6 and stats["write_count"] == 6 and 0 <= stats["drawn_age_mean"] <= 5
+    assert stats["nbytes"] >= replay.storage.nbytes > 0
+
+
+def assert_equal(left, right) -> None:
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_equal(left[key], right[key])
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right)
+    elif isinstance(left, list | tuple):
+        for pair in zip(left, right, strict=True):
+            assert_equal(*pair)
+    else:
+        assert left == right
+
+
+def test_generation_column_given_by_the_user_is_not_believed() -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2)
+    steps = numbered_steps(0, 4)
+    replay.extend(steps)
+    batch = replay.storage.get(torch.arange(2))
+    replay.extend(TensorDict(dict(batch.items()), [2]))
+    assert replay.storage.generation_of(torch.arange(6)).tolist() == [1] * 6
