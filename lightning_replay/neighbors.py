@@ -181,7 +181,7 @@ class NeighborLists:
         now = Standardization(self._rows.width, rows.device)
         now.refit(rows)
         number = min(count, len(slots) - 1)
-        distance, position = direct_neighbors(rows, now.std, torch.searchsorted(slots, index), number)
+        distance, position = direct_neighbors(rows, now.std, torch.searchsorted(slots, index.contiguous()), number)
         missing = (0, count - number)
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slots[position], missing, value=-1)
 
