@@ -99,10 +99,13 @@ class MixPairs(Seeded, Transform):
                 "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler."
             )
         untouched = self._untouched(tensordict)
-        coefficient = self._coefficients.draw(size[0], self._rng).to(untouched.device).masked_fill(untouched, 1.0)
-        # A product with 0 does not remove the NaN or infinity of a partner. Asking costs a synchronisation on a GPU.
-        restores = untouched.device.type != "cpu" or bool(untouched.any())
-        mixing = _Mixing(coefficient, untouched if restores else None)
+        coefficient = self._coefficients.draw(size[0], self._rng).to(untouched.device)
+        # Asking first costs less than the copies it saves, but a synchronisation on a GPU.
+        if untouched.device.type == "cpu" and not bool(untouched.any()):
+            mixing = _Mixing(coefficient, None)
+        else:
+            coefficient = coefficient.masked_fill(untouched, 1.0)
+            mixing = _Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
             missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
@@ -128,7 +131,8 @@ class MixPairs(Seeded, Transform):
 
     def _untouched(self, pairs: TensorDictBase) -> Tensor:
         """Bool ``[B]``: the pairs of which only the first transition is used."""
-        terminated = pairs.get(("next", "terminated"), None)
+        following = pairs.get("next", None)
+        terminated = None if following is None else following.get("terminated", None)
         if terminated is None:
             raise ValueError(
                 'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
@@ -232,7 +236,9 @@ class _Mixing:
         for name, value in node.items():
             inner = None if tree is None else tree.get(name, _NOTHING)
             self.found += inner is None and tree is not None
-            if isinstance(value, Tensor):
+            if name == "index":
+                source[name] = value
+            elif isinstance(value, Tensor):
                 mixes = inner is None and value.is_floating_point()
                 source[name] = self._mix_leaf(value) if mixes else value.select(1, 0)
             elif isinstance(value, TensorDictBase):
@@ -248,9 +254,10 @@ class _Mixing:
             untouched = None if self._untouched is None else self._untouched.reshape(shape)
             self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
         weight, untouched = self._shaped[kind]
-        first = pairs.select(1, 0)
+        first, second = pairs.unbind(1)
         # In this order a weight of 1 returns the first exactly, and so do two equal rows.
-        mixed = torch.lerp(pairs.select(1, 1), first, weight)
+        mixed = torch.lerp(second, first, weight)
+        # A weight of 1 does not remove the NaN or infinity of a partner.
         return mixed if untouched is None else torch.where(untouched, first, mixed)
 
 
