@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python block of README.md and docs/ runs as written, the blocks of a page one after the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHORTER = {"env_steps=6_000": "env_steps=1_050"}  # the same code, fewer environment steps
+
+
+def _sections(page: Path) -> list[tuple[str, str]]:
+    """The code of a page, or of each ``##`` section of it where the page has several doors."""
+    text = page.read_text()
+    parts = re.split(r"^## ", text, flags=re.MULTILINE) if page.name == "README.md" else [text]
+    sections = []
+    for part in parts:
+        code = "\n".join(BLOCK.findall(part))
+        if code:
+            title = part.splitlines()[0].strip("# ")
+            sections.append((f"{page.name}: {title}" if len(parts) > 1 else page.name, code))
+    return sections
+
+
+SECTIONS = [section for page in PAGES for section in _sections(page)]
+NEEDS_RAY = [section for section in SECTIONS if "ray" in section[1] or "rllib_ext" in section[1]]
+
+
+def _run(name: str, code: str) -> None:
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    namespace: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, name, "exec"), namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "code"), [each for each in SECTIONS if each not in NEEDS_RAY], ids=lambda value: value.splitlines()[0]
+)
+def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _run(name, code)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize(("name", "code"), NEEDS_RAY, ids=lambda value: value.splitlines()[0])
+def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.chdir(tmp_path)
+    try:
+        _run(name, code)
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_a_page_exist(page: Path) -> None:
+    for target in re.findall(
+        r"\b(?:configs|examples|tests|docs|lightning_replay)/[\w./-]*\w\.(?:py|yaml|md|json)", page.read_text()
+    ):
+        assert (ROOT / target).exists(), target
