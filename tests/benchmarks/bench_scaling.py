@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import contenders
 import torch
-from lightning_replay.priority_tree import PriorityTree
 from peers import arguments
 from timing import Table, burst_of
+
+from lightning_replay.priority_tree import PriorityTree
 
 BATCH = 256
 
