@@ -1,86 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that change over training, each on a clock it names."""
+"""Values that follow a named clock."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import math
+from abc import ABC, abstractmethod
 
 from lightning_replay.recorded import recorded
 
 CLOCKS = ("draws", "updates", "env_steps")
 
 
-@runtime_checkable
-class Schedule(Protocol):
-    """A value as a function of a clock: ``"draws"`` of the sampler, ``"updates"`` or ``"env_steps"`` of the run."""
+class Schedule(ABC):
+    """A value that depends on how far a clock has run; who owns the clock calls it with the reading.
 
-    clock: str
+    Attributes:
+        clock: ``"draws"`` (batches the sampler has drawn), ``"updates"`` or ``"env_steps"`` (both told to the
+            buffer by ``replay.advance``).
+    """
 
-    def __call__(self, time: int) -> float:
-        """The value when the clock shows ``time``."""
-        ...
+    clock: str = "draws"
+
+    @abstractmethod
+    def __call__(self, reading: int) -> float:
+        """Value at this reading of the clock."""
 
 
 @recorded
-class Constant:
+class Constant(Schedule):
     """Always ``value``.
 
+    Args:
+        value: returned at every reading; finite.
+
     Example:
-        >>> Constant(0.4)(1_000)
+        >>> Constant(0.4)(1000)
         0.4
     """
 
-    clock = "draws"
-
     def __init__(self, value: float) -> None:
-        self.value = float(value)
+        self.value = _finite("value", value)
 
-    def __call__(self, time: int) -> float:
-        """``value``, whatever the clock shows."""
+    def __call__(self, reading: int) -> float:
+        """The value, at any reading."""
         return self.value
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value})"
 
 
 @recorded
-class Linear:
-    """From ``start`` to ``end`` in a straight line over ``duration`` ticks of ``clock``, then ``end``.
+class Linear(Schedule):
+    """From ``start`` to ``end`` in a straight line over ``duration``, then ``end``.
 
     Args:
-        start: value at time 0.
-        end: value from ``duration`` on.
-        duration: ticks of the clock; positive.
+        start: value at reading 0.
+        end: value from reading ``duration`` on.
+        duration: in units of the clock, at least 1.
         clock: ``"draws"``, ``"updates"`` or ``"env_steps"``.
 
     Example:
-        >>> [Linear(0.4, 1.0, duration=100)(time) for time in (0, 50, 200)]
-        [0.4, 0.7, 1.0]
+        >>> anneal = Linear(0.4, 1.0, duration=100, clock="updates")
+        >>> anneal(0), anneal(50), anneal(100), anneal(1000)
+        (0.4, 0.7, 1.0, 1.0)
     """
 
     def __init__(self, start: float, end: float, duration: int, clock: str = "draws") -> None:
-        if duration <= 0:
-            raise ValueError(f"duration must be a positive number of ticks of the clock; got {duration}")
+        if not duration >= 1:
+            raise ValueError(f"duration is {duration}; a linear schedule needs at least 1 unit of its clock")
         if clock not in CLOCKS:
-            raise ValueError(f"clock must be one of {', '.join(CLOCKS)}; got {clock!r}")
-        self.start = float(start)
-        self.end = float(end)
-        self.duration = int(duration)
+            raise ValueError(f"clock is {clock!r}; accepted are {', '.join(map(repr, CLOCKS))}")
+        self.start = _finite("start", start)
+        self.end = _finite("end", end)
+        self.duration = duration
         self.clock = clock
 
-    def __call__(self, time: int) -> float:
-        """The value when the clock shows ``time``."""
-        return self.start + (self.end - self.start) * min(max(time / self.duration, 0.0), 1.0)
+    def __call__(self, reading: int) -> float:
+        """Value at this reading; readings before 0 count as 0."""
+        if reading >= self.duration:
+            return self.end
+        return self.start + (self.end - self.start) * max(reading, 0) / self.duration
+
+    def __repr__(self) -> str:
+        return f"Linear({self.start}, {self.end}, duration={self.duration}, clock={self.clock!r})"
 
 
-def as_schedule(value: Any) -> Schedule:
-    """``value`` itself when it is a schedule, a :class:`Constant` when it is a number.
+def as_schedule(value: float | Schedule) -> Schedule:
+    """A number as a constant schedule; a schedule as it is."""
+    return value if isinstance(value, Schedule) else Constant(value)
 
-    Raises:
-        TypeError: neither.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Constant(value)
-    if callable(value) and getattr(value, "clock", None) in CLOCKS:
-        return value
-    raise TypeError(
-        f"a schedule is a number, or a callable with an attribute clock among {', '.join(CLOCKS)}; "
-        f"got {value!r}. Use Linear(start, end, duration, clock=...)"
-    )
+
+def _finite(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; a schedule needs a finite number")
+    return float(value)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of the numba priority tree, compiled; imported only where numba is installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+# Measured over 8, 16, 32 and 64 with 256 draws and updates: 16 float32 leaves fill one cache line of 64 bytes.
+SHIFT = 4
+FAN_OUT = 1 << SHIFT
+# Levels above this many nodes do not stay in the second-level cache; loading them ahead hides most of the wait.
+PREFETCH_ABOVE = 20_000
+INFINITY = np.float32(np.inf)
+
+
+def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
+    try:
+        return njit(nogil=True, cache=True)(kernel)
+    except RuntimeError:  # numba found no folder to write its cache to
+        return njit(nogil=True)(kernel)
+
+
+# A call between compiled functions counts references to every array it passes: four times the work of a block.
+_inlined = njit(inline="always")
+
+
+@_inlined
+def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
+    """Sum and smallest positive of one block of leaves; four chains, in a fixed order, that run side by side."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
+    for slot in range(first, first + FAN_OUT, 4):
+        p, q, r, s = leaves[slot], leaves[slot + 1], leaves[slot + 2], leaves[slot + 3]
+        a, b, c, d = a + p, b + q, c + r, d + s
+        p = p if p > 0 else INFINITY
+        low_a = p if p < low_a else low_a
+        q = q if q > 0 else INFINITY
+        low_b = q if q < low_b else low_b
+        r = r if r > 0 else INFINITY
+        low_c = r if r < low_c else low_c
+        s = s if s > 0 else INFINITY
+        low_d = s if s < low_d else low_d
+    low_a = low_b if low_b < low_a else low_a
+    low_c = low_d if low_d < low_c else low_c
+    return (a + b) + (c + d), low_c if low_c < low_a else low_a
+
+
+@_inlined
+def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
+    """The same for one block of nodes."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
+    for node in range(first, first + FAN_OUT, 4):
+        a, b, c, d = a + sums[node], b + sums[node + 1], c + sums[node + 2], d + sums[node + 3]
+        p, q, r, s = minima[node], minima[node + 1], minima[node + 2], minima[node + 3]
+        low_a = p if p < low_a else low_a
+        low_b = q if q < low_b else low_b
+        low_c = r if r < low_c else low_c
+        low_d = s if s < low_d else low_d
+    low_a = low_b if low_b < low_a else low_a
+    low_c = low_d if low_d < low_c else low_c
+    return (a + b) + (c + d), low_c if low_c < low_a else low_a
+
+
+@_inlined
+def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-untyped-def]
+    """Sum and smallest positive of one node, from its children."""
+    if level == 1:
+        total, least = _sum_leaves(leaves, node << SHIFT)
+    else:
+        total, least = _sum_nodes(sums, minima, starts[level - 1] + (node << SHIFT))
+    sums[starts[level] + node] = total
+    minima[starts[level] + node] = least
+
+
+@_inlined
+def _recompute_lowest(level, node, leaves, lowest, starts):  # type: ignore[no-untyped-def]
+    """Lowest present value under one node, zero included; absent leaves are -0.0."""
+    least = INFINITY
+    for child in range(node << SHIFT, (node + 1) << SHIFT):
+        if level > 1:
+            value = lowest[starts[level - 1] + child]
+        else:
+            value = INFINITY if math.copysign(1.0, leaves[child]) < 0 else leaves[child]
+        least = value if value < least else least
+    lowest[starts[level] + node] = least
+
+
+@_compiled
+def _refresh_lowest(index, leaves, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Recomputes ``lowest`` above the slots in ``index``; apart, because most trees never ask for it."""
+    for level in range(1, counts.size):
+        previous = -1
+        for position in range(index.size):
+            node = index[position] >> (SHIFT * level)
+            if node >= 0 and node != previous:
+                _recompute_lowest(level, node, leaves, lowest, starts)
+            previous = node
+
+
+@_compiled
+def refresh_all(leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Recomputes every node."""
+    for level in range(1, counts.size):
+        for node in range(counts[level]):
+            _recompute(level, node, leaves, sums, minima, starts)
+            if lowest.size:
+                _recompute_lowest(level, node, leaves, lowest, starts)
+
+
+@_compiled
+def _refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Recomputes every node above the slots in ``index``, from the leaves upwards; -1 is skipped."""
+    first, last = counts[0] - 1, np.int64(0)
+    for position in range(index.size):
+        if index[position] >= 0:
+            first, last = min(first, index[position]), max(last, index[position])
+    for level in range(1, counts.size):
+        shift = SHIFT * level
+        first, last = first >> SHIFT, last >> SHIFT
+        if last - first < index.size:  # no more nodes than slots: each of them once
+            for node in range(first, last + 1):
+                _recompute(level, node, leaves, sums, minima, starts)
+            continue
+        touched = 0.0
+        if counts[level] > PREFETCH_ABOVE and level > 1:
+            for position in range(index.size):
+                child = starts[level - 1] + (max(index[position], 0) >> shift << SHIFT)
+                touched += sums[child] + sums[child + FAN_OUT // 2] + minima[child]
+        previous = -1 if touched >= 0 else -2  # uses what was loaded, so that the loads are not optimised away
+        for position in range(index.size):
+            node = index[position] >> shift
+            if node >= 0 and node != previous:
+                _recompute(level, node, leaves, sums, minima, starts)
+            previous = node
+    if lowest.size:
+        _refresh_lowest(index, leaves, lowest, starts, counts)
+
+
+@_compiled
+def set(index, value, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes in order, so that the last of several values for a slot stays."""
+    for position in range(index.size):
+        leaves[index[position]] = value[position]
+    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+
+
+@_compiled
+def set_checked(index, priority, value, limit, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Largest priority, -1 when there was none, or -2 with nothing written when an entry is refused."""
+    largest = -1.0
+    refused = False
+    for position in range(index.size):
+        p = np.float64(priority[position])
+        refused |= not (p >= 0.0 and p < np.inf and value[position] < np.inf)
+        refused |= index[position] < -1 or index[position] >= limit
+        if index[position] >= 0 and p > largest:
+            largest = p
+    if refused:
+        return -2.0
+    for position in range(index.size):
+        if index[position] >= 0:
+            leaves[index[position]] = value[position]
+    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+    return largest
+
+
+@_compiled
+def fill_checked(index, value, limit, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes one value to every slot in ``index``; False with nothing written when one is out of range."""
+    for position in range(index.size):
+        if index[position] < -1 or index[position] >= limit:
+            return False
+    for position in range(index.size):
+        if index[position] >= 0:
+            leaves[index[position]] = value
+    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+    return True
+
+
+@_inlined
+def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
+    """First child whose cumulative sum exceeds ``remaining``, and the sum before it; never a child of zero."""
+    cumulative, before, child = 0.0, 0.0, 0
+    for offset in range(FAN_OUT):
+        cumulative += values[first + offset]
+        below = cumulative <= remaining
+        before = cumulative if below else before
+        child += below
+    if child == FAN_OUT:  # at or past the end: the last child that still adds to the sum
+        total, cumulative, before, child = cumulative, 0.0, 0.0, 0
+        for offset in range(FAN_OUT):
+            cumulative += values[first + offset]
+            before = cumulative if cumulative < total else before
+            child += cumulative < total
+    return child, before
+
+
+@_compiled
+def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
+    """Descends level by level with all queries, so that their cache misses overlap; uses up ``remaining``."""
+    touched = 0.0
+    index[:] = 0
+    for level in range(counts.size - 2, -1, -1):
+        if counts[level] > PREFETCH_ABOVE:
+            for position in range(index.size):
+                first = index[position] << SHIFT
+                if level:
+                    touched += sums[starts[level] + first] + sums[starts[level] + first + FAN_OUT // 2]
+                else:
+                    touched += leaves[first]
+        for position in range(index.size):
+            first = index[position] << SHIFT
+            if level:
+                child, before = _choose_child(sums, starts[level] + first, remaining[position])
+                remaining[position] -= before
+            else:
+                child, before = _choose_child(leaves, first, remaining[position])
+            index[position] = first + child
+    if touched < 0:  # never: it keeps the compiler from leaving out the loads above
+        index[0] = -1
+
+
+@_compiled
+def draw(uniform, index, ratio, over_batch, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+    """Draws in proportion; ``ratio`` is each value over the smallest positive one, of all slots or of the batch."""
+    root = starts[counts.size - 1]
+    find(uniform * sums[root], index, leaves, sums, starts, counts)
+    smallest = minima[root]
+    if over_batch:
+        smallest = INFINITY
+        for position in range(index.size):
+            smallest = min(smallest, leaves[index[position]])
+    for position in range(index.size):
+        ratio[position] = leaves[index[position]] / smallest

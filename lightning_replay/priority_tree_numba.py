@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums and minima over slots in numba, for the CPU; imported only where numba is installed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay import priority_tree_kernels as kernels
+from lightning_replay.priority_tree_kernels import FAN_OUT, SHIFT
+
+CACHE_LINE = 64
+ABSENT = np.float32(-0.0)
+
+
+def _aligned(size: int, dtype: type, value: float = 0.0) -> np.ndarray:
+    """Array that begins on a cache line, so that a block of leaves never straddles two."""
+    wanted = size * np.dtype(dtype).itemsize
+    raw = np.zeros(wanted + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    array = raw[start : start + wanted].view(dtype)
+    if value != 0 or math.copysign(1.0, value) < 0:
+        array[:] = value
+    return array
+
+
+class NumbaTree:
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU; validates nothing.
+
+    Node ``n`` of level ``l`` covers children ``16 n`` to ``16 n + 15`` of level ``l - 1``; level 0 are the leaves,
+    the levels above lie one after the other in ``sums``, ``minima`` and ``lowest``.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        counts = [capacity]
+        while counts[-1] > 1 or len(counts) == 1:
+            counts.append(-(-counts[-1] // FAN_OUT))
+        padded = [-(-count // FAN_OUT) * FAN_OUT for count in counts]
+        starts = [0, *np.cumsum([0, *padded[1:-1]])]
+        self._leaves = _aligned(padded[0], np.float32, -0.0)
+        self._sums = _aligned(sum(padded[1:]), np.float64)
+        self._minima = _aligned(sum(padded[1:]), np.float32, np.inf)
+        self._lowest = np.empty(0, np.float32)
+        self._starts = np.array(starts, np.int64)
+        self._counts = np.array(counts, np.int64)
+        self._capacity = capacity
+        self._bind()
+
+    def _bind(self) -> None:
+        self._arrays = (self._leaves, self._sums, self._minima, self._lowest, self._starts, self._counts)
+        self._root = int(self._starts[-1])
+
+    def set(self, index: Tensor, value: Tensor) -> None:
+        kernels.set(index.numpy(), value.numpy(), *self._arrays)
+
+    def set_checked(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | None:
+        largest = kernels.set_checked(index.numpy(), priority.numpy(), value.numpy(), limit, *self._arrays)
+        return None if largest == -2.0 else largest
+
+    def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
+        slots = np.array([index], np.int64) if isinstance(index, int) else index.numpy()
+        return kernels.fill_checked(slots, np.float32(value), limit, *self._arrays)
+
+    def get(self, index: Tensor) -> Tensor:
+        return torch.from_numpy(np.abs(self._leaves[index.numpy()]))
+
+    def find(self, prefix_sum: Tensor) -> Tensor:
+        index = np.empty(prefix_sum.numel(), np.int64)
+        kernels.find(np.maximum(prefix_sum.numpy(), 0.0), index, self._leaves, self._sums, self._starts, self._counts)
+        return torch.from_numpy(index)
+
+    def draw(self, uniform: Tensor, over_batch: bool) -> tuple[Tensor, Tensor]:
+        index = np.empty(uniform.numel(), np.int64)
+        ratio = np.empty(uniform.numel(), np.float32)
+        kernels.draw(uniform.numpy(), index, ratio, over_batch, *self._arrays)
+        return torch.from_numpy(index), torch.from_numpy(ratio)
+
+    def total(self) -> Tensor:
+        return torch.tensor(self._sums[self._root], dtype=torch.float64)
+
+    def min(self) -> Tensor:
+        return torch.tensor(self._minima[self._root], dtype=torch.float32)
+
+    def has_mass(self) -> bool:
+        return bool(self._sums[self._root] > 0)
+
+    def argmin(self) -> Tensor:
+        if not self._lowest.size:
+            self._lowest = _aligned(self._sums.size, np.float32, np.inf)
+            self._bind()
+            self._rebuild()
+        node = 0
+        least = self._lowest[self._root]
+        if np.isinf(least):
+            return torch.tensor(-1)
+        for level in range(self._counts.size - 2, 0, -1):
+            first = node << SHIFT
+            block = self._lowest[self._starts[level] + first : self._starts[level] + first + FAN_OUT]
+            node = first + int(np.argmax(block == least))
+        block = self._leaves[node << SHIFT : (node + 1) << SHIFT]
+        return torch.tensor((node << SHIFT) + int(np.argmax((block == least) & ~np.signbit(block))))
+
+    def leaves(self) -> Tensor:
+        return torch.from_numpy(self._leaves[: self._capacity].copy())
+
+    def load_leaves(self, leaves: Tensor) -> None:
+        self._leaves[: self._capacity] = leaves.numpy()
+        self._rebuild()
+
+    def clear(self) -> None:
+        self._leaves[:] = ABSENT
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        kernels.refresh_all(*self._arrays)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays)

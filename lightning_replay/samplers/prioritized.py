@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws in proportion to priorities, with importance weights."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.priority_inputs import flat_index, matching_priority, refusal
+from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.schedules import Constant, Schedule, as_schedule
+from lightning_replay.state_files import read_state, write_state
+
+
+@recorded
+class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
+    """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
+
+    New items get the largest priority given so far (1 when none), so each is drawn early. Call
+    :meth:`update_priority` after every update with the magnitudes of the TD errors. A subclass of TorchRL's sampler
+    of the same name, for its ``isinstance`` gates; needs none of its compiled code. The priorities move to the
+    storage's device at first use. On CUDA, drawing waits for nothing; inside a CUDA graph (give the buffer
+    a CUDA generator by ``set_rng``) a priority that would be refused is skipped instead.
+    Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
+
+    Args:
+        capacity: slots in the storage.
+        priority_exponent: α; 0 draws uniformly, 1 in proportion.
+        importance_exponent: β of the correction ``priority_weight``; 1 removes all bias. A schedule follows its clock:
+            the sampler counts its own draws, :meth:`advance` sets the other two.
+        priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
+        normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
+        backend: of the :class:`~lightning_replay.priority_tree.PriorityTree`.
+        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
+            torch's global generator.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        priority_weight: float32 ``[B]``, at most 1.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> sampler = PrioritizedSampler(capacity=4, priority_exponent=1.0, priority_offset=0.0, seed=0)
+        >>> replay = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+        >>> slots = replay.extend(TensorDict({"observation": torch.arange(4)}, [4]))
+        >>> replay.update_priority(slots, torch.tensor([0.0, 0.0, 3.0, 0.0]))
+        >>> replay.sample()["index"]
+        tensor([2, 2])
+    """
+
+    reduction = "max"  # how TorchRL's buffers make one priority of several per row
+
+    def __init__(
+        self,
+        capacity: int,
+        priority_exponent: float = 0.6,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        normalize_over_batch: bool = False,
+        backend: str = "auto",
+        seed: int | None = None,
+    ) -> None:
+        _check_from_zero("priority_exponent", priority_exponent)
+        _check_from_zero("priority_offset", priority_offset)
+        self.priority_offset = float(priority_offset)
+        self.normalize_over_batch = normalize_over_batch
+        self._priority_exponent = float(priority_exponent)
+        self.importance_exponent = importance_exponent
+        self._backend = backend
+        self._tree = PriorityTree(capacity, backend=backend)
+        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
+        self._forget()
+        self._seed_generator(seed)
+
+    def _forget(self) -> None:
+        """No row, and no priority seen; the largest so far is negative until one is given, and raw."""
+        on_cpu = self._tree.device.type == "cpu"
+        self._largest: float | Tensor = -1.0 if on_cpu else torch.full((), -1.0, device=self._tree.device)
+        self._has_rows = False
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Gives rows written just now the largest priority so far; the writers call it."""
+        self._follow(storage)
+        priority = self.default_priority
+        if isinstance(priority, Tensor):
+            index = flat_index(index, self._tree.device, storage)
+            filled = priority.to(torch.float32).expand(index.shape)
+            accepted = self._tree.set_checked(index, filled, self._powered(filled), self.max_size) is not None
+        else:
+            if not isinstance(index, int):
+                index = flat_index(index, self._tree.device, storage)
+                if not index.numel():
+                    return
+            value = (priority + self.priority_offset) ** self._priority_exponent
+            accepted = self._tree.fill_checked(index, value, self.max_size)
+        if not accepted:
+            raise refusal(torch.as_tensor(index), None, self.max_size, None)
+        self._has_rows = True
+
+    def add(self, index: int | Tensor) -> None:
+        """Nothing to do: :meth:`mark_update` came first."""
+
+    def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
+        """Nothing to do: :meth:`mark_update` came first."""
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots with replacement.
+
+        Returns:
+            int64 ``[B]`` on the storage's device (a tuple of them where the storage has more than one dimension),
+            and ``priority_weight``, float32 ``[B]``.
+
+        Raises:
+            RuntimeError: the storage is empty, or every priority is zero.
+        """
+        stored = len(storage)
+        if stored == 0:
+            raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
+        self._follow(storage)
+        tree = self._tree
+        if not self._has_rows:  # attached to a storage that was filled before
+            self.mark_update(torch.arange(stored, device=tree.device))
+        if tree.device.type == "cpu" and not tree.has_mass():
+            raise RuntimeError(
+                f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
+                "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
+            )
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
+        if uniform.device != tree.device:
+            uniform = uniform.to(tree.device, non_blocking=True)
+        index, ratio = tree.draw(uniform, over_batch=self.normalize_over_batch)
+        weight = ratio.pow_(-self.beta)
+        self._clocks["draws"] += 1
+        if storage.ndim > 1:
+            return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
+        return index, {"priority_weight": weight}
+
+    @torch.no_grad()
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Takes in priorities; of several for one slot the last counts, index -1 is skipped.
+
+        Args:
+            index: slots, int or int64 ``[n]``; ``[n, d]`` or a tuple where the storage has d dimensions.
+            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
+            storage: whose length bounds the slots; without it the capacity does.
+
+        Raises:
+            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
+            IndexError: a slot does not exist. In every case nothing has changed.
+        """
+        self._follow(storage)
+        index = flat_index(index, self._tree.device, storage)
+        priority = matching_priority(priority, index)
+        if not index.numel():
+            return
+        limit = self.max_size if storage is None else min(self.max_size, len(storage))
+        largest = self._tree.set_checked(index, priority, self._powered(priority), limit)
+        if largest is None:
+            raise refusal(index, priority, limit, None if storage is None else len(storage))
+        if isinstance(self._largest, Tensor):
+            torch.maximum(self._largest, torch.as_tensor(largest), out=self._largest)
+        elif largest > self._largest:
+            self._largest = largest
+        self._has_rows = True
+
+    def _powered(self, priority: Tensor) -> Tensor:
+        return priority.add(self.priority_offset).pow_(self._priority_exponent)
+
+    def _follow(self, storage: Storage | None) -> None:
+        """Moves the priorities to the device of a CUDA storage, once."""
+        device = getattr(storage, "device", None)
+        if not isinstance(device, torch.device) or device.type != "cuda" or self._backend == "numba":
+            return
+        if self._tree.device.type != "cuda":
+            state = self._tree.state_dict()
+            self._tree = PriorityTree(self.max_size, device=device, backend="torch")
+            self._tree.load_state_dict(state)
+            self._largest = torch.full((), float(self._largest), device=self._tree.device)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
+        if env_steps is not None:
+            self._clocks["env_steps"] = env_steps
+        if updates is not None:
+            self._clocks["updates"] = updates
+
+    @property
+    def importance_exponent(self) -> Schedule:
+        """β as a schedule; :attr:`beta` is its present value."""
+        return self._importance_exponent
+
+    @importance_exponent.setter
+    def importance_exponent(self, value: float | Schedule) -> None:
+        schedule = as_schedule(value)
+        if schedule(0) < 0:
+            raise ValueError(f"importance_exponent is {value}; accepted are numbers from 0 on and schedules of them")
+        self._importance_exponent = schedule
+
+    @property
+    def default_priority(self) -> float | Tensor:
+        """What new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""
+        if isinstance(self._largest, Tensor):
+            return torch.where(self._largest > 0, self._largest, 1.0)
+        return self._largest if self._largest > 0 else 1.0
+
+    @property
+    def max_size(self) -> int:
+        """Slots."""
+        return self._tree.capacity
+
+    @property
+    def device(self) -> torch.device:
+        """Where the priorities are."""
+        return self._tree.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the priorities."""
+        return self._tree.nbytes
+
+    @property
+    def priority_exponent(self) -> float:
+        """α; setting it raises the stored priorities anew, except from 0, which has forgotten them."""
+        return self._priority_exponent
+
+    @priority_exponent.setter
+    def priority_exponent(self, value: float) -> None:
+        _check_from_zero("priority_exponent", value)
+        if value == self._priority_exponent:
+            return
+        if self._priority_exponent == 0:
+            warnings.warn(
+                "priority_exponent was 0, which keeps no priorities: stored rows stay equal until update_priority",
+                stacklevel=2,
+            )
+        else:
+            leaves = self._tree.leaves()
+            powered = leaves.pow(value / self._priority_exponent)
+            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
+        self._priority_exponent = float(value)
+
+    @property
+    def alpha(self) -> float:
+        """TorchRL's name of :attr:`priority_exponent`."""
+        return self._priority_exponent
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self.priority_exponent = value
+
+    @property
+    def beta(self) -> float:
+        """TorchRL's name of the present value of :attr:`importance_exponent`."""
+        schedule = self._importance_exponent
+        return schedule(self._clocks[schedule.clock])
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self.importance_exponent = float(value)
+
+    @property
+    def _max_priority(self) -> tuple[float | Tensor | None, None]:
+        """As TorchRL keeps it: ``None`` before any was given; the slot is not kept."""
+        if isinstance(self._largest, Tensor):
+            return self.default_priority, None
+        return (self._largest if self._largest >= 0 else None), None
+
+    def _empty(self) -> None:
+        self._tree.clear()
+        self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Priorities, exponents, clocks and the state of the generator; tensors and plain values."""
+        schedule = self._importance_exponent
+        return {
+            "tree": self._tree.state_dict(),
+            "largest_priority": float(self._largest),
+            "has_rows": self._has_rows,
+            "priority_exponent": self._priority_exponent,
+            "priority_offset": self.priority_offset,
+            "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
+            "clocks": dict(self._clocks),
+            "generator": self.generator_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up the draws where :meth:`state_dict` was read; a schedule stays the one this was built with."""
+        self._tree.load_state_dict(state_dict["tree"])
+        self._forget()
+        largest = float(state_dict["largest_priority"])
+        self._largest = torch.full_like(self._largest, largest) if isinstance(self._largest, Tensor) else largest
+        self._has_rows = bool(state_dict["has_rows"])
+        self._priority_exponent = float(state_dict["priority_exponent"])
+        self.priority_offset = float(state_dict["priority_offset"])
+        if state_dict["importance_exponent"] is not None:
+            self.importance_exponent = state_dict["importance_exponent"]
+        self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
+        self.set_generator_state(state_dict["generator"])
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))
+
+    def __repr__(self) -> str:
+        return (
+            f"PrioritizedSampler(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
+            f"importance_exponent={self._importance_exponent}, priority_offset={self.priority_offset})"
+        )
+
+
+def _check_from_zero(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value}; accepted are finite numbers from 0 on")
