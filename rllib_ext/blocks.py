@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,47 +21,42 @@ class TransitionBlock(SingleAgentEpisode):
 
     Args:
         name: identifies the block within one batch; contains an underscore (others RLlib renames).
-        observations, next_observations, actions: arrays ``[n, ...]``, or dicts and tuples of them.
-        rewards: ``[n]``.
+        columns: observations, next observations and actions, each an array ``[n, ...]`` or dicts and tuples of such,
+            and rewards, ``[n]``.
         outputs: further columns of the train batch, ``[n]`` each.
         terminated, truncated: whether the last row is.
 
     Example:
-        >>> block = TransitionBlock("rows_0", np.zeros((2, 3)), np.ones((2, 3)), np.array([0, 1]), np.zeros(2), {})
+        >>> block = TransitionBlock("rows_0", [np.zeros((2, 3)), np.ones((2, 3)), np.arange(2), np.zeros(2)], {})
         >>> block.get_observations(slice(1, 3)).tolist()
         [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
 
-    __slots__ = ("_columns",)
-
     def __init__(
         self,
         name: str,
-        observations: Any,
-        next_observations: Any,
-        actions: Any,
-        rewards: np.ndarray,
+        columns: Sequence[Any],
         outputs: dict[str, np.ndarray],
         terminated: bool = False,
         truncated: bool = False,
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
-        self._columns = (observations, next_observations, actions, rewards)
+        self._columns = columns
         self.extra_model_outputs = outputs
         self.is_terminated, self.is_truncated = terminated, truncated
         self.agent_id = self.module_id = self.multi_agent_episode_id = None
         self._observation_space = self._action_space = None
         self._start_time = self._last_step_time = self._last_added_observation = self._last_added_infos = None
-        self._custom_data = {}
-        self.t_started, self.t = 0, len(rewards)
+        self._custom_data: dict[str, Any] = {}
+        self.t_started, self.t = 0, len(columns[3])
 
     def __len__(self) -> int:
         return self.t
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain arrays as arguments: pickle protocol 5 sends them out of band.
-        return TransitionBlock, (self.id_, *self._columns, self.extra_model_outputs, *self._ends())
+        return TransitionBlock, (self.id_, self._columns, self.extra_model_outputs, *self._ends())
 
     def __repr__(self) -> str:
         return f"TransitionBlock(id_={self.id_!r}, {self.t} rows)"
@@ -77,7 +73,7 @@ class TransitionBlock(SingleAgentEpisode):
         columns = [tree.map_structure(lambda array: array[rows], column) for column in self._columns]
         outputs = {key: column[rows] for key, column in self.extra_model_outputs.items()}
         ends = self._ends() if stop == self.t else (False, False)
-        return TransitionBlock(f"{self.id_}_{start}", *columns, outputs, *ends)
+        return TransitionBlock(f"{self.id_}_{start}", columns, outputs, *ends)
 
     def to_numpy(self) -> TransitionBlock:
         """The block itself: its columns are arrays."""

@@ -17,7 +17,8 @@ def replay_config(recipe: str, **options: Any) -> dict[str, Any]:
     Args:
         recipe: a function of :mod:`lightning_replay.recipes` by name.
         options: its arguments (``capacity``, ``num_neighbors``, ...), and ``layout`` and ``num_learners`` of
-            :class:`RecipeEpisodeReplayBuffer`.
+            :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`. With two or more Learners say how many
+            there are, or TD errors of a prioritized recipe may reach other rows.
 
     Raises:
         ValueError: an unknown recipe, unknown options, or values the recipe refuses.
@@ -28,5 +29,9 @@ def replay_config(recipe: str, **options: Any) -> dict[str, Any]:
         ('prioritized', 50000)
     """
     # Built once here, and thrown away: what is wrong with the values is said now and not inside a Ray actor.
-    RecipeEpisodeReplayBuffer(recipe, **{**options, "memmap": None} if "memmap" in options else options)
+    # With a seed, because without one it would draw its own from torch's global generator.
+    trial: dict[str, Any] = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
+    if "memmap" in options:
+        trial["memmap"] = None
+    RecipeEpisodeReplayBuffer(recipe, **trial)
     return {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, **options}

@@ -91,9 +91,9 @@ class DrawnRows:
 
     def _block(self, name: str, rows: Any, last_row: int) -> TransitionBlock:
         outputs = {key: column[rows] for key, column in self._outputs.items()}
-        columns = [self._struct(place, rows) for place in range(3)]
+        columns = [*(self._struct(place, rows) for place in range(3)), self._rewards[rows]]
         ends = bool(self._terminated[last_row]), bool(self._truncated[last_row])
-        return TransitionBlock(name, *columns, self._rewards[rows], outputs, *ends)
+        return TransitionBlock(name, columns, outputs, *ends)
 
 
 LAYOUTS: dict[str, Callable[[DrawnRows], tuple[list[SingleAgentEpisode], np.ndarray | None]]] = {

@@ -15,10 +15,12 @@ from rllib_ext.blocks import TransitionBlock
 def block() -> TransitionBlock:
     return TransitionBlock(
         "rows_0",
-        {"arm": np.arange(4.0), "goal": (np.arange(4),)},
-        {"arm": np.arange(4.0) + 10, "goal": (np.arange(4) + 10,)},
-        np.arange(4) + 20,
-        np.arange(4.0) + 30,
+        [
+            {"arm": np.arange(4.0), "goal": (np.arange(4),)},
+            {"arm": np.arange(4.0) + 10, "goal": (np.arange(4) + 10,)},
+            np.arange(4) + 20,
+            np.arange(4.0) + 30,
+        ],
         {"weights": np.arange(4.0) + 40},
         terminated=True,
     )

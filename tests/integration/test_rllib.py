@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real algorithms on a real Ray, with nothing changed but ``replay_buffer_config``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.utils.metrics import TD_ERROR_KEY
+
+import rllib_ext
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]}
+
+
+class Counting(gym.Env):
+    """Observes the number of its step over all episodes; every second step ends one, by turns in either way."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.count = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.count += 1
+        return np.array([self.count], np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        terminated, truncated = self.count % 3 == 2 and self.count % 2 == 0, self.count % 3 == 2 and self.count % 2 == 1
+        return np.array([self.count], np.float32), 1.0, terminated, truncated, {}
+
+
+class EchoLearner(DQNTorchLearner):
+    """Returns the first number of each row's observation as its TD error."""
+
+    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
+        self.metrics.log_value((module_id, TD_ERROR_KEY), batch["obs"][:, 0], reduce="item_series")
+        return (fwd_out["qf_preds"] ** 2).mean()
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: Any) -> AlgorithmConfig:
+    """An algorithm of tiny networks and short iterations."""
+    return (
+        algorithm()
+        .environment(env)
+        .training(
+            replay_buffer_config=rllib_ext.replay_config(recipe, capacity=1000, **options),
+            train_batch_size_per_learner=16,
+            num_steps_sampled_before_learning_starts=40,
+        )
+        .rl_module(model_config=SMALL)
+        .reporting(min_sample_timesteps_per_iteration=40, min_time_s_per_iteration=0)
+    )
+
+
+def trained(algorithm: Algorithm) -> dict[str, Any]:
+    """Results of two iterations."""
+    algorithm.train()
+    return algorithm.train()
+
+
+CONFIGS = {
+    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=2),
+    "dqn_n_step": lambda: small(DQNConfig, "CartPole-v1", "uniform", layout="rows").training(n_step=(1, 3)),
+    "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4).learners(num_learners=1),
+    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_iterations(name: str) -> None:
+    algorithm = CONFIGS[name]().build_algo()
+    result = trained(algorithm)
+    buffer = algorithm.local_replay_buffer
+    algorithm.stop()
+    assert type(buffer) is RecipeEpisodeReplayBuffer
+    assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    assert result["replay_buffer"]["num_env_steps_stored"] == len(buffer)
+    assert result["replay_buffer"]["num_env_steps_sampled_lifetime"] >= 16 * 40 / 3
+    assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
+    learner = result["learners"]["default_policy"]
+    assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
+    if buffer.replay.is_prioritized:
+        assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
+        assert buffer.replay.stats()["late_updates_dropped"] == 0
+
+
+@pytest.mark.parametrize("num_learners", [0, 1])
+def test_every_td_error_reaches_its_row(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(DQNConfig, Counting, "prioritized").learners(num_learners=num_learners, learner_class=EchoLearner)
+    config.training(train_batch_size_per_learner=48)
+    algorithm = config.build_algo()
+    buffer = algorithm.local_replay_buffer
+    home: list[bool] = []
+    update = buffer.replay.update_priority
+
+    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
+        stored = buffer.replay.storage.get(index)["observation"][:, 0]
+        home.extend((stored == td_error).tolist())
+        update(index, td_error, **rest)
+
+    monkeypatch.setattr(buffer.replay, "update_priority", compared)
+    trained(algorithm)
+    done = buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean()
+    algorithm.stop()
+    assert done > 0.4  # many blocks of one row: the hard case for the order
+    assert len(home) >= 48 * 20 and all(home)
+
+
+def test_a_config_from_a_checkpoint_builds_and_trains(tmp_path: Path) -> None:
+    algorithm = small(DQNConfig, "CartPole-v1", "prioritized", importance_exponent=0.5).build_algo()
+    algorithm.train()
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    algorithm.stop()
+    again = Algorithm.from_checkpoint(path)
+    again.train()
+    assert type(again.local_replay_buffer) is RecipeEpisodeReplayBuffer
+    assert again.config.replay_buffer_config["importance_exponent"] == 0.5
+    again.stop()
+
+
+def test_config_seed_decides_the_draws() -> None:
+    def generator_state(seed: int) -> torch.Tensor:
+        algorithm = small(DQNConfig, "CartPole-v1", "uniform").debugging(seed=seed).build_algo()
+        state = algorithm.local_replay_buffer.replay.state_dict()["sampler"]["generator"]
+        algorithm.stop()
+        return state
+
+    assert torch.equal(generator_state(3), generator_state(3))
+    assert not torch.equal(generator_state(3), generator_state(4))
+
+
+def test_tune_runs_the_config(tmp_path: Path) -> None:
+    from ray import tune
+
+    config = small(DQNConfig, "CartPole-v1", "uniform")
+    run = tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0)
+    (result,) = tune.Tuner(config.algo_class, param_space=config, run_config=run).fit()
+    assert result.error is None
+    assert result.metrics["replay_buffer"]["num_env_steps_stored"] >= 40
+
+
+def test_several_agents_are_refused() -> None:
+    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+    config = small(DQNConfig, MultiAgentCartPole, "uniform").multi_agent(policies={"p"}, policy_mapping_fn=_to_p)
+    config.environment(env_config={"num_agents": 2})
+    algorithm = config.build_algo()
+    with pytest.raises(TypeError, match="this buffer stores episodes of one agent"):
+        algorithm.train()
+    algorithm.stop()
+
+
+def _to_p(*args: Any, **kwargs: Any) -> str:
+    return "p"
