@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links between the steps of an episode, on timelines small enough to draw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns
+
+CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
+
+
+def write(links: EpisodeLinks, slots: list[int], trajectory: list[int] | None = None, done: list[int] = ()) -> None:  # type: ignore[assignment]
+    """Writes rows; ``done`` lists the slots that end an episode."""
+    ended = torch.tensor([slot in done for slot in slots])
+    links.write(torch.tensor(slots), None if trajectory is None else torch.tensor(trajectory), ended)
+
+
+def successors(links: EpisodeLinks) -> list[int]:
+    return links.successor.tolist()
+
+
+def test_rows_without_ids_are_one_environment_in_order() -> None:
+    links = EpisodeLinks(6)
+    write(links, [0, 1, 2], done=[1])
+    write(links, [3])
+    # 0 -> 1 |  2 -> 3
+    assert successors(links) == [1, -1, 3, -1, -1, -1]
+
+
+def test_interleaved_trajectories_are_linked_apart() -> None:
+    links = EpisodeLinks(8)
+    write(links, [0, 1, 2, 3], trajectory=[7, 9, 7, 9])
+    write(links, [4, 5, 6], trajectory=[9, 7, 7], done=[4])
+    write(links, [7], trajectory=[9])
+    # 7: 0 -> 2 -> 5 -> 6      9: 1 -> 3 -> 4 |  7
+    assert successors(links) == [2, 3, 5, 4, -1, 6, -1, -1]
+
+
+def test_a_changed_id_starts_another_episode_and_the_old_one_may_go_on() -> None:
+    links = EpisodeLinks(4)
+    for slot, trajectory in enumerate([0, 1, 0, 1]):
+        write(links, [slot], trajectory=[trajectory])
+    assert successors(links) == [2, 3, -1, -1]
+
+
+def test_the_newest_row_has_no_successor_though_the_next_slot_is_occupied() -> None:
+    links = EpisodeLinks(3)
+    write(links, [0, 1, 2])
+    write(links, [0])
+    # slots 0 1 2 hold steps 3 1 2, the head is at 0
+    assert successors(links) == [-1, 2, 0]
+    slots, steps_used = links.chain(torch.tensor([1, 2, 0]), n_steps=3)
+    assert slots.tolist() == [[1, 2, 0], [2, 0, 0], [0, 0, 0]]
+    assert steps_used.tolist() == [3, 2, 1]
+
+
+def test_overwriting_cuts_the_link_of_the_predecessor_wherever_it_is() -> None:
+    links = EpisodeLinks(5)
+    write(links, [4, 1, 3], trajectory=[0, 0, 0])
+    write(links, [1], trajectory=[5])
+    assert successors(links) == [-1, -1, -1, -1, -1]
+    write(links, [0], trajectory=[0])
+    assert successors(links) == [-1, -1, -1, 0, -1]
+
+
+def test_a_running_episode_whose_newest_row_was_overwritten_is_not_continued() -> None:
+    links = EpisodeLinks(2)
+    write(links, [0], trajectory=[0])
+    write(links, [1, 0], trajectory=[1, 1])
+    write(links, [1], trajectory=[0])
+    assert successors(links) == [-1, -1]
+    assert sorted(links.running_slots().tolist()) == [0, 1]
+
+
+def test_a_batch_longer_than_the_ring() -> None:
+    links, one_by_one = EpisodeLinks(3), EpisodeLinks(3)
+    slots = [step % 3 for step in range(8)]
+    links.write(torch.tensor(slots), None, torch.zeros(8, dtype=torch.bool))
+    for slot in slots:
+        write(one_by_one, [slot])
+    assert successors(links) == successors(one_by_one) == [1, -1, 0]
+
+
+def test_cut_ends_an_episode_for_good() -> None:
+    links = EpisodeLinks(4)
+    write(links, [0, 1], trajectory=[3, 3])
+    links.cut(torch.tensor([1]))
+    write(links, [2], trajectory=[3])
+    links.cut(torch.tensor([0]))
+    assert successors(links) == [-1, -1, -1, -1]
+
+
+def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
+    links = EpisodeLinks(4)
+    for step in range(100):
+        write(links, [step % 4], trajectory=[step])
+    assert len(links.running_slots()) == 4
+    links.clear()
+    assert len(links.running_slots()) == 0 and successors(links) == [-1] * 4
+
+
+def test_state_is_restored_and_goes_on() -> None:
+    links, again = EpisodeLinks(6), EpisodeLinks(6)
+    write(links, [0, 1, 2], trajectory=[0, 1, 0])
+    again.load_state_dict(links.state_dict())
+    for each in (links, again):
+        write(each, [3, 0], trajectory=[1, 0])
+    assert successors(again) == successors(links) == [-1, 3, 0, -1, -1, -1]
+    with pytest.raises(ValueError, match="links of 6 slots; these links have 4"):
+        EpisodeLinks(4).load_state_dict(links.state_dict())
+
+
+def test_state_of_rows_without_ids() -> None:
+    links, again = EpisodeLinks(4), EpisodeLinks(4)
+    write(links, [0, 1])
+    again.load_state_dict(links.state_dict())
+    write(again, [2])
+    assert successors(again) == [1, 2, -1, -1]
+
+
+def test_a_capacity_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity is 0"):
+        EpisodeLinks(0)
+
+
+def test_what_lies_after_the_return_is_ignored_even_nan() -> None:
+    reward = torch.tensor([[1.0, float("nan")], [1.0, 2.0]])
+    assert n_step_returns(reward, torch.tensor([1, 2]), discount=0.5).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_returns_formed_when_drawn_equal_the_worked_tuples(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    reward = torch.tensor(inputs["rewards"], dtype=torch.float64)
+    length = len(reward)
+    links = EpisodeLinks(length + 2)
+    ended = torch.zeros(length, dtype=torch.bool)
+    ended[-1] = True
+    links.write(torch.arange(length), None, ended)
+    write(links, [length])  # the next episode begins right behind
+    slots, steps_used = links.chain(torch.arange(length), inputs["n"])
+    returns = n_step_returns(reward[slots.clamp(max=length - 1)], steps_used, inputs["gamma"])
+    terminated = ended & (inputs["episode_end"] == "terminal")
+    discount = bootstrap_discounts(steps_used, terminated[slots[:, -1]], inputs["gamma"])
+    for expected in case["expected"]:
+        step = expected["first_step"]
+        assert steps_used[step] == expected["steps_used"]
+        assert slots[step, -1] + 1 == expected["bootstrap_state_index"]
+        assert terminated[slots[step, -1]] == expected["terminated"]
+        assert_close(returns[step], expected["reward_sum"])
+        assert_close(discount[step], expected["bootstrap_discount"])
+
+
+def assert_close(actual: Tensor, expected: float) -> None:
+    assert abs(float(actual) - expected) <= 1e-12

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed transitions, leaf by leaf."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay.samplers.pairs import RandomPairSampler
+from lightning_replay.transforms import MixPairs, MixStates, mixup_coefficients
+
+
+def make_pairs(count: int = 64, **flags: torch.Tensor) -> TensorDict:
+    """Random pairs ``[count, 2]``; ``flags`` replaces entries under "next"."""
+    zeros = torch.zeros(count, 2, 1, dtype=torch.bool)
+    following = {"terminated": zeros, "truncated": zeros, "done": zeros, **flags}
+    following |= {"observation": torch.randn(count, 2, 3), "reward": torch.randn(count, 2, 1)}
+    return TensorDict(
+        {
+            "observation": torch.randn(count, 2, 3),
+            "action": torch.randn(count, 2, 2),
+            "next": following,
+            "generation": torch.randint(9, (count, 2)),
+            "trajectory": torch.randint(9, (count, 2)),
+            "priority_weight": torch.rand(count, 2),
+        },
+        [count, 2],
+    )
+
+
+def flags(count: int, *pairs: tuple[int, int]) -> torch.Tensor:
+    """All False but at these (pair, which of the two)."""
+    result = torch.zeros(count, 2, 1, dtype=torch.bool)
+    for pair, which in pairs:
+        result[pair, which] = True
+    return result
+
+
+MIXED = ["observation", "action", ("next", "observation"), ("next", "reward")]
+KEPT = ["generation", "trajectory", "priority_weight", ("next", "terminated"), ("next", "truncated"), ("next", "done")]
+
+
+def test_floating_parts_of_a_transition_are_mixed_with_one_coefficient_and_the_rest_is_of_the_first() -> None:
+    pairs = make_pairs()
+    batch = MixPairs(seed=0)(pairs)
+    assert batch.batch_size == torch.Size([64])
+    weight = batch["mixup_coefficient"]
+    assert weight.dtype == torch.float32 and weight.shape == (64,)
+    assert 0.0 < weight.min() and weight.max() < 1.0 and weight.unique().numel() == 64
+    for key in MIXED:
+        first, second = pairs[key].unbind(1)
+        expected = weight.unsqueeze(1) * first + (1 - weight.unsqueeze(1)) * second
+        torch.testing.assert_close(batch[key], expected)
+    for key in KEPT:
+        assert torch.equal(batch[key], pairs[key][:, 0])
+    assert set(batch.keys(True, True)) == set(pairs.keys(True, True)) | {"mixup_coefficient"}
+
+
+def test_a_pair_with_a_terminal_step_on_either_side_is_its_first_transition_bit_for_bit() -> None:
+    pairs = make_pairs(8, terminated=flags(8, (1, 0), (2, 1), (3, 0), (3, 1)))
+    pairs["next", "observation"][2, 1] = float("nan")  # as some collectors leave the state after the last
+    pairs["observation"][1, 1] = float("inf")
+    batch = MixPairs(seed=0)(pairs)
+    assert batch["mixup_coefficient"][1:4].tolist() == [1.0, 1.0, 1.0]
+    for key in MIXED:
+        assert torch.equal(batch[key][1:4], pairs[key][1:4, 0])
+        assert not (batch[key][4:] == pairs[key][4:, 0]).any()
+    assert batch["next", "terminated"].squeeze(1).tolist() == [False, True, False, True] + [False] * 4
+
+
+def test_truncated_steps_are_mixed() -> None:
+    pairs = make_pairs(4, truncated=flags(4, (0, 0), (1, 1)), done=flags(4, (0, 0), (1, 1)))
+    batch = MixPairs(seed=0)(pairs)
+    assert (batch["mixup_coefficient"] < 1).all()
+    assert batch["next", "truncated"].squeeze(1).tolist() == [True, False, False, False]
+
+
+def test_rows_of_different_discount_are_not_mixed() -> None:
+    pairs = make_pairs(3)
+    pairs["discount"] = torch.tensor([[0.9, 0.9], [0.9, 0.81], [0.81, 0.81]]).unsqueeze(2)
+    pairs["steps_to_next_obs"] = torch.tensor([[1, 1], [1, 2], [2, 2]]).unsqueeze(2)
+    batch = MixPairs(seed=0)(pairs)
+    assert (batch["mixup_coefficient"] == 1).tolist() == [False, True, False]
+    assert torch.equal(batch["observation"][1], pairs["observation"][1, 0])
+    torch.testing.assert_close(batch["discount"], torch.tensor([[0.9], [0.9], [0.81]]))
+    assert batch["steps_to_next_obs"].flatten().tolist() == [1, 1, 2]
+
+
+def test_a_row_paired_with_itself_is_returned_exactly() -> None:
+    pairs = make_pairs()
+    same = pairs[:, :1].expand(64, 2).clone()
+    batch = MixPairs(seed=0)(same)
+    for key in MIXED:
+        assert torch.equal(batch[key], pairs[key][:, 0])
+
+
+def test_fraction_is_the_share_of_mixed_pairs() -> None:
+    share = (MixPairs(fraction=0.25, seed=0)(make_pairs(4000))["mixup_coefficient"] < 1).float().mean()
+    assert abs(float(share) - 0.25) < 0.03
+    assert (MixPairs(fraction=0.0, seed=0)(make_pairs())["mixup_coefficient"] == 1).all()
+
+
+def test_integer_observations_follow_the_first_and_other_dtypes_are_kept() -> None:
+    pairs = make_pairs(4)
+    pairs["action"] = torch.randint(5, (4, 2))
+    pairs["observation"] = pairs["observation"].double()
+    pairs["next", "observation"] = pairs["next", "observation"].half()
+    batch = MixPairs(seed=0)(pairs)
+    assert torch.equal(batch["action"], pairs["action"][:, 0])
+    assert batch["observation"].dtype == torch.float64 and batch["next", "observation"].dtype == torch.float16
+
+
+def test_everything_under_a_key_is_mixed_and_the_index_keeps_both() -> None:
+    pairs = make_pairs(4)
+    pairs["observation"] = TensorDict({"arm": torch.randn(4, 2, 3), "step": torch.ones(4, 2, dtype=torch.int64)}, [4, 2])
+    pairs["index"] = torch.arange(8).reshape(4, 2)
+    batch = MixPairs(seed=0)(pairs)
+    assert not (batch["observation", "arm"] == pairs["observation", "arm"][:, 0]).any()
+    assert batch["observation", "step"].tolist() == [1, 1, 1, 1]
+    assert torch.equal(batch["index"], pairs["index"])
+
+
+def test_other_keys_may_be_named() -> None:
+    pairs = make_pairs(4)
+    batch = MixPairs(keys=["observation"], seed=0)(pairs)
+    assert torch.equal(batch["action"], pairs["action"][:, 0])
+    with pytest.raises(ValueError, match=r"the batch has no 'state'; MixPairs mixes 'observation', 'state'"):
+        MixPairs(keys=["observation", "state"], seed=0)(pairs)
+
+
+def test_the_same_seed_gives_the_same_coefficients_and_state_goes_on() -> None:
+    pairs = make_pairs(3000)
+    one, two = MixPairs(seed=5), MixPairs(seed=5)
+    assert torch.equal(one(pairs)["mixup_coefficient"], two(pairs)["mixup_coefficient"])
+    again = MixPairs(seed=9)
+    again(pairs)
+    again.load_state_dict(one.state_dict())
+    for _ in range(4):
+        assert torch.equal(one(pairs)["mixup_coefficient"], again(pairs)["mixup_coefficient"])
+    one.reseed(5)
+    assert torch.equal(one(pairs)["mixup_coefficient"], MixPairs(seed=5)(pairs)["mixup_coefficient"])
+
+
+def test_coefficients_of_extreme_concentrations_are_numbers_in_the_unit_interval() -> None:
+    for concentration in (1e-3, 1e3):
+        drawn = mixup_coefficients(concentration, 10_000, torch.Generator().manual_seed(0))
+        assert ((drawn >= 0) & (drawn <= 1)).all()
+
+
+def test_bad_options_and_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="mixup_concentration is 0"):
+        MixPairs(mixup_concentration=0)
+    with pytest.raises(ValueError, match="mixup_concentration is nan"):
+        MixStates(mixup_concentration=float("nan"))
+    with pytest.raises(ValueError, match=r"fraction is 1.5; the share of mixed pairs must lie in \[0, 1\]"):
+        MixPairs(fraction=1.5)
+    with pytest.raises(ValueError, match=r"batch of size \[64\]; it mixes pairs.*NeighborhoodMixupSampler"):
+        MixPairs()(make_pairs()[:, 0])
+    with pytest.raises(ValueError, match=r'no \("next", "terminated"\)'):
+        MixPairs()(make_pairs().exclude(("next", "terminated")))
+
+
+def test_the_stored_rows_are_not_changed() -> None:
+    rows = make_pairs(32)[:, 0]
+    for transform, sampler in ((MixPairs(seed=0), RandomPairSampler(seed=0)), (MixStates(seed=0), None)):
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(32), sampler=sampler, transform=transform, batch_size=16
+        )
+        buffer.extend(rows.clone())
+        buffer.sample()
+        assert torch.equal(buffer.storage.get(slice(0, 32))["observation"], rows["observation"])
+
+
+def test_states_move_towards_their_next_states_and_nothing_else_changes() -> None:
+    steps = make_pairs(16, terminated=flags(16, (0, 0)))[:, 0].clone()
+    before = steps.clone()
+    batch = MixStates(seed=0)(steps)
+    weight = batch["mixup_coefficient"].unsqueeze(1)
+    expected = weight * before["observation"] + (1 - weight) * before["next", "observation"]
+    torch.testing.assert_close(batch["observation"], expected)
+    assert weight[0] < 1  # a terminal step is no exception
+    for key in (key for key in before.keys(True, True) if key != "observation"):
+        assert torch.equal(batch[key], before[key])
+    again = MixStates(seed=1)
+    transform = MixStates(seed=0)
+    again.load_state_dict(transform.state_dict())
+    assert torch.equal(again(before.clone())["observation"], transform(before.clone())["observation"])
+
+
+def test_states_that_are_not_floating_are_refused() -> None:
+    images = torch.zeros(2, 4, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"'observation' has dtype torch.uint8"):
+        MixStates()(TensorDict({"observation": images, "next": {"observation": images}}, [2]))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""n-step transitions formed before they are stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay.transforms import NStepTransitions
+
+CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
+
+
+def episode(rewards: list[float], ending: str | None, trajectory: int | None = None) -> TensorDict:
+    """Steps of one episode; the observation is the state's number, ``ending`` is terminal, truncated or None."""
+    length = len(rewards)
+    flags = torch.zeros(3, length, 1, dtype=torch.bool)
+    flags[:, -1] = torch.tensor([[ending == "terminal"], [ending == "truncated"], [ending is not None]])
+    terminated, truncated, done = flags
+    state = torch.arange(length + 1)
+    reward = torch.tensor(rewards, dtype=torch.float64).unsqueeze(1)
+    following = {"observation": state[1:], "reward": reward, "terminated": terminated, "truncated": truncated}
+    steps = TensorDict({"observation": state[:-1], "next": {**following, "done": done}}, [length])
+    if trajectory is not None:
+        steps["trajectory"] = torch.full((length,), trajectory)
+    return steps
+
+
+def form(transform: NStepTransitions, steps: TensorDictBase, size: int) -> list[TensorDictBase]:
+    """What the transform emits when it is given ``size`` steps at a time, row by row."""
+    formed = [transform.inv(part) for part in steps.split(size)]
+    return [row for part in formed if part is not None for row in part]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_formed_transitions_equal_the_worked_tuples(case: dict[str, Any], size: int) -> None:
+    inputs = case["inputs"]
+    transform = NStepTransitions(inputs["n"], inputs["gamma"])
+    formed = form(transform, episode(inputs["rewards"], inputs["episode_end"]), size)
+    assert len(formed) == len(case["expected"])
+    assert transform.flush() is None
+    for row, expected in zip(formed, case["expected"], strict=True):
+        assert row["observation"] == expected["first_step"]
+        assert row["steps_to_next_obs"] == expected["steps_used"]
+        assert abs(float(row["next", "reward"]) - expected["reward_sum"]) <= 1e-12
+        assert row["next", "observation"] == expected["bootstrap_state_index"]
+        assert row["next", "terminated"] == expected["terminated"]
+        assert row["discount"].dtype == torch.float32
+        torch.testing.assert_close(float(row["discount"]), expected["bootstrap_discount"], rtol=1e-6, atol=0)
+
+
+def test_interleaved_episodes_are_formed_apart() -> None:
+    one, two = episode([1.0, 2.0, 3.0, 4.0], None, trajectory=1), episode([10.0, 20.0], "terminal", trajectory=2)
+    mixed = torch.cat([one[:1], two[:1], one[1:2], two[1:], one[2:]])
+    formed = form(NStepTransitions(2, 1.0), mixed, size=2)
+    found = [(int(row["trajectory"]), float(row["next", "reward"]), float(row["discount"])) for row in formed]
+    assert sorted(found) == [(1, 3.0, 1.0), (1, 5.0, 1.0), (1, 7.0, 1.0), (2, 20.0, 0.0), (2, 30.0, 0.0)]
+
+
+def test_an_id_may_be_used_again_after_its_episode_ended() -> None:
+    steps = torch.cat([episode([1.0, 1.0], "truncated", trajectory=0), episode([5.0, 5.0], "truncated", trajectory=0)])
+    formed = form(NStepTransitions(3, 1.0), steps, size=4)
+    assert [float(row["next", "reward"]) for row in formed] == [2.0, 1.0, 10.0, 5.0]
+
+
+def test_a_buffer_stores_what_is_formed_and_nothing_while_nothing_is() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), transform=NStepTransitions(3, 0.5), batch_size=4)
+    steps = episode([1.0, 1.0, 1.0, 1.0], "terminal")
+    lengths = []
+    for step in steps.split(1):
+        buffer.extend(step)
+        lengths.append(len(buffer))
+    assert lengths == [0, 0, 1, 4]
+    assert buffer.sample()["discount"].shape == (4, 1)
+    with pytest.raises(ValueError, match=r"extend\(step.unsqueeze\(0\)\)"):
+        buffer.add(steps[0])
+
+
+def test_waiting_steps_are_state_and_can_be_flushed_or_forgotten() -> None:
+    steps = episode([1.0, 2.0, 4.0], None)
+    transform, again = NStepTransitions(3, 1.0), NStepTransitions(3, 1.0)
+    assert transform.inv(steps[:2]) is None
+    again.load_state_dict(transform.state_dict())
+    assert torch.equal(again.inv(steps[2:])["next", "reward"], torch.tensor([[7.0]], dtype=torch.float64))
+    flushed = again.flush()
+    assert flushed is not None
+    assert flushed["next", "reward"].flatten().tolist() == [6.0, 4.0]
+    assert flushed["next", "observation"].tolist() == [3, 3] and flushed["discount"].flatten().tolist() == [1.0, 1.0]
+    assert again.flush() is None
+    transform.clear()
+    assert transform.flush() is None
+    again.load_state_dict(transform.state_dict())
+    assert again.flush() is None
+
+
+def test_batches_pass_unchanged_and_bad_options_are_refused() -> None:
+    steps = episode([1.0], None)
+    assert NStepTransitions(2, 0.9)(steps) is steps
+    with pytest.raises(ValueError, match="n_steps is 0"):
+        NStepTransitions(0, 0.9)
+    with pytest.raises(ValueError, match="discount is 1.1"):
+        NStepTransitions(2, 1.1)
