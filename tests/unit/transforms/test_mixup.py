@@ -48,7 +48,7 @@ def test_floating_parts_of_a_transition_are_mixed_with_one_coefficient_and_the_r
     assert batch.batch_size == torch.Size([64])
     weight = batch["mixup_coefficient"]
     assert weight.dtype == torch.float32 and weight.shape == (64,)
-    assert 0.0 < weight.min() and weight.max() < 1.0 and weight.unique().numel() == 64
+    assert weight.min() > 0.0 and weight.max() < 1.0 and weight.unique().numel() == 64
     for key in MIXED:
         first, second = pairs[key].unbind(1)
         expected = weight.unsqueeze(1) * first + (1 - weight.unsqueeze(1)) * second
@@ -114,7 +114,9 @@ def test_integer_observations_follow_the_first_and_other_dtypes_are_kept() -> No
 
 def test_everything_under_a_key_is_mixed_and_the_index_keeps_both() -> None:
     pairs = make_pairs(4)
-    pairs["observation"] = TensorDict({"arm": torch.randn(4, 2, 3), "step": torch.ones(4, 2, dtype=torch.int64)}, [4, 2])
+    pairs["observation"] = TensorDict(
+        {"arm": torch.randn(4, 2, 3), "step": torch.ones(4, 2, dtype=torch.int64)}, [4, 2]
+    )
     pairs["index"] = torch.arange(8).reshape(4, 2)
     batch = MixPairs(seed=0)(pairs)
     assert not (batch["observation", "arm"] == pairs["observation", "arm"][:, 0]).any()

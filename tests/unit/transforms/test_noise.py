@@ -12,7 +12,9 @@ from lightning_replay.transforms import GaussianNoise
 
 def make_steps(count: int = 20_000) -> TensorDict:
     following = {"observation": torch.ones(count, 2), "reward": torch.zeros(count, 1)}
-    return TensorDict({"observation": torch.ones(count, 2), "action": torch.zeros(count, 1), "next": following}, [count])
+    return TensorDict(
+        {"observation": torch.ones(count, 2), "action": torch.zeros(count, 1), "next": following}, [count]
+    )
 
 
 def test_every_component_of_both_states_gets_noise_of_its_own() -> None:

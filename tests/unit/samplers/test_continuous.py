@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partners that are the next step of the same episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import ContinuousTransitionSampler
+from lightning_replay.storage import PackedStorage
+from lightning_replay.transforms import MixPairs
+
+
+def make_steps(done: list[int], trajectory: list[int] | None = None, key: object = "trajectory") -> TensorDict:
+    count = len(done)
+    flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
+    following = {"observation": torch.randn(count, 3), "reward": torch.randn(count, 1)}
+    following |= {"terminated": torch.zeros_like(flags), "truncated": flags, "done": flags}
+    steps = TensorDict(
+        {"observation": torch.randn(count, 3), "action": torch.rand(count, 2), "next": following}, [count]
+    )
+    if trajectory is not None:
+        steps[key] = torch.tensor(trajectory)
+    return steps
+
+
+def make_buffer(capacity: int = 6) -> TensorDictReplayBuffer:
+    sampler = ContinuousTransitionSampler(seed=0)
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity), sampler=sampler, batch_size=32, transform=MixPairs(seed=0)
+    )
+
+
+def partners(buffer: TensorDictReplayBuffer) -> list[int]:
+    return buffer.sampler.partners(torch.arange(len(buffer)), buffer.storage).tolist()
+
+
+def test_partner_is_the_next_step_and_the_row_itself_at_an_end() -> None:
+    buffer = make_buffer()
+    buffer.extend(make_steps([0, 0, 1, 0, 0]))
+    # 0 -> 1 -> 2 |  3 -> 4 (newest)
+    assert partners(buffer) == [1, 2, 2, 4, 4]
+    batch = buffer.sample()
+    first, second = batch["index"].unbind(1)
+    assert torch.equal(second, torch.tensor(partners(buffer))[first])
+    alone = (first == 2) | (first == 4)
+    rows = buffer.storage.get(first)
+    assert torch.equal(batch["observation"][alone], rows["observation"][alone])
+    assert not (batch["observation"][~alone] == rows["observation"][~alone]).any()
+
+
+def test_the_newest_row_of_a_full_ring_has_no_partner_though_the_next_slot_is_occupied() -> None:
+    buffer = make_buffer(capacity=3)
+    for _ in range(4):
+        buffer.add(make_steps([0])[0])
+    # slots 0 1 2 hold steps 3 1 2
+    assert partners(buffer) == [0, 2, 0]
+
+
+def test_environments_are_told_apart_by_either_key() -> None:
+    for key in ("trajectory", ("collector", "traj_ids")):
+        buffer = make_buffer()
+        buffer.extend(make_steps([0, 0, 0, 0, 1], [4, 8, 4, 8, 4], key))
+        buffer.extend(make_steps([0], [4], key))
+        # 4: 0 -> 2 -> 4 |  5      8: 1 -> 3
+        assert partners(buffer) == [2, 3, 4, 3, 4, 5]
+
+
+def test_state_goes_on(tmp_path: Path) -> None:
+    buffer, again = make_buffer(), make_buffer()
+    buffer.extend(make_steps([0, 0, 0], [1, 2, 1]))
+    again.load_state_dict(buffer.state_dict())
+    for each in (buffer, again):
+        each.extend(make_steps([0, 0], [2, 1]))
+    assert partners(again) == partners(buffer) == [2, 3, 4, 3, 4]
+    assert torch.equal(buffer.sample()["index"], again.sample()["index"])
+    buffer.sampler.dumps(tmp_path)
+    read = ContinuousTransitionSampler()
+    read.loads(tmp_path)
+    assert torch.equal(read.sample(buffer.storage, 9)[0], buffer.sampler.sample(buffer.storage, 9)[0])
+
+
+def test_cut_and_empty() -> None:
+    buffer = make_buffer()
+    buffer.extend(make_steps([0, 0]))
+    buffer.sampler.cut(torch.tensor([1]))
+    buffer.extend(make_steps([0]))
+    assert partners(buffer) == [1, 1, 2]
+    assert buffer.sampler.nbytes == 2 * 8 * 6
+    buffer.empty()
+    assert buffer.sampler.nbytes == 0
+    buffer.extend(make_steps([0, 0]))
+    assert partners(buffer) == [1, 1]
+
+
+def test_in_our_buffer() -> None:
+    sampler = ContinuousTransitionSampler()
+    replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=8, seed=0)
+    replay.extend(make_steps([0, 0, 1, 0]))
+    assert partners(replay) == [1, 2, 2, 3]
+    assert replay.sample()["index"].shape == (8, 2)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partners that are near in observations and actions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
+from lightning_replay.storage import PackedStorage
+from lightning_replay.transforms import MixPairs
+
+FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
+
+
+def make_steps(observation: Any, action: Any) -> TensorDict:
+    observation, action = torch.as_tensor(observation), torch.as_tensor(action)
+    count = len(observation)
+    flags = torch.zeros(count, 1, dtype=torch.bool)
+    following = {"observation": observation.clone(), "reward": torch.zeros(count, 1)}
+    following |= {"terminated": flags, "truncated": flags, "done": flags}
+    return TensorDict({"observation": observation, "action": action, "next": following}, [count])
+
+
+def random_steps(count: int) -> TensorDict:
+    return make_steps(torch.randn(count, 3), torch.rand(count, 2))
+
+
+def make_buffer(sampler: NeighborhoodMixupSampler, capacity: int = 64, **options: Any) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity), sampler=sampler, batch_size=32, transform=MixPairs(seed=0), **options
+    )
+
+
+def candidates(buffer: TensorDictReplayBuffer, slot: int, draws: int = 400) -> set[int]:
+    index = torch.full((draws,), slot)
+    return set(buffer.sampler.partners(index, buffer.storage).tolist())
+
+
+@pytest.mark.parametrize("case", FIXTURE["cases"], ids=lambda case: case["name"])
+def test_partners_are_the_worked_neighbours(case: dict[str, Any]) -> None:
+    inputs, expected = case["inputs"], case["expected"]
+    sampler = NeighborhoodMixupSampler(num_neighbors=inputs["k"], refresh_interval=1, seed=0)
+    buffer = make_buffer(sampler)
+    steps = make_steps(torch.tensor(inputs["states"]).double(), torch.tensor(inputs["actions"]).double())
+    buffer.extend(steps)
+    lists = expected.get("neighbour_sets") or dict(enumerate(expected["neighbours_nearest_first"]))
+    for slot, neighbors in lists.items():
+        assert candidates(buffer, int(slot)) == set(neighbors)
+
+
+def test_a_lone_row_is_its_own_partner() -> None:
+    buffer = make_buffer(NeighborhoodMixupSampler(seed=0))
+    buffer.extend(random_steps(1))
+    assert buffer.sample()["index"].tolist() == [[0, 0]] * 32
+
+
+def test_overwritten_rows_are_forgotten() -> None:
+    buffer = make_buffer(NeighborhoodMixupSampler(num_neighbors=1, refresh_interval=1, seed=0), capacity=3)
+    action = torch.zeros(3, 1)
+    buffer.extend(make_steps([[0.0], [1.0], [5.0]], action))
+    assert [candidates(buffer, slot) for slot in range(3)] == [{1}, {0}, {1}]
+    buffer.extend(make_steps([[4.0]], action[:1]))
+    # slot 0 moved to 4: it is now near slot 2
+    assert [candidates(buffer, slot) for slot in range(3)] == [{2}, {0}, {0}]
+
+
+def test_several_nested_observations() -> None:
+    keys = [("sensors", "near"), ("sensors", "far"), "action"]
+    buffer = make_buffer(NeighborhoodMixupSampler(num_neighbors=1, feature_keys=keys, seed=0))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=buffer.sampler, batch_size=4)
+    sensors = {"near": torch.tensor([[0.0], [9.0], [0.1]]), "far": torch.zeros(3, 2, 2)}
+    buffer.extend(TensorDict({"sensors": sensors, "action": torch.zeros(3, 1)}, [3]))
+    assert candidates(buffer, 0) == {2}
+
+
+def test_discrete_actions_are_refused_before_anything_is_stored() -> None:
+    for action in (torch.zeros(4, dtype=torch.int64), torch.ones(4, 2, dtype=torch.bool)):
+        sampler = NeighborhoodMixupSampler()
+        replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=4)
+        with pytest.raises(ValueError, match=r"'action' has dtype .*discrete='same_action'"):
+            replay.extend(make_steps(torch.randn(4, 2), action))
+        assert len(replay) == 0
+        with pytest.raises(ValueError, match=r"discrete='same_action'"):
+            make_buffer(NeighborhoodMixupSampler()).extend(make_steps(torch.randn(4, 2), action))
+
+
+def test_images_missing_keys_and_nan_are_refused_before_anything_is_stored() -> None:
+    replay = Replay(storage=PackedStorage(8), sampler=NeighborhoodMixupSampler(), transform=MixPairs(), batch_size=4)
+    with pytest.raises(ValueError, match="an image; pixels say little"):
+        replay.extend(make_steps(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.rand(4, 1)))
+    with pytest.raises(ValueError, match="have no 'action'"):
+        replay.extend(random_steps(4).exclude("action"))
+    steps = random_steps(4)
+    steps["observation"][2, 1] = float("nan")
+    with pytest.raises(ValueError, match=r"rows \[2\] have NaN or infinite"):
+        replay.extend(steps)
+    assert len(replay) == 0
+    replay.extend(random_steps(4))
+    assert len(replay) == 4
+
+
+def test_bad_options_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="discrete is 'nearest'"):
+        NeighborhoodMixupSampler(discrete="nearest")
+    with pytest.raises(ValueError):
+        NeighborhoodMixupSampler(num_neighbors=0)
+    with pytest.raises(ValueError):
+        NeighborhoodMixupSampler(backend="magic")
+    with pytest.raises(ValueError, match="needs integer actions"):
+        make_buffer(NeighborhoodMixupSampler(discrete="same_action")).extend(random_steps(4))
+    with pytest.raises(RuntimeError, match="needs stored rows"):
+        NeighborhoodMixupSampler().recall_at()
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_same_action_restricts_partners_and_copies_the_action(one_hot: bool) -> None:
+    action = torch.arange(40) % 3
+    stored = torch.nn.functional.one_hot(action) if one_hot else action
+    buffer = make_buffer(NeighborhoodMixupSampler(num_neighbors=4, discrete="same_action", seed=0))
+    buffer.extend(make_steps(torch.randn(40, 2), stored))
+    for _ in range(3):  # the ring wraps, slots change their action
+        buffer.extend(make_steps(torch.randn(17, 2), stored[:17]))
+    batch = torch.cat([buffer.sample() for _ in range(16)])
+    rows = buffer.storage.get(slice(0, len(buffer)))
+    first, second = batch["index"].unbind(1)
+    assert torch.equal(rows["action"][first], rows["action"][second])
+    assert torch.equal(batch["action"], rows["action"][first])
+    assert (first != second).float().mean() > 0.8
+
+
+def test_same_action_state_goes_on() -> None:
+    def make() -> TensorDictReplayBuffer:
+        return make_buffer(NeighborhoodMixupSampler(num_neighbors=4, discrete="same_action"), capacity=30)
+
+    buffer, again = make(), make()
+    steps = make_steps(torch.randn(80, 2), torch.randint(3, (80,)))
+    buffer.extend(steps[:40])
+    buffer.sample()
+    again.load_state_dict(buffer.state_dict())
+    assert torch.equal(buffer.sample()["index"], again.sample()["index"])
+    for each in (buffer, again):
+        each.extend(steps[40:])
+    assert torch.equal(buffer.sample()["index"], again.sample()["index"])
+
+
+def test_over_prioritized_first_elements() -> None:
+    first = PrioritizedSampler(capacity=64, priority_exponent=1.0, importance_exponent=0.4)
+    buffer = make_buffer(NeighborhoodMixupSampler(num_neighbors=3, first=first), priority_key="td_error")
+    buffer.extend(random_steps(64))
+    batch = buffer.sample()
+    batch["td_error"] = torch.rand(32)
+    buffer.update_tensordict_priority(batch)
+    buffer.update_priority(torch.arange(64), torch.cat([torch.zeros(63), torch.ones(1)]))
+    batch = buffer.sample()
+    assert (batch["index"][:, 0] == 63).float().mean() > 0.9
+    assert batch["priority_weight"].shape == (32,)
+
+
+@pytest.mark.parametrize("refresh_interval", [1, 64])
+def test_state_goes_on_with_the_same_draws(refresh_interval: int, tmp_path: Path) -> None:
+    def make() -> TensorDictReplayBuffer:
+        return make_buffer(NeighborhoodMixupSampler(num_neighbors=3, refresh_interval=refresh_interval))
+
+    buffer, again = make(), make()
+    buffer.extend(random_steps(50))
+    buffer.sample()
+    buffer.extend(random_steps(30))
+    again.load_state_dict(buffer.state_dict())
+    buffer.sampler.dumps(tmp_path)
+    read = NeighborhoodMixupSampler(num_neighbors=3, refresh_interval=refresh_interval)
+    read.loads(tmp_path)
+    for _ in range(3):
+        drawn = buffer.sample()["index"]
+        assert torch.equal(drawn, again.sample()["index"])
+        assert torch.equal(drawn, read.sample(buffer.storage, 32)[0])
+
+
+def test_recall_bytes_and_emptying() -> None:
+    sampler = NeighborhoodMixupSampler(num_neighbors=5, seed=0)
+    buffer = make_buffer(sampler)
+    buffer.extend(random_steps(64))
+    buffer.sample()
+    assert sampler.recall_at() == sampler.recall_at(5) == 1.0
+    assert sampler.nbytes > 0
+    buffer.empty()
+    assert sampler.nbytes == 0
