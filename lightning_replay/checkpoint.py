@@ -84,7 +84,9 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text())
         version = int(manifest["version"])
-    except (ValueError, KeyError, TypeError) as error:
+        if version <= FORMAT_VERSION:
+            _ = manifest["built_by"], manifest["data"], manifest["files"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
     if version > FORMAT_VERSION:
         raise ValueError(
@@ -95,12 +97,8 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def _read_data(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    try:
-        data = directory / Path(manifest["data"]).name
-        files = manifest["files"].items()
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{directory / MANIFEST} is damaged ({error}); load an earlier save") from error
-    for name, expected in files:
+    data = directory / Path(manifest["data"]).name
+    for name, expected in manifest["files"].items():
         file = data / Path(name).name
         if not file.exists() or _fingerprint(file) != expected:
             raise DamagedFileError(

@@ -84,7 +84,8 @@ class Replay(TensorDictReplayBuffer):
                 f"capacity {storage.max_size} is below batch_size {batch_size}; "
                 "raise the capacity or lower the batch size"
             )
-        self._episodes = EpisodeTracker(n_steps, discount) if n_steps > 1 else None
+        episodes = EpisodeTracker(n_steps, discount)
+        self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
         super().__init__(
             storage=storage,

@@ -34,7 +34,7 @@ def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     values = _split(state, "", tensors)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / TENSORS_FILE)
+    save_file(_separate(tensors), directory / TENSORS_FILE)
     (directory / VALUES_FILE).write_text(json.dumps(values))
 
 
@@ -54,6 +54,19 @@ def read_state(path: str | Path) -> dict[str, Any]:
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
             "Load an earlier save, or build the object anew."
         ) from error
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, no two sharing memory: safetensors refuses those that do."""
+    separate: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in taken:
+            tensor = tensor.clone()
+        taken.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
