@@ -2,9 +2,16 @@
 """Lightning callbacks: priority feedback, evaluation, statistics, progress, pictures."""
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.callbacks.learning_curve import LearningCurve
+from lightning_replay.lit.callbacks.learning_curve import LearningCurve, draw_learning_curves
 from lightning_replay.lit.callbacks.priorities import UpdatePriorities
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.callbacks.statistics import LogReplayStats
 
-__all__ = ["Evaluate", "LearningCurve", "LogReplayStats", "ReplayProgressBar", "UpdatePriorities"]
+__all__ = [
+    "Evaluate",
+    "LearningCurve",
+    "LogReplayStats",
+    "ReplayProgressBar",
+    "UpdatePriorities",
+    "draw_learning_curves",
+]

@@ -23,7 +23,7 @@ class LearningCurve(L.Callback):
     Needs matplotlib: ``pip install lightning-replay[plots]``.
 
     Args:
-        path: of the picture; ``learning_curve.png`` in the trainer's ``default_root_dir`` if absent.
+        path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -43,7 +43,7 @@ class LearningCurve(L.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Evaluate) and callback.history:
                 curves["evaluation"] = callback.history
-        path = Path(self.path) if self.path else Path(trainer.default_root_dir) / "learning_curve.png"
+        path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
         draw_learning_curves(curves, path)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import Any
 
@@ -22,12 +23,13 @@ class ReplayProgressBar(ProgressBar):
     Give it to the trainer among its callbacks; it replaces Lightning's bar.
 
     Args:
-        refresh_seconds: time between two refreshes; a bar refreshed at each step costs as much as a small update.
+        refresh_seconds: time between two refreshes, at least 10 where the output is no terminal; a bar refreshed at
+            each step costs as much as a small update.
     """
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
         super().__init__()
-        self.refresh_seconds = refresh_seconds
+        self.refresh_seconds = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
         self._is_enabled = True
         self._bar: tqdm | None = None
         self._last_updates = 0
