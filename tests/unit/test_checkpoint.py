@@ -50,8 +50,9 @@ def test_a_loaded_buffer_goes_on_with_the_same_draws(name, n_steps, tmp_path) ->
     again = load_replay(tmp_path / "buffer")
     for batch in zip(draws(replay), draws(again), strict=True):
         assert torch.equal(*batch)
+    more = numbered_steps(100, 7)
     for one in (replay, again):
-        one.extend(numbered_steps(100, 7))
+        one.extend(more)
     for batch in zip(draws(replay), draws(again), strict=True):
         assert torch.equal(*batch)
     assert replay.stats() == again.stats()
