@@ -148,7 +148,7 @@ class PriorityTree:
         return self._tree.set_checked(index, priority, value, limit)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """One value for every slot, fast for a run of slots; ``False`` with nothing written as in :meth:`set_checked`."""
+        """One value for every slot, fast for a run of them; ``False``, nothing written, as in :meth:`set_checked`."""
         return self._tree.fill_checked(index, value, limit)
 
     def clear(self) -> None:
@@ -168,7 +168,8 @@ class PriorityTree:
         leaves = state_dict["leaves"]
         if leaves.shape != (self.capacity,):
             raise ValueError(
-                f"the saved tree has {leaves.numel()} slots and this one {self.capacity}; build it with the saved capacity"
+                f"the saved tree has {leaves.numel()} slots and this one {self.capacity}; "
+                "build it with the saved capacity"
             )
         self._tree.load_leaves(leaves.to(torch.float32))
 

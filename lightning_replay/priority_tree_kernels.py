@@ -93,7 +93,7 @@ def _recompute_lowest(level, node, leaves, lowest, starts):  # type: ignore[no-u
 
 
 @_compiled
-def _refresh_lowest(index, leaves, lowest, starts, counts):  # type: ignore[no-untyped-def]
+def refresh_lowest(index, leaves, lowest, starts, counts):  # type: ignore[no-untyped-def]
     """Recomputes ``lowest`` above the slots in ``index``; apart, because most trees never ask for it."""
     for level in range(1, counts.size):
         previous = -1
@@ -105,17 +105,7 @@ def _refresh_lowest(index, leaves, lowest, starts, counts):  # type: ignore[no-u
 
 
 @_compiled
-def refresh_all(leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
-    """Recomputes every node."""
-    for level in range(1, counts.size):
-        for node in range(counts[level]):
-            _recompute(level, node, leaves, sums, minima, starts)
-            if lowest.size:
-                _recompute_lowest(level, node, leaves, lowest, starts)
-
-
-@_compiled
-def _refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+def refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
     """Recomputes every node above the slots in ``index``, from the leaves upwards; -1 is skipped."""
     first, last = counts[0] - 1, np.int64(0)
     for position in range(index.size):
@@ -124,23 +114,20 @@ def _refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: igno
     for level in range(1, counts.size):
         shift = SHIFT * level
         first, last = first >> SHIFT, last >> SHIFT
-        if last - first < index.size:  # no more nodes than slots: each of them once
-            for node in range(first, last + 1):
-                _recompute(level, node, leaves, sums, minima, starts)
-            continue
+        is_dense = last - first < index.size  # no more nodes than slots: each of them once, in order
         touched = 0.0
-        if counts[level] > PREFETCH_ABOVE and level > 1:
+        if not is_dense and counts[level] > PREFETCH_ABOVE and level > 1:
             for position in range(index.size):
                 child = starts[level - 1] + (max(index[position], 0) >> shift << SHIFT)
                 touched += sums[child] + sums[child + FAN_OUT // 2] + minima[child]
         previous = -1 if touched >= 0 else -2  # uses what was loaded, so that the loads are not optimised away
-        for position in range(index.size):
-            node = index[position] >> shift
+        for position in range(last - first + 1 if is_dense else index.size):
+            node = first + position if is_dense else index[position] >> shift
             if node >= 0 and node != previous:
                 _recompute(level, node, leaves, sums, minima, starts)
             previous = node
     if lowest.size:
-        _refresh_lowest(index, leaves, lowest, starts, counts)
+        refresh_lowest(index, leaves, lowest, starts, counts)
 
 
 @_compiled
@@ -148,7 +135,7 @@ def set(index, value, leaves, sums, minima, lowest, starts, counts):  # type: ig
     """Writes in order, so that the last of several values for a slot stays."""
     for position in range(index.size):
         leaves[index[position]] = value[position]
-    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, lowest, starts, counts)
 
 
 @_compiled
@@ -167,7 +154,7 @@ def set_checked(index, priority, value, limit, leaves, sums, minima, lowest, sta
     for position in range(index.size):
         if index[position] >= 0:
             leaves[index[position]] = value[position]
-    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, lowest, starts, counts)
     return largest
 
 
@@ -180,7 +167,7 @@ def fill_checked(index, value, limit, leaves, sums, minima, lowest, starts, coun
     for position in range(index.size):
         if index[position] >= 0:
             leaves[index[position]] = value
-    _refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, lowest, starts, counts)
     return True
 
 

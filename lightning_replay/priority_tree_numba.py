@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums and minima over slots in numba, for the CPU; imported only where numba is installed."""
+# ruff: noqa: D102 - the methods are described once, in priority_tree.PriorityTree.
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def _aligned(size: int, dtype: type, value: float = 0.0) -> np.ndarray:
     wanted = size * np.dtype(dtype).itemsize
     raw = np.zeros(wanted + CACHE_LINE, np.uint8)
     start = -raw.ctypes.data % CACHE_LINE
-    array = raw[start : start + wanted].view(dtype)
+    array: np.ndarray = raw[start : start + wanted].view(dtype)
     if value != 0 or math.copysign(1.0, value) < 0:
         array[:] = value
     return array
@@ -117,7 +118,13 @@ class NumbaTree:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        kernels.refresh_all(*self._arrays)
+        # As many entries as there are nodes above the leaves, spanning all slots: every level is recomputed whole.
+        span = np.zeros(int(self._counts[1]) + 1, np.int64)
+        span[-1] = self._capacity - 1
+        kernels.refresh(span, *self._arrays)
+        if self._lowest.size:
+            blocks = np.arange(0, self._capacity, FAN_OUT)
+            kernels.refresh_lowest(blocks, self._leaves, self._lowest, self._starts, self._counts)
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums and minima over slots in plain torch, on any device; on CUDA without a word to the host."""
+# ruff: noqa: D102 - the methods are described once, in priority_tree.PriorityTree.
 
 from __future__ import annotations
 
@@ -160,15 +161,15 @@ class TorchTree:
 
     def _choose_in_row(self, row: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
         cumulative = self._cumulative(row)
-        # At or past the end: the last entry that still adds to the sum.
+        # At or past the end: the last entry that still adds to the sum. Past a row of zeros: 0, which has children.
         below = torch.minimum(remaining, torch.nextafter(cumulative[-1], self._zero)).clamp_min_(0)
-        chosen = torch.searchsorted(cumulative, below, right=True).clamp_max_(row.numel() - 1)
+        chosen = torch.searchsorted(cumulative, below, right=True).remainder_(row.numel())
         return chosen, cumulative.index_select(0, chosen).sub_(row.index_select(0, chosen))
 
     def _choose_in_blocks(self, blocks: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
         cumulative = self._cumulative(blocks)
         below = torch.minimum(remaining, torch.nextafter(cumulative[:, -1], self._zero)).clamp_min_(0)
-        chosen = torch.searchsorted(cumulative, below.unsqueeze(-1), right=True).clamp_max_(FAN_OUT - 1)
+        chosen = torch.searchsorted(cumulative, below.unsqueeze(-1), right=True).bitwise_and_(FAN_OUT - 1)
         before = cumulative.gather(1, chosen).sub_(blocks.gather(1, chosen))
         return chosen.squeeze(-1), before.squeeze(-1)
 

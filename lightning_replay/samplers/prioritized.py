@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.recorded import recorded
-from lightning_replay.samplers.priority_inputs import flat_index, matching_priority, refusal
+from lightning_replay.samplers.priority_inputs import check_from_zero, flat_index, matching_priority, refusal
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.samplers.torchrl_names import TorchRLNames
 from lightning_replay.schedules import Constant, Schedule, as_schedule
-from lightning_replay.state_files import read_state, write_state
 
 
 @recorded
-class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
+class PrioritizedSampler(Seeded, TorchRLNames):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
@@ -60,8 +57,6 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         tensor([2, 2])
     """
 
-    reduction = "max"  # how TorchRL's buffers make one priority of several per row
-
     def __init__(
         self,
         capacity: int,
@@ -72,8 +67,8 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         backend: str = "auto",
         seed: int | None = None,
     ) -> None:
-        _check_from_zero("priority_exponent", priority_exponent)
-        _check_from_zero("priority_offset", priority_offset)
+        check_from_zero("priority_exponent", priority_exponent)
+        check_from_zero("priority_offset", priority_offset)
         self.priority_offset = float(priority_offset)
         self.normalize_over_batch = normalize_over_batch
         self._priority_exponent = float(priority_exponent)
@@ -109,13 +104,7 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
             raise refusal(torch.as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
-    def add(self, index: int | Tensor) -> None:
-        """Nothing to do: :meth:`mark_update` came first."""
-
-    def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
-        """Nothing to do: :meth:`mark_update` came first."""
-
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement.
 
         Returns:
@@ -130,8 +119,6 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
         self._follow(storage)
         tree = self._tree
-        if not self._has_rows:  # attached to a storage that was filled before
-            self.mark_update(torch.arange(stored, device=tree.device))
         if tree.device.type == "cpu" and not tree.has_mass():
             raise RuntimeError(
                 f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
@@ -179,15 +166,18 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self._priority_exponent)
 
     def _follow(self, storage: Storage | None) -> None:
-        """Moves the priorities to the device of a CUDA storage, once."""
-        device = getattr(storage, "device", None)
-        if not isinstance(device, torch.device) or device.type != "cuda" or self._backend == "numba":
+        """Moves to the device of a CUDA storage, and takes in rows stored before the sampler was attached, once."""
+        if storage is None:
             return
-        if self._tree.device.type != "cuda":
+        device = getattr(storage, "device", None)
+        on_cuda = isinstance(device, torch.device) and device.type == "cuda"
+        if on_cuda and self._tree.device.type != "cuda" and self._backend != "numba":
             state = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(state)
             self._largest = torch.full((), float(self._largest), device=self._tree.device)
+        if not self._has_rows and len(storage):
+            self.mark_update(torch.arange(len(storage)))
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
@@ -216,16 +206,6 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         return self._largest if self._largest > 0 else 1.0
 
     @property
-    def max_size(self) -> int:
-        """Slots."""
-        return self._tree.capacity
-
-    @property
-    def device(self) -> torch.device:
-        """Where the priorities are."""
-        return self._tree.device
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the priorities."""
         return self._tree.nbytes
@@ -237,7 +217,7 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
 
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
-        _check_from_zero("priority_exponent", value)
+        check_from_zero("priority_exponent", value)
         if value == self._priority_exponent:
             return
         if self._priority_exponent == 0:
@@ -248,34 +228,10 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         else:
             leaves = self._tree.leaves()
             powered = leaves.pow(value / self._priority_exponent)
+            if not torch.isfinite(powered).all():
+                raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
         self._priority_exponent = float(value)
-
-    @property
-    def alpha(self) -> float:
-        """TorchRL's name of :attr:`priority_exponent`."""
-        return self._priority_exponent
-
-    @alpha.setter
-    def alpha(self, value: float) -> None:
-        self.priority_exponent = value
-
-    @property
-    def beta(self) -> float:
-        """TorchRL's name of the present value of :attr:`importance_exponent`."""
-        schedule = self._importance_exponent
-        return schedule(self._clocks[schedule.clock])
-
-    @beta.setter
-    def beta(self, value: float) -> None:
-        self.importance_exponent = float(value)
-
-    @property
-    def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        """As TorchRL keeps it: ``None`` before any was given; the slot is not kept."""
-        if isinstance(self._largest, Tensor):
-            return self.default_priority, None
-        return (self._largest if self._largest >= 0 else None), None
 
     def _empty(self) -> None:
         self._tree.clear()
@@ -309,21 +265,8 @@ class PrioritizedSampler(Seeded, TorchRLPrioritizedSampler):
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self.set_generator_state(state_dict["generator"])
 
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict())
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
-
     def __repr__(self) -> str:
         return (
             f"PrioritizedSampler(capacity={self.max_size}, priority_exponent={self._priority_exponent}, "
             f"importance_exponent={self._importance_exponent}, priority_offset={self.priority_offset})"
         )
-
-
-def _check_from_zero(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} is {value}; accepted are finite numbers from 0 on")

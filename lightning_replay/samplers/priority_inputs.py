@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -80,3 +81,9 @@ def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | No
     return ValueError(
         "a priority raised to priority_exponent does not fit float32; give smaller priorities. Nothing was changed."
     )
+
+
+def check_from_zero(name: str, value: float) -> None:
+    """Refuses what cannot be an exponent or an offset."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value}; accepted are finite numbers from 0 on")

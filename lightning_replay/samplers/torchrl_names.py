@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names under which TorchRL's buffers, writers and schedulers know a prioritized sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
+
+from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.schedules import Schedule
+from lightning_replay.state_files import read_state, write_state
+
+
+class TorchRLNames(TorchRLPrioritizedSampler):
+    """TorchRL's sampler without its constructor, its trees and its compiled code."""
+
+    reduction = "max"  # how TorchRL's buffers make one priority of several per row
+
+    priority_exponent: float
+    importance_exponent: Any  # set as a number or a schedule, read as a schedule
+    _tree: PriorityTree
+    _largest: float | Tensor
+    _clocks: dict[str, int]
+
+    @property
+    def max_size(self) -> int:
+        """Slots."""
+        return self._tree.capacity
+
+    @property
+    def device(self) -> torch.device:
+        """Where the priorities are."""
+        return self._tree.device
+
+    @property
+    def alpha(self) -> float:
+        """TorchRL's name of :attr:`priority_exponent`."""
+        return self.priority_exponent
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self.priority_exponent = value
+
+    @property
+    def beta(self) -> float:
+        """TorchRL's name of the present value of :attr:`importance_exponent`."""
+        schedule: Schedule = self.importance_exponent
+        return schedule(self._clocks[schedule.clock])
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self.importance_exponent = float(value)
+
+    @property
+    def _max_priority(self) -> tuple[float | Tensor | None, None]:
+        """As TorchRL keeps it: ``None`` before any was given; the slot is not kept."""
+        if isinstance(self._largest, Tensor):
+            return self.default_priority, None
+        return (self._largest if self._largest >= 0 else None), None
+
+    def add(self, index: int | Tensor) -> None:
+        """Nothing to do: :meth:`mark_update` came first."""
+
+    def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
+        """Nothing to do: :meth:`mark_update` came first."""
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))

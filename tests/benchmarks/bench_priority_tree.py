@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T4, the priority index alone: draw 256 with weights and update the same 256, microseconds, by capacity."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from lightning_replay.priority_tree import PriorityTree
+
+CAPACITIES = (100_000, 1_000_000, 10_000_000)
+BACKENDS = ("numba", "torch")
+BATCH = 256
+
+
+def _filled(capacity: int, backend: str) -> PriorityTree:
+    tree = PriorityTree(capacity, backend=backend)
+    tree.load_state_dict({"leaves": torch.rand(capacity) ** 0.6})
+    return tree
+
+
+def _draw_and_update(tree: PriorityTree, generator: torch.Generator) -> tuple[float, float]:
+    priority = torch.rand(BATCH, generator=generator)
+    started = time.perf_counter()
+    index, ratio = tree.draw(torch.rand(BATCH, dtype=torch.float64, generator=generator))
+    ratio.pow_(-0.4)
+    drawn = time.perf_counter()
+    tree.set_checked(index, priority, priority.add(1e-6).pow_(0.6), tree.capacity)
+    return drawn - started, time.perf_counter() - drawn
+
+
+def _insert(tree: PriorityTree, rows: torch.Tensor, first: int) -> float:
+    index = rows + first
+    started = time.perf_counter()
+    tree.fill_checked(index, 1.0, tree.capacity)
+    return time.perf_counter() - started
+
+
+def _microseconds(seconds: list[float]) -> float:
+    """Lower decile: what a quiet machine would show, on a machine that is not."""
+    return statistics.quantiles(seconds, n=10)[0] * 1e6
+
+
+def measure(rounds: int = 40, repeats: int = 50) -> dict[str, dict[int, float]]:
+    """Prints a table; capacities take turns, so that a busy spell falls on all of them alike."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    totals: dict[str, dict[int, float]] = {}
+    print(f"{'back end':8} {'capacity':>11} {'draw':>7} {'update':>7} {'both':>7} {'new 1':>7} {'new 1000':>9}   us")
+    for backend in BACKENDS:
+        trees = {capacity: _filled(capacity, backend) for capacity in CAPACITIES}
+        draws: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
+        updates: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
+        one: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
+        thousand: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
+        for spell in range(rounds):
+            for capacity, tree in trees.items():
+                for _ in range(repeats):
+                    draw, update = _draw_and_update(tree, generator)
+                    draws[capacity].append(draw)
+                    updates[capacity].append(update)
+                first = spell * 2_000 % (capacity - 2_000)
+                one[capacity].append(_insert(tree, torch.zeros(1, dtype=torch.int64), first))
+                thousand[capacity].append(_insert(tree, torch.arange(1_000), first + 1))
+        totals[backend] = {}
+        for capacity in CAPACITIES:
+            both = [draw + update for draw, update in zip(draws[capacity], updates[capacity], strict=True)]
+            totals[backend][capacity] = _microseconds(both)
+            print(
+                f"{backend:8} {capacity:11,} {_microseconds(draws[capacity]):7.1f} {_microseconds(updates[capacity]):7.1f}"
+                f" {_microseconds(both):7.1f} {_microseconds(one[capacity]):7.1f} {_microseconds(thousand[capacity]):9.1f}"
+            )
+        small, middle, large = (totals[backend][capacity] for capacity in CAPACITIES)
+        print(f"{backend:8} 1M over 100k {middle / small:.2f}, 10M over 1M {large / middle:.2f} (T4: at most 1.5 each)")
+    return totals
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prioritized sampler alone and in TorchRL's own buffers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
+from torchrl.data.replay_buffers.scheduler import LinearScheduler
+
+from lightning_replay.recorded import build, describe
+from lightning_replay.samplers.importance import importance_weights, probabilities
+from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.schedules import Linear
+
+BACKENDS = ["numba", "torch"]
+
+
+def _rows(count: int) -> TensorDict:
+    return TensorDict({"observation": torch.arange(count).float()}, [count])
+
+
+def _buffer(sampler: PrioritizedSampler, rows: int, batch_size: int = 64) -> TensorDictReplayBuffer:
+    storage = LazyTensorStorage(sampler.max_size)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size, priority_key="td_error")
+    if rows:
+        buffer.extend(_rows(rows))
+    return buffer
+
+
+@pytest.mark.parametrize("case", [0, 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_worked_example(case: int, backend: str, fixtures: Path) -> None:
+    worked = json.loads((fixtures / "per_probabilities_and_weights.json").read_text())["cases"][case]
+    inputs, expected = worked["inputs"], worked["expected"]
+    errors = torch.tensor(inputs["absolute_td_errors"], dtype=torch.float64)
+    alpha, beta, batch = inputs["alpha"], inputs["beta"], inputs["sampled_batch"]
+
+    probability = probabilities(errors, alpha, inputs["epsilon"])
+    raw = importance_weights(probability, beta, stored=6)
+    drawn = raw[batch]
+    for value, key in (
+        (probability, "probabilities"),
+        (raw, "raw_weights"),
+        (raw / raw.max(), "weights_divided_by_max_over_memory"),
+        (drawn / drawn.max(), "weights_of_batch_divided_by_batch_max"),
+    ):
+        if key in expected:
+            wanted = torch.tensor(expected[key], dtype=torch.float64)
+            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
+
+    for over_batch in (False, True):
+        sampler = PrioritizedSampler(6, alpha, beta, inputs["epsilon"], over_batch, backend, seed=0)
+        buffer = _buffer(sampler, 6)
+        buffer.update_priority(torch.arange(6), errors)
+        sample = buffer.sample()
+        weights = raw[sample["index"]] / (raw[sample["index"]].max() if over_batch else raw.max())
+        torch.testing.assert_close(sample["priority_weight"].double(), weights, rtol=2e-6, atol=0)
+        leaves = sampler.state_dict()["tree"]["leaves"].double()
+        torch.testing.assert_close(leaves / leaves.sum(), probability, rtol=2e-6, atol=0)
+
+
+def test_new_rows_get_the_largest_priority_given_so_far() -> None:
+    sampler = PrioritizedSampler(10, priority_exponent=1.0, priority_offset=0.0)
+    buffer = _buffer(sampler, 2)
+    assert sampler.default_priority == 1.0 and sampler._max_priority == (None, None)
+    buffer.update_priority(torch.tensor([0, 1]), torch.tensor([0.25, 0.5]))
+    buffer.extend(_rows(1))
+    assert sampler.default_priority == 0.5
+    buffer.update_priority(torch.tensor([0, 1, 2]), torch.tensor([7.0, 3.0, 0.0]))
+    buffer.update_priority(torch.tensor([0]), 1.0)
+    buffer.add(_rows(1)[0])
+    assert sampler.state_dict()["tree"]["leaves"][:4].tolist() == [1.0, 3.0, 0.0, 7.0]
+
+
+def test_new_rows_can_be_drawn_when_only_zeros_were_given() -> None:
+    sampler = PrioritizedSampler(4, priority_offset=0.0)
+    buffer = _buffer(sampler, 2)
+    buffer.update_priority(torch.arange(2), 0.0)
+    with pytest.raises(RuntimeError, match="every one of the 2 stored rows has priority 0"):
+        buffer.sample()
+    buffer.extend(_rows(1))
+    assert buffer.sample()["index"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("priority", [0.5, torch.full((3,), 0.5), torch.full((3, 1), 0.5), torch.tensor(0.5)])
+def test_accepted_shapes_of_priorities(priority: object) -> None:
+    sampler = PrioritizedSampler(5, priority_exponent=1.0, priority_offset=0.0)
+    buffer = _buffer(sampler, 5)
+    sampler.update_priority(torch.tensor([0, 2, 4]), priority, storage=buffer.storage)
+    sampler.update_priority(1, 4.0)
+    assert sampler.state_dict()["tree"]["leaves"].tolist() == [0.5, 4.0, 0.5, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "message"),
+    [
+        ([0, 1], [1.0, float("nan")], ValueError, "priority is nan at position 1; priorities must be finite and >= 0"),
+        ([0, 1], [float("inf"), 1.0], ValueError, "priority is inf at position 0"),
+        ([0, 1], [1.0, -0.5], ValueError, "priority is -0.5 at position 1"),
+        ([0, 1], [1.0, 3e38], ValueError, "does not fit float32"),
+        ([0, 5], [9.0, 9.0], IndexError, r"index is 5 at position 1, but 5 rows are stored; accepted are 0 to 4"),
+        ([-2, 1], [9.0, 9.0], IndexError, "index is -2 at position 0"),
+        ([0, 1, 2], [1.0, 2.0], ValueError, "2 priorities of shape .* for 3 slots"),
+        ([[0, 1], [2, 3]], [1.0, 2.0], ValueError, "index has shape"),
+        ([0.5, 1.0], [1.0, 2.0], TypeError, "slots must be integers"),
+        ([True, False], [1.0, 2.0], TypeError, "slots must be integers"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(
+    backend: str, index: list, priority: list, error: type[Exception], message: str
+) -> None:
+    sampler = PrioritizedSampler(8, priority_exponent=2.0, backend=backend, seed=0)
+    buffer = _buffer(sampler, 5)
+    before = sampler.state_dict()
+    with pytest.raises(error, match=message):
+        buffer.update_priority(torch.tensor(index), torch.tensor(priority))
+    after = sampler.state_dict()
+    assert torch.equal(before["tree"]["leaves"], after["tree"]["leaves"])
+    assert before["largest_priority"] == after["largest_priority"]
+    assert sampler._tree.total() == after["tree"]["leaves"].double().sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_storage_larger_than_the_sampler_is_named(backend: str) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=PrioritizedSampler(4, backend=backend), batch_size=2
+    )
+    with pytest.raises(IndexError, match="index is 4 at position 4, but the sampler has 4 slots"):
+        buffer.extend(_rows(6))
+
+
+def test_index_minus_one_is_skipped_and_the_last_duplicate_counts() -> None:
+    sampler = PrioritizedSampler(4, priority_exponent=1.0, priority_offset=0.0)
+    _buffer(sampler, 4)
+    sampler.update_priority(torch.tensor([-1, 2, -1, 2]), torch.tensor([9.0, 5.0, 9.0, 3.0]))
+    assert sampler.state_dict()["tree"]["leaves"].tolist() == [1.0, 1.0, 3.0, 1.0]
+    assert sampler.default_priority == 5.0
+    sampler.mark_update(torch.tensor([-1, 0]))
+    assert sampler.state_dict()["tree"]["leaves"].tolist() == [5.0, 1.0, 3.0, 1.0]
+
+
+def test_torchrl_max_value_writer() -> None:
+    sampler = PrioritizedSampler(5, seed=0)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(5),
+        sampler=sampler,
+        writer=TensorDictMaxValueWriter(rank_key="observation"),
+        batch_size=16,
+        priority_key="td_error",
+    )
+    buffer.extend(_rows(20))
+    buffer.extend(_rows(10))
+    sample = buffer.sample()
+    assert set(sample["observation"].tolist()) <= {15.0, 16.0, 17.0, 18.0, 19.0}
+    sample["td_error"] = torch.rand(16)
+    buffer.update_tensordict_priority(sample)
+
+
+def test_sampling_from_nothing() -> None:
+    buffer = _buffer(PrioritizedSampler(4), 0)
+    with pytest.raises(RuntimeError, match="cannot sample from an empty replay buffer; call extend first"):
+        buffer.sample()
+    buffer.extend(_rows(3))
+    buffer.sample()
+    buffer.empty()
+    with pytest.raises(RuntimeError, match="call extend first"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize("attach", ["constructor", "set_sampler"])
+def test_rows_stored_before_the_sampler_was_attached_are_drawn(attach: str) -> None:
+    storage = LazyTensorStorage(6)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=256)
+    buffer.extend(_rows(4))
+    sampler = PrioritizedSampler(6, seed=0)
+    if attach == "constructor":
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=256)
+    else:
+        buffer.set_sampler(sampler)
+        buffer.extend(_rows(1))
+    assert buffer.sample()["index"].unique().tolist() == list(range(len(buffer)))
+
+
+def test_importance_exponent_follows_its_clock() -> None:
+    sampler = PrioritizedSampler(4, importance_exponent=Linear(0.0, 1.0, duration=4))
+    buffer = _buffer(sampler, 4)
+    betas = []
+    for _ in range(6):
+        betas.append(sampler.beta)
+        buffer.sample()
+    assert betas == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+
+    sampler = PrioritizedSampler(4, importance_exponent=Linear(0.0, 1.0, duration=100, clock="env_steps"))
+    sampler.advance(env_steps=50, updates=3)
+    assert sampler.beta == 0.5
+    sampler.beta = 0.9
+    assert sampler.beta == 0.9
+    with pytest.raises(ValueError, match="importance_exponent is -1"):
+        sampler.importance_exponent = -1.0
+
+
+def test_torchrl_schedulers_and_names() -> None:
+    sampler = PrioritizedSampler(4, priority_exponent=0.5, importance_exponent=0.4)
+    assert isinstance(sampler, TorchRLPrioritizedSampler)
+    assert (sampler.alpha, sampler.beta, sampler.max_size, str(sampler.device)) == (0.5, 0.4, 4, "cpu")
+    buffer = _buffer(sampler, 4)
+    scheduler = LinearScheduler(buffer, param_name="beta", final_value=1.0, num_steps=2)
+    scheduler.step()
+    scheduler.step()
+    assert sampler.beta == 1.0
+    assert "priority_exponent=0.5" in repr(sampler)
+
+
+def test_setting_the_priority_exponent_raises_the_stored_priorities_anew() -> None:
+    sampler = PrioritizedSampler(4, priority_exponent=0.5, priority_offset=0.0)
+    buffer = _buffer(sampler, 3)
+    buffer.update_priority(torch.arange(3), torch.tensor([4.0, 16.0, 0.0]))
+    sampler.alpha = 1.0
+    assert sampler.state_dict()["tree"]["leaves"].tolist() == [4.0, 16.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="priority_exponent is 90"):
+        sampler.priority_exponent = 90.0
+    assert sampler.priority_exponent == 1.0
+    sampler.priority_exponent = 0.0
+    with pytest.warns(UserWarning, match="keeps no priorities"):
+        sampler.priority_exponent = 1.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_next_draws_after_dumps_and_loads(backend: str, tmp_path: Path) -> None:
+    def build_sampler(seed: int) -> PrioritizedSampler:
+        anneal = Linear(0.4, 1.0, duration=20)
+        return PrioritizedSampler(500, priority_exponent=0.7, importance_exponent=anneal, backend=backend, seed=seed)
+
+    buffer = _buffer(build_sampler(1), 400)
+    for _ in range(5):
+        buffer.update_priority(buffer.sample()["index"], torch.rand(64) * 3)
+    buffer.sampler.advance(env_steps=77)
+    buffer.sampler.dumps(tmp_path / "sampler")
+    again = build_sampler(2)
+    again.loads(tmp_path / "sampler")
+    for _ in range(10):
+        index, info = buffer.sampler.sample(buffer.storage, 64)
+        index_again, info_again = again.sample(buffer.storage, 64)
+        assert torch.equal(index, index_again) and torch.equal(info["priority_weight"], info_again["priority_weight"])
+    assert again._clocks == buffer.sampler._clocks and again.default_priority == buffer.sampler.default_priority
+    with pytest.raises(ValueError, match="saved tree has 500 slots and this one 6"):
+        PrioritizedSampler(6).load_state_dict(buffer.sampler.state_dict())
+
+
+def test_it_can_be_described_and_built_again() -> None:
+    sampler = PrioritizedSampler(9, importance_exponent=Linear(0.4, 1.0, duration=20), normalize_over_batch=True)
+    again = build(describe(sampler))
+    assert again.max_size == 9 and again.normalize_over_batch and again.beta == 0.4
+
+
+def test_set_rng_and_reseed() -> None:
+    draws = []
+    for _ in range(2):
+        buffer = _buffer(PrioritizedSampler(100, seed=None), 100)
+        buffer.set_rng(torch.Generator().manual_seed(5))
+        draws.append(buffer.sample()["index"])
+    assert torch.equal(*draws)
+    sampler = PrioritizedSampler(100, seed=7)
+    buffer = _buffer(sampler, 100)
+    first = buffer.sample()["index"]
+    sampler.reseed(7)
+    assert torch.equal(first, buffer.sample()["index"])
+
+
+def test_a_storage_of_two_dimensions() -> None:
+    storage = LazyTensorStorage(12, ndim=2)
+    sampler = PrioritizedSampler(12, priority_exponent=1.0, priority_offset=0.0, seed=0)
+    buffer = TensorDictReplayBuffer(
+        storage=storage, sampler=sampler, batch_size=32, priority_key="td_error", dim_extend=0
+    )
+    buffer.extend(TensorDict({"observation": torch.arange(12.0).reshape(3, 4)}, [3, 4]))
+    sample = buffer.sample()
+    sample["td_error"] = torch.where(sample["observation"] == 6, 5.0, 0.0)
+    buffer.update_tensordict_priority(sample)
+    buffer.update_priority(torch.cartesian_prod(torch.arange(3), torch.arange(4)), 0.0)
+    buffer.update_priority(torch.tensor([[1, 2]]), torch.tensor([5.0]))
+    assert buffer.sample()["observation"].unique().tolist() == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("priority_exponent", -0.1), ("priority_exponent", float("nan")), ("priority_offset", -1.0)]
+)
+def test_bad_options(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{option} is {value}"):
+        PrioritizedSampler(4, **{option: value})
+    with pytest.raises(ValueError, match="capacity is 0"):
+        PrioritizedSampler(0)
+    with pytest.raises(ValueError, match="importance_exponent is -1"):
+        PrioritizedSampler(4, importance_exponent=-1.0)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules read a clock and hold no state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lightning_replay.recorded import build, describe
+from lightning_replay.schedules import Constant, Linear, as_schedule
+
+
+def test_constant() -> None:
+    assert [Constant(0.4)(reading) for reading in (0, 10**9)] == [0.4, 0.4]
+    assert Constant(1).clock == "draws"
+
+
+def test_linear_goes_straight_and_stays() -> None:
+    anneal = Linear(0.4, 1.0, duration=10, clock="env_steps")
+    assert [anneal(reading) for reading in (-5, 0, 5, 10, 11)] == [0.4, 0.4, pytest.approx(0.7), 1.0, 1.0]
+    assert anneal.clock == "env_steps"
+
+
+def test_a_number_becomes_a_constant_and_a_schedule_stays() -> None:
+    anneal = Linear(1.0, 0.0, duration=2)
+    assert as_schedule(anneal) is anneal
+    assert as_schedule(0.5)(7) == 0.5
+
+
+def test_a_schedule_can_be_described_and_built_again() -> None:
+    again = build(describe(Linear(0.4, 1.0, duration=10, clock="updates")))
+    assert again(5) == pytest.approx(0.7) and again.clock == "updates"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "0.4", True, None])
+def test_values_must_be_finite_numbers(value: object) -> None:
+    with pytest.raises(ValueError, match="a schedule needs a finite number"):
+        as_schedule(value)  # type: ignore[arg-type]
+
+
+def test_bad_clock_and_duration() -> None:
+    with pytest.raises(ValueError, match="clock is 'frames'; accepted are 'draws', 'updates', 'env_steps'"):
+        Linear(0.0, 1.0, duration=5, clock="frames")
+    with pytest.raises(ValueError, match="duration is 0"):
+        Linear(0.0, 1.0, duration=0)
