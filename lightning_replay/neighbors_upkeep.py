@@ -100,7 +100,6 @@ class NeighborUpkeep:
         else:
             cache.table.place(arriving, self.rows.standardized(arriving))
         due = self._due(len(arriving))
-        cache.suspend(due)
         for block in blocks_of(arriving, _BLOCK):
             distance, slot, closest = cache.table.nearest(block, cache.num_candidates, limit)
             cache.put(block, distance, slot)

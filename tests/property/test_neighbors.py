@@ -31,12 +31,13 @@ class NeighborMachine(RuleBasedStateMachine):
     refresh_interval = 1
     drift_tolerance = math.inf
 
-    @initialize(rows=st.lists(ROW, min_size=0, max_size=25))
-    def build(self, rows: list[list[float]]) -> None:
+    @initialize(rows=st.lists(ROW, max_size=5), more=st.sampled_from([0, 20, 30]), seed=st.integers(0, 99))
+    def build(self, rows: list[list[float]], more: int, seed: int) -> None:
         self.lists = self.make()
         self.rows: dict[int, np.ndarray] = {}
         self.generator = torch.Generator().manual_seed(0)
         self.waiting: set[int] = set()
+        rows = rows + np.random.default_rng(seed).integers(-3, 4, (more, WIDTH)).astype(float).tolist()
         if rows:
             self.store(list(range(len(rows))), rows)
 
@@ -53,6 +54,11 @@ class NeighborMachine(RuleBasedStateMachine):
     @rule(slots=SLOTS, data=st.data())
     def write(self, slots: list[int], data: st.DataObject) -> None:
         self.store(slots, [data.draw(ROW) for _ in slots])
+
+    @rule(slots=SLOTS, seed=st.integers(0, 99))
+    def write_far(self, slots: list[int], seed: int) -> None:
+        """Rows that take no list's lost neighbours' place."""
+        self.store(slots, np.random.default_rng(seed).uniform(30, 40, (len(slots), WIDTH)).tolist())
 
     def std(self) -> np.ndarray:
         """The standard deviations that the lists go by, from the definition."""

@@ -115,6 +115,16 @@ def test_a_list_that_lost_everything_asks_for_a_pass() -> None:
     assert set(lists.draw(torch.full((50,), 10), torch.Generator().manual_seed(0)).tolist()) <= {8, 12}
 
 
+def test_a_list_that_lost_more_than_its_spare_rows_is_searched_anew() -> None:
+    features = torch.arange(100.0).unsqueeze(1)
+    lists = filled(features, 6, num_spare=0, drift_tolerance=float("inf"))  # lists of 8
+    lists.neighbors(torch.arange(100))
+    features[[48, 49, 51, 52]] = torch.tensor([[200.0], [201.0], [202.0], [203.0]])
+    lists.write(torch.tensor([48, 49, 51, 52]), features[[48, 49, 51, 52]])
+    lists.neighbors(torch.tensor([48]))
+    assert set(lists.neighbors(torch.tensor([50]))[0].tolist()) == {45, 46, 47, 53, 54, 55}
+
+
 def test_an_overwritten_row_takes_its_new_place_and_leaves_its_old_one() -> None:
     lists = filled(torch.arange(50.0).unsqueeze(1), 2, drift_tolerance=float("inf"))
     lists.neighbors(torch.arange(50))
