@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="neighborhood_mixup", help="any function of lightning_replay.recipes")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    total_steps, warmup_steps, batch_size = (400, 200, 64) if options.fast else (20_000, 1_500, 256)
+    total_steps, warmup_steps, batch_size = (400, 20, 64) if options.fast else (20_000, 1_500, 256)
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
