@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    if arguments is None:
-        sys.argv[1:] = given
+    sys.argv = ["lightning-replay", *given]  # LightningCLI warns when it is given arguments beside the process's
     LightningCLI(
         L.LightningModule,
         ReplayDataModule,
@@ -60,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_config_kwargs={"overwrite": True},
         parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION},
         trainer_defaults={"max_epochs": -1},
-        args=None if arguments is None else given,
     )
 
 

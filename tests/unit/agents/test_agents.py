@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three agents on batches worked out by hand: sizes, targets, weights, feedback, clocks, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import lightning as L
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from lightning_replay.agents.off_policy import weighted_mean
+
+# fitted without a data module here
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+CONTINUOUS = {"observation_size": 3, "action_low": [-2.0, 0.0], "action_high": [2.0, 1.0], "hidden_sizes": (8,)}
+DISCRETE = {"observation_size": 3, "num_actions": 4, "hidden_sizes": (8,)}
+AGENTS = [
+    pytest.param(lambda **options: TD3(**CONTINUOUS, **options), id="td3"),
+    pytest.param(lambda **options: SAC(**CONTINUOUS, **options), id="sac"),
+    pytest.param(lambda **options: DQN(**DISCRETE, **options), id="dqn"),
+]
+
+
+def make_batch(agent: OffPolicyAgent, size: int = 16) -> TensorDict:
+    action = torch.randint(4, (size,)) if isinstance(agent, DQN) else torch.rand(size, 2)
+    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
+    following = {"observation": torch.randn(size, 3), "reward": torch.randn(size, 1), **flags}
+    return TensorDict(
+        {
+            "observation": torch.randn(size, 3),
+            "action": action,
+            "next": TensorDict(following, [size]),
+            "index": torch.arange(size),
+        },
+        [size],
+    )
+
+
+class Batches:
+    """A train loader of given batches."""
+
+    def __init__(self, batches: list[TensorDict]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Outputs(L.Callback):
+    def __init__(self) -> None:
+        self.outputs = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+
+
+def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, max_epochs: int = 1):
+    record = Outputs()
+    trainer = L.Trainer(
+        max_epochs=max_epochs,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[record],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+    )
+    trainer.fit(agent, Batches(batches))
+    return trainer, record.outputs
+
+
+def td_error_of(agent: OffPolicyAgent, batch: TensorDict) -> torch.Tensor:
+    """The TD errors of one update, without a trainer."""
+    agent = agent.train()
+    torch.manual_seed(0)
+    if isinstance(agent, DQN):
+        copied = batch.clone()
+        agent.loss(copied)
+        return copied["td_error"].squeeze(-1).sqrt()
+    if isinstance(agent, TD3):
+        return agent.loss.value_loss(batch)[1]["td_error"].amax(0).sqrt()
+    return agent.loss.qvalue_v2_loss(batch)[1]["td_error"]
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_global_step_counts_updates_and_td_errors_are_detached(make, tmp_path: Path) -> None:
+    agent = make()
+    trainer, outputs = fit(agent, [make_batch(agent) for _ in range(7)], tmp_path)
+    assert trainer.global_step == 7
+    for output in outputs:
+        assert output["td_error"].shape == (16,)
+        assert not output["td_error"].requires_grad
+        assert (output["td_error"] >= 0).all() and torch.isfinite(output["td_error"]).all()
+        assert not output["loss"].requires_grad
+
+
+def test_td3_td_error_is_the_larger_distance_to_a_hand_computed_target(tmp_path: Path) -> None:
+    agent = TD3(**CONTINUOUS, target_noise=0.0, discount=0.9)
+    batch = make_batch(agent)
+    batch["next", "terminated"][:4] = True
+    batch["next", "done"][:4] = True
+    batch["next", "truncated"][4:8] = True  # truncated rows keep their bootstrap
+    batch["next", "done"][4:8] = True
+    params, targets = agent.loss.qvalue_network_params, agent.loss.target_qvalue_network_params
+    next_action = agent.act(batch["next", "observation"], explore=False)  # targets equal the networks at the start
+
+    def value(parameters, critic: int, observation, action):
+        network = agent.loss.qvalue_network
+        with parameters[critic].to_module(network):
+            return network.module(observation, action).squeeze(-1)
+
+    with torch.no_grad():
+        bootstrap = torch.minimum(*(value(targets, i, batch["next", "observation"], next_action) for i in (0, 1)))
+        alive = ~batch["next", "terminated"].squeeze(-1)
+        target = batch["next", "reward"].squeeze(-1) + 0.9 * alive * bootstrap
+        distances = [(value(params, i, batch["observation"], batch["action"]) - target).abs() for i in (0, 1)]
+        expected = torch.maximum(*distances)
+    _, outputs = fit(agent, [batch], tmp_path)
+    torch.testing.assert_close(outputs[0]["td_error"], expected)
+    expected_loss = torch.stack([d.square() for d in distances]).sum(0).mean()
+    torch.testing.assert_close(outputs[0]["loss"], expected_loss)
+
+
+def test_dqn_target_is_double_and_bootstraps_truncated_rows(tmp_path: Path) -> None:
+    agent = DQN(**DISCRETE, discount=0.9)
+    batch = make_batch(agent)
+    batch["next", "terminated"][:4] = True
+    batch["next", "truncated"][4:8] = True
+    batch["next", "done"][:8] = True
+    agent.loss.target_value_network_params.data.apply_(lambda p: p.mul_(1.7))  # unlike the network, to tell them apart
+    network = agent._network[0]
+    with torch.no_grad():
+        chosen = network(batch["next", "observation"]).argmax(-1, keepdim=True)
+        with agent.loss.target_value_network_params.to_module(agent.loss.value_network):
+            following = network(batch["next", "observation"]).gather(-1, chosen).squeeze(-1)
+        alive = ~batch["next", "terminated"].squeeze(-1)
+        target = batch["next", "reward"].squeeze(-1) + 0.9 * alive * following
+        predicted = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+    _, outputs = fit(agent, [batch], tmp_path)
+    torch.testing.assert_close(outputs[0]["td_error"], (predicted - target).abs())
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_truncation_changes_nothing_and_termination_does(make) -> None:
+    agent = make()
+    batch = make_batch(agent)
+    truncated, terminated = batch.clone(), batch.clone()
+    for changed, key in ((truncated, "truncated"), (terminated, "terminated")):
+        changed["next", key][:] = True
+        changed["next", "done"][:] = True
+    torch.testing.assert_close(td_error_of(agent, truncated), td_error_of(agent, batch), rtol=0, atol=0)
+    assert (td_error_of(agent, terminated) != td_error_of(agent, batch)).any()
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_steps_to_next_obs_raises_the_discount_to_their_power(make) -> None:
+    batch = make_batch(make(discount=0.9))
+    three = batch.clone().set("steps_to_next_obs", torch.full((16, 1), 3))
+    torch.manual_seed(1)
+    agent = make(discount=0.9)
+    torch.manual_seed(1)
+    cubed = make(discount=0.9**3)
+    torch.testing.assert_close(td_error_of(agent, three), td_error_of(cubed, batch))
+
+
+def test_weights_multiply_rows_and_the_sum_is_divided_by_the_batch() -> None:
+    rows = torch.tensor([1.0, 2.0, 4.0])
+    batch = TensorDict({"priority_weight": torch.tensor([1.0, 0.5, 0.25])}, [3])
+    assert weighted_mean(rows, batch) == 1.0
+    assert weighted_mean(rows, TensorDict({}, [3])) == rows.mean()
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_a_row_of_weight_zero_has_no_influence_on_the_critic(make, tmp_path: Path) -> None:
+    losses = []
+    for reward in (0.0, 100.0):
+        torch.manual_seed(0)
+        agent = make()
+        batch = make_batch(agent)
+        batch["priority_weight"] = torch.ones(16)
+        batch["priority_weight"][0] = 0.0
+        batch["next", "reward"][0] = reward
+        torch.manual_seed(1)
+        _, outputs = fit(agent, [batch], tmp_path)
+        losses.append(outputs[0])
+    assert losses[0]["loss"] == losses[1]["loss"]
+    assert losses[0]["td_error"][0] != losses[1]["td_error"][0]
+
+
+def test_td3_delays_policy_and_targets(tmp_path: Path) -> None:
+    agent = TD3(**CONTINUOUS, policy_delay=3)
+    before = agent._actor[0].perceptron[0].weight.clone()
+    fit(agent, [make_batch(agent) for _ in range(2)], tmp_path)
+    assert torch.equal(agent._actor[0].perceptron[0].weight, before)
+    fit(agent, [make_batch(agent)], tmp_path)
+    assert not torch.equal(agent._actor[0].perceptron[0].weight, before)
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_targets_follow_slowly(make, tmp_path: Path) -> None:
+    agent = make(target_update_rate=0.25)
+    name = "value_network_params" if isinstance(agent, DQN) else "qvalue_network_params"
+    old = getattr(agent.loss, f"target_{name}").data.clone()
+    fit(agent, [make_batch(agent) for _ in range(1)], tmp_path)
+    if isinstance(agent, TD3):
+        fit(agent, [make_batch(agent)], tmp_path)
+    new, target = getattr(agent.loss, name).data, getattr(agent.loss, f"target_{name}").data
+    for key in new.keys(True, True):
+        torch.testing.assert_close(target[key], old[key] + 0.25 * (new[key] - old[key]))
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_actions_stay_in_the_space(make) -> None:
+    agent = make()
+    observation = 10 * torch.randn(200, 3)
+    for explore in (False, True):
+        action = agent.act(observation, explore=explore)
+        if isinstance(agent, DQN):
+            assert action.dtype == torch.int64 and 0 <= action.min() and action.max() < 4
+        else:
+            low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+            assert action.shape == (200, 2) and (action >= low).all() and (action <= high).all()
+    assert torch.equal(agent.act(observation, explore=False), agent.act(observation, explore=False))
+
+
+def test_td3_exploration_noise_is_measured_in_half_ranges() -> None:
+    agent = TD3(**CONTINUOUS, exploration_noise=0.1)
+    observation = torch.zeros(50_000, 3)
+    noise = agent.act(observation, explore=True) - agent.act(observation, explore=False)
+    torch.testing.assert_close(noise.std(0), torch.tensor([0.2, 0.05]), rtol=0.05, atol=0)
+
+
+def test_dqn_explores_less_and_less() -> None:
+    agent = DQN(**DISCRETE, exploration_start=1.0, exploration_end=0.2, exploration_steps=1_000)
+    assert agent.exploration_rate == 1.0
+    agent.act(torch.zeros(500, 3), explore=True)
+    assert agent.exploration_rate == pytest.approx(0.6)
+    agent.act(torch.zeros(5_000, 3), explore=False)
+    assert agent.exploration_rate == pytest.approx(0.6)
+    agent.act(torch.zeros(5_000, 3), explore=True)
+    assert agent.exploration_rate == pytest.approx(0.2)
+    observation = torch.zeros(20_000, 3)
+    differs = agent.act(observation, explore=True) != agent.act(observation, explore=False)
+    assert differs.float().mean().item() == pytest.approx(0.2 * 3 / 4, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env", "names"),
+    [
+        (TD3, "Pendulum-v1", {"observation_size": 3, "action_low": [-2.0], "action_high": [2.0]}),
+        (SAC, "Pendulum-v1", {"observation_size": 3, "action_low": [-2.0], "action_high": [2.0]}),
+        (DQN, "CartPole-v1", {"observation_size": 4, "num_actions": 2}),
+    ],
+)
+def test_for_env_reads_ids_environments_and_vectors(kind, env, names) -> None:
+    environment, vector = gymnasium.make(env), gymnasium.make_vec(env, num_envs=2)
+    for given in (env, environment, vector):
+        agent = kind.for_env(given, hidden_sizes=(4,))
+        assert {name: agent.hparams[name] for name in names} == names
+        assert agent.is_built
+    environment.close()
+    vector.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "env", "message"),
+    [
+        (TD3, "CartPole-v1", "TD3 got the action space Discrete.*Use DQN"),
+        (SAC, "CartPole-v1", "SAC got the action space Discrete.*Use DQN"),
+        (DQN, "Pendulum-v1", "DQN got the action space Box.*Use TD3 or SAC"),
+        (DQN, "Taxi-v3", "DQN got the observation space Discrete.*FlattenObservation"),
+    ],
+)
+def test_for_env_refuses_other_spaces(kind, env, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind.for_env(env)
+
+
+def test_an_unsized_agent_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"without observation_size, action_low, action_high; .*TD3\.for_env"):
+        TD3().configure_model()
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_load_from_checkpoint_gives_the_same_actions(make, tmp_path: Path) -> None:
+    agent = make()
+    trainer, _ = fit(agent, [make_batch(agent) for _ in range(3)], tmp_path)
+    trainer.save_checkpoint(tmp_path / "agent.ckpt")
+    again = type(agent).load_from_checkpoint(tmp_path / "agent.ckpt")
+    observation = torch.randn(9, 3)
+    assert torch.equal(again.act(observation, explore=False), agent.act(observation, explore=False))
+    for (name, value), (other_name, other) in zip(
+        agent.state_dict().items(), again.state_dict().items(), strict=True
+    ):
+        assert name == other_name and torch.equal(value, other)

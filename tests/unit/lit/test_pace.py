@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange rate between environment steps and updates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_replay.lit.pace import Pace
+
+
+@pytest.mark.parametrize(("ratio", "total"), [(0.25, 250), (0.1, 100), (1 / 3, 333), (1, 1_000), (20, 20_000)])
+def test_totals_are_exact(ratio: float, total: int) -> None:
+    assert Pace(env_steps=1_100, warmup_steps=100, updates_per_env_step=ratio).total_updates == total
+
+
+def test_timeline() -> None:
+    # steps    0 . . warm-up . . 8 9 10 11 12 13 14 15 16 .. 19
+    # due                        0 0  0  0  1  1  1  1  2 ..  2
+    pace = Pace(env_steps=19, warmup_steps=8, updates_per_env_step=0.25)
+    assert [pace.updates_due(steps) for steps in range(8, 20)] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert [pace.steps_for(update) for update in (1, 2)] == [12, 19]  # all steps come before the last update
+
+
+@given(st.floats(0.01, 30), st.integers(1, 50), st.integers(1, 400))
+def test_steps_for_is_the_first_step_at_which_an_update_is_due(ratio: float, warmup: int, more: int) -> None:
+    pace = Pace(env_steps=warmup + more, warmup_steps=warmup, updates_per_env_step=ratio)
+    for update in range(1, min(pace.total_updates, 40)):
+        steps = pace.steps_for(update)
+        assert pace.updates_due(steps) >= update > pace.updates_due(steps - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((100, 100, 1), "env_steps is 100 and warmup_steps 100; .* must be above it"),
+        ((10, 100, 1), "env_steps is 10 and warmup_steps 100"),
+        ((10, 0, 1), "warmup_steps is 0"),
+        ((10, 5, 0), "updates_per_env_step is 0"),
+        ((10, 5, float("nan")), "updates_per_env_step is nan"),
+        ((10, 5, float("inf")), "updates_per_env_step is inf"),
+    ],
+)
+def test_errors(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Pace(*arguments)
