@@ -88,7 +88,7 @@ class NeighborLists:
         self._upkeep: NeighborUpkeep | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._rows.count
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class NeighborLists:
 
     @property
     def standardization(self) -> Standardization:
-        """Statistics of the rows, and those that the lists were computed with."""
+        """What the lists were computed with, and how far the rows have moved since then as of the last pass."""
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:
@@ -113,9 +113,9 @@ class NeighborLists:
         index = index.to(features.device).long()
         if not self._rows.width:
             self._allocate(features)
-        held = self._rows.write(index, features)
+        held, old = self._rows.write(index, features)
         if self._upkeep:
-            self._upkeep.announce(index, held)
+            self._upkeep.announce(index, held, old)
 
     def _allocate(self, features: Tensor) -> None:
         self._rows.allocate(features)

@@ -12,7 +12,7 @@ from lightning_replay.neighbors_standardization import Standardization
 
 
 class FeatureRows:
-    """Features by slot, checked at the door, with the standardisation that follows them.
+    """Features by slot, checked at the door, with their standardisation.
 
     Width, dtype and device are those of the first rows written; integers become float32.
 
@@ -27,25 +27,27 @@ class FeatureRows:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.width = 0
+        self.count = 0
         self.limit = 0  # one more than the highest slot ever written
-
-    def __len__(self) -> int:
-        return self.standardization.count if self.width else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes held; 0 before the first write."""
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
-    def write(self, index: Tensor, features: Tensor) -> Tensor:
-        """Stores ``features`` ``[n, d]`` at the slots ``index`` ``[n]`` and returns those that held other rows."""
-        features = features.to(self.features)
+    def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores ``features`` ``[n, d]`` at the slots ``index`` ``[n]``, which is left to the standardisation.
+
+        Returns:
+            The slots among them that held other rows, and the features of those.
+        """
         held = index[self.stored[index]]
-        self.standardization.replace(self.features[held], features)
+        old = self.features[held]
         self.stored[index] = True
-        self.features[index] = features
+        self.features[index] = features.to(self.features)
+        self.count += len(index) - len(held)
         self.limit = max(self.limit, int(index.max()) + 1)
-        return held
+        return held, old
 
     def slots(self) -> Tensor:
         """Stored slots in rising order, int64 ``[N]``."""
@@ -80,8 +82,8 @@ class FeatureRows:
                 f"features are {features.shape[1]} wide and the rows stored {self.width}; "
                 "concatenate the same columns for every write, or call clear() first"
             )
-        finite = features.isfinite().all(1)
-        if not bool(finite.all()):
+        if not bool(features.isfinite().all()):
+            finite = features.isfinite().all(1)
             raise ValueError(
                 f"features of slots {index[~finite.to(index.device)].tolist()} are NaN or infinite; "
                 "they must be finite. Nothing was stored."
@@ -108,7 +110,7 @@ class FeatureRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Rows below the highest slot written, and the standardisation."""
-        if not self.width:
+        if not self.count:
             return {"limit": 0}
         return {
             "limit": self.limit,
@@ -122,4 +124,5 @@ class FeatureRows:
         self.limit = int(state["limit"])
         self.features[: self.limit] = state["features"]
         self.stored[: self.limit] = state["stored"]
+        self.count = int(self.stored.sum())
         self.standardization.load_state_dict(state["standardization"])

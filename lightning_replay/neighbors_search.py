@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-_GROUP = 32  # rows whose smallest distance is looked at first
+_GROUP = 16  # rows whose smallest distance is looked at first
 _BLOCK = 256  # queries of one product
 _DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
 
@@ -32,7 +32,7 @@ class PointTable:
         self._rows = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
         self._rows[:, width] = torch.inf
         self._rows[:, width + 1] = 1
-        self._members = torch.arange(_GROUP, device=device)
+        self._steps = torch.arange(_GROUP, device=device)
         # Distances of one tile stay in the processor's second cache; a GPU wants more work per call.
         self._tile_elements = 2**18 if self._rows.device.type == "cpu" else 2**26
 
@@ -66,20 +66,28 @@ class PointTable:
         point, square, one = query.split([self.width, 1, 1], 1)
         factors = torch.cat([-2 * point, one, square], 1)
         table = self._rows[: _whole_groups(limit)]
-        closest, group_minimum = [], []
-        tile = max(_GROUP, self._tile_elements // len(slots) // _GROUP * _GROUP)
+        tile = min(max(1, self._tile_elements // len(slots) // _GROUP) * _GROUP, len(table))
+        # One buffer for all tiles: memory fresh from the system costs more than the product.
+        buffer = torch.empty(len(slots) * tile, device=table.device)
+        closest, minimum = [], []
         for rows in table.split(tile):
-            distance = factors @ rows.T
+            distance = torch.mm(factors, rows.T, out=buffer[: len(slots) * len(rows)].view(len(slots), len(rows)))
             closest.append(distance.amin(0))
-            group_minimum.append(distance.view(len(slots), -1, _GROUP).amin(2))
-        distance, slot = self._best_of_groups(slots, point, torch.cat(group_minimum, 1), count)
+            # A group is every so-manieth row of the tile, so that the minimum runs over contiguous columns.
+            minimum.append(distance.view(len(slots), _GROUP, -1).amin(1))
+        member = self._members(torch.cat(minimum, 1), count, tile, len(table))
+        distance, slot = self._best(slots, point, member, count)
         return distance, slot, torch.cat(closest)[:limit]
 
-    def _best_of_groups(self, slots: Tensor, point: Tensor, minimum: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _members(self, minimum: Tensor, count: int, tile: int, length: int) -> Tensor:
         # The count + 1 nearest rows, the query among them, lie in the count + 1 groups of the smallest minima.
-        number = min(count + 1, minimum.shape[1])
-        group = minimum.topk(number, dim=1, largest=False, sorted=False).indices
-        member = (group.unsqueeze(2) * _GROUP + self._members).flatten(1)
+        group = minimum.topk(min(count + 1, minimum.shape[1]), dim=1, largest=False, sorted=False).indices
+        start = group // (tile // _GROUP) * tile
+        stride = (length - start).clamp_(max=tile) // _GROUP
+        first = start + group % (tile // _GROUP)
+        return (first.unsqueeze(2) + stride.unsqueeze(2) * self._steps).flatten(1)
+
+    def _best(self, slots: Tensor, point: Tensor, member: Tensor, count: int) -> tuple[Tensor, Tensor]:
         distance = self._direct(point, member)
         distance = distance.masked_fill(member == slots.unsqueeze(1), torch.inf)
         distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)

@@ -50,7 +50,7 @@ class NeighborUpkeep:
         # One more than slots: short lists point to the slot after the last.
         self.waiting = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
         self.waiting_count = 0
-        self._overwritten = False  # a waiting slot held a row that may be in lists
+        self._left: list[Tensor] = []  # rows that were overwritten since the last pass and may be in lists
         self._renewals_left = 0
         self._renewal_cursor = 0
 
@@ -59,28 +59,30 @@ class NeighborUpkeep:
         """Bytes of lists, table and marks."""
         return self.cache.nbytes + self.cache.table.nbytes + self.waiting.nbytes
 
-    def announce(self, index: Tensor, held: Tensor) -> None:
-        """Says that ``index`` was just written, where ``held`` of it held other rows."""
-        served = len(held) - int(self.waiting[held].sum()) if len(held) else 0
-        self._overwritten |= served > 0
-        self.waiting_count += len(index) - (len(held) - served)
+    def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
+        """Says that ``index`` was just written, where ``held`` of it held the rows ``old``."""
+        if len(held):
+            served = ~self.waiting[held]
+            self._left.append(old[served])
+            self.waiting_count -= len(held) - len(self._left[-1])
+        self.waiting_count += len(index)
         self.waiting[index] = True
 
     def catch_up(self, index: Tensor) -> None:
         """Runs a pass if enough rows wait, or one of ``index``."""
-        enough = self.waiting_count >= min(self.refresh_interval, len(self.rows) // 2)
+        enough = self.waiting_count >= min(self.refresh_interval, self.rows.count // 2)
         if self.waiting_count and (enough or bool(self.waiting.index_select(0, index).any())):
             self.run()
 
     def run(self) -> None:
         """Serves all rows that wait."""
-        if 2 * self.waiting_count >= len(self.rows):
+        if 2 * self.waiting_count >= self.rows.count:
             self._rebuild()
         else:
             self._admit(self.waiting[: self.rows.limit].nonzero().squeeze(1))
         self.waiting.fill_(False)
         self.waiting_count = 0
-        self._overwritten = False
+        self._left = []
 
     def _rebuild(self) -> None:
         slots = self.rows.refit()
@@ -92,9 +94,11 @@ class NeighborUpkeep:
 
     def _admit(self, arriving: Tensor) -> None:
         cache, limit = self.cache, self.rows.limit
-        if self._overwritten:
+        left = self._rows_left()
+        if len(left):
             cache.drop(self.waiting, limit)
         cache.suspend(arriving)
+        self.rows.standardization.replace(left, self.rows.features[arriving])
         if self.rows.standardization.drift() > self.drift_tolerance:
             self._restandardize()
         else:
@@ -109,6 +113,9 @@ class NeighborUpkeep:
         # Only now: a list just computed holds all arriving rows already, those of later blocks too.
         cache.complete(torch.cat([arriving, due]))
 
+    def _rows_left(self) -> Tensor:
+        return torch.cat([self.rows.features[:0], *self._left])
+
     def _restandardize(self) -> None:
         slots = self.rows.refit()
         self.cache.table.place(slots, self.rows.standardized(slots))
@@ -118,10 +125,10 @@ class NeighborUpkeep:
     def _due(self, arriving_count: int) -> Tensor:
         """Slots whose lists must be searched anew: too short ones, and the next of a renewal."""
         limit = self.rows.limit
-        short = self.cache.short(limit, min(self.cache.num_neighbors, len(self.rows) - 1))
+        short = self.cache.short(limit, min(self.cache.num_neighbors, self.rows.count - 1))
         if not self._renewals_left:
             return short
-        number = min(math.ceil(arriving_count * _RENEWAL_DISTANCES / len(self.rows)), self._renewals_left)
+        number = min(math.ceil(arriving_count * _RENEWAL_DISTANCES / self.rows.count), self._renewals_left)
         renewed = (torch.arange(number, device=short.device) + self._renewal_cursor) % limit
         self._renewal_cursor = (self._renewal_cursor + number) % limit
         self._renewals_left -= number
@@ -132,7 +139,7 @@ class NeighborUpkeep:
         return {
             "cache": self.cache.state_dict(self.rows.limit),
             "waiting": self.waiting[: self.rows.limit].clone(),
-            "overwritten": self._overwritten,
+            "left": self._rows_left(),
             "renewals_left": self._renewals_left,
             "renewal_cursor": self._renewal_cursor,
         }
@@ -144,6 +151,6 @@ class NeighborUpkeep:
         self.cache.load_state_dict(state["cache"])
         self.waiting[: self.rows.limit] = state["waiting"].to(self.waiting.device)
         self.waiting_count = int(self.waiting.sum())
-        self._overwritten = bool(state["overwritten"])
+        self._left = [state["left"].to(self.rows.features)] if len(state["left"]) else []
         self._renewals_left = int(state["renewals_left"])
         self._renewal_cursor = int(state["renewal_cursor"])
