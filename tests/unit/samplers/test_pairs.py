@@ -131,10 +131,11 @@ def test_td_errors_of_pairs_update_the_first_of_each() -> None:
 def test_td_errors_of_pairs_update_both_when_asked_and_firsts_count_more() -> None:
     sampler = NextSlot(first=prioritized(), update_partners=True)
     buffer = make_buffer(sampler)
-    buffer.extend(make_steps(5))
-    # 1 is the partner in the first pair and leads the second; 4 is in none
-    buffer.update_priority(torch.tensor([[0, 1], [1, 2], [3, 3]]), torch.tensor([4.0, 2.0, 8.0]))
-    assert priorities(buffer) == [4.0, 2.0, 2.0, 8.0, 1.0]
+    buffer.extend(make_steps(7))
+    # 1 is the partner in the first pair and leads the second; 6 is in none
+    pairs = torch.tensor([[0, 1], [1, 2], [3, 3], [4, 5]])
+    buffer.update_priority(pairs, torch.tensor([4.0, 2.0, 8.0, 16.0]))
+    assert priorities(buffer) == [4.0, 2.0, 2.0, 8.0, 16.0, 16.0, 1.0]
 
 
 def test_our_buffer_gives_td_errors_to_both() -> None:
