@@ -13,6 +13,7 @@ from lightning_replay.priority_tree import PriorityTree
 CAPACITIES = (100_000, 1_000_000, 10_000_000)
 BACKENDS = ("numba", "torch")
 BATCH = 256
+WORK = ("draw", "update", "both", "new 1", "new 1000")
 
 
 def _filled(capacity: int, backend: str) -> PriorityTree:
@@ -43,36 +44,35 @@ def _microseconds(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=10)[0] * 1e6
 
 
-def measure(rounds: int = 40, repeats: int = 50) -> dict[str, dict[int, float]]:
-    """Prints a table; capacities take turns, so that a busy spell falls on all of them alike."""
-    torch.set_num_threads(1)
+def _take_turns(trees: dict[int, PriorityTree], rounds: int, repeats: int) -> dict[int, dict[str, list[float]]]:
+    """Seconds per piece of work; the capacities take turns, so that a busy spell falls on all of them alike."""
     generator = torch.Generator().manual_seed(0)
+    seconds: dict[int, dict[str, list[float]]] = {capacity: {work: [] for work in WORK} for capacity in trees}
+    for spell in range(rounds):
+        for capacity, tree in trees.items():
+            times = seconds[capacity]
+            for _ in range(repeats):
+                draw, update = _draw_and_update(tree, generator)
+                times["draw"].append(draw)
+                times["update"].append(update)
+                times["both"].append(draw + update)
+            first = spell * 2_000 % (capacity - 2_000)
+            times["new 1"].append(_insert(tree, torch.zeros(1, dtype=torch.int64), first))
+            times["new 1000"].append(_insert(tree, torch.arange(1_000), first + 1))
+    return seconds
+
+
+def measure(rounds: int = 40, repeats: int = 50) -> dict[str, dict[int, float]]:
+    """Prints a table and returns the microseconds of draw and update together, by back end and capacity."""
+    torch.set_num_threads(1)
     totals: dict[str, dict[int, float]] = {}
-    print(f"{'back end':8} {'capacity':>11} {'draw':>7} {'update':>7} {'both':>7} {'new 1':>7} {'new 1000':>9}   us")
+    print(f"{'back end':8} {'capacity':>11} " + " ".join(f"{work:>9}" for work in WORK) + "   us")
     for backend in BACKENDS:
-        trees = {capacity: _filled(capacity, backend) for capacity in CAPACITIES}
-        draws: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
-        updates: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
-        one: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
-        thousand: dict[int, list[float]] = {capacity: [] for capacity in CAPACITIES}
-        for spell in range(rounds):
-            for capacity, tree in trees.items():
-                for _ in range(repeats):
-                    draw, update = _draw_and_update(tree, generator)
-                    draws[capacity].append(draw)
-                    updates[capacity].append(update)
-                first = spell * 2_000 % (capacity - 2_000)
-                one[capacity].append(_insert(tree, torch.zeros(1, dtype=torch.int64), first))
-                thousand[capacity].append(_insert(tree, torch.arange(1_000), first + 1))
-        totals[backend] = {}
-        for capacity in CAPACITIES:
-            both = [draw + update for draw, update in zip(draws[capacity], updates[capacity], strict=True)]
-            totals[backend][capacity] = _microseconds(both)
-            print(
-                f"{backend:8} {capacity:11,} {_microseconds(draws[capacity]):7.1f} {_microseconds(updates[capacity]):7.1f}"
-                f" {_microseconds(both):7.1f} {_microseconds(one[capacity]):7.1f} {_microseconds(thousand[capacity]):9.1f}"
-            )
-        small, middle, large = (totals[backend][capacity] for capacity in CAPACITIES)
+        seconds = _take_turns({capacity: _filled(capacity, backend) for capacity in CAPACITIES}, rounds, repeats)
+        for capacity, times in seconds.items():
+            print(f"{backend:8} {capacity:11,} " + " ".join(f"{_microseconds(times[work]):9.1f}" for work in WORK))
+        totals[backend] = {capacity: _microseconds(times["both"]) for capacity, times in seconds.items()}
+        small, middle, large = totals[backend].values()
         print(f"{backend:8} 1M over 100k {middle / small:.2f}, 10M over 1M {large / middle:.2f} (T4: at most 1.5 each)")
     return totals
 
