@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,3 +183,13 @@ def test_several_agents_are_refused() -> None:
 
 def _to_p(*args: Any, **kwargs: Any) -> str:
     return "p"
+
+
+def test_the_example_runs() -> None:
+    example = Path(__file__).parents[2] / "examples" / "rllib_sac_nmer.py"
+    environment = {**os.environ, "PYTHONPATH": str(example.parents[1])}
+    result = subprocess.run(
+        [sys.executable, str(example), "--fast"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1].split()[0] == "100"
