@@ -99,13 +99,10 @@ class MixPairs(Seeded, Transform):
                 "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler."
             )
         untouched = self._untouched(tensordict)
-        coefficient = self._coefficients.draw(size[0], self._rng).to(untouched.device)
-        # Asking first costs less than the copies it saves, but a synchronisation on a GPU.
-        if untouched.device.type == "cpu" and not bool(untouched.any()):
-            mixing = _Mixing(coefficient, None)
-        else:
-            coefficient = coefficient.masked_fill(untouched, 1.0)
-            mixing = _Mixing(coefficient, untouched)
+        coefficient = self._coefficients.draw(size[0], self._rng)
+        if untouched is not None:
+            coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
+        mixing = _Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
             missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
@@ -129,8 +126,8 @@ class MixPairs(Seeded, Transform):
         self.set_generator_state(state["generator"])
         self._coefficients.ahead = state["ahead"].clone()
 
-    def _untouched(self, pairs: TensorDictBase) -> Tensor:
-        """Bool ``[B]``: the pairs of which only the first transition is used."""
+    def _untouched(self, pairs: TensorDictBase) -> Tensor | None:
+        """Bool ``[B]``: the pairs of which only the first transition is used; None for certainly none of them."""
         following = pairs.get("next", None)
         terminated = None if following is None else following.get("terminated", None)
         if terminated is None:
@@ -138,8 +135,10 @@ class MixPairs(Seeded, Transform):
                 'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
                 "Store terminated, truncated and done with every transition."
             )
-        untouched = terminated.flatten(1).any(1)
         discount = pairs.get("discount", None)
+        if discount is None and self.fraction == 1.0 and terminated.device.type == "cpu" and not bool(terminated.any()):
+            return None  # most batches; asking costs less than what it saves, but a synchronisation on a GPU
+        untouched = terminated.flatten(1).any(1)
         if discount is not None:
             untouched = untouched | (discount[:, 0] != discount[:, 1]).flatten(1).any(1)
         if self.fraction < 1.0:
