@@ -268,8 +268,9 @@ class Replay(TensorDictReplayBuffer):
         index = index[self._storage.generation_of(index) == generation]
         for key in ("truncated", "done"):
             self._storage.all_rows.get(("next", key))[index] = True
-        if self._episodes is not None:
-            self._episodes.cut(index)
+        for follower in (self._episodes, self._sampler):
+            if follower is not None and hasattr(follower, "cut"):
+                follower.cut(index)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Tells schedules the time: environment steps collected and updates made, since the start of training."""
@@ -286,8 +287,9 @@ class Replay(TensorDictReplayBuffer):
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets every transition; the slots' generations go on."""
         super().empty(empty_write_count)
-        if self._episodes is not None:
-            self._episodes.clear()
+        for follower in (self._episodes, *self._transform):
+            if hasattr(follower, "clear"):
+                follower.clear()
 
     def stats(self) -> dict[str, Any]:
         """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates."""

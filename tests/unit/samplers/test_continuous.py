@@ -103,3 +103,12 @@ def test_in_our_buffer() -> None:
     replay.extend(make_steps([0, 0, 1, 0]))
     assert partners(replay) == [1, 2, 2, 3]
     assert replay.sample()["index"].shape == (8, 2)
+
+
+def test_an_interrupted_episode_that_was_truncated_is_not_continued() -> None:
+    sampler = ContinuousTransitionSampler()
+    replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=8, seed=0)
+    index = replay.extend(make_steps([0, 0]))
+    replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
+    replay.extend(make_steps([0, 0]))
+    assert partners(replay) == [1, 1, 3, 3]

@@ -12,6 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
 from lightning_replay.transforms import NStepTransitions
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
@@ -98,6 +100,14 @@ def test_waiting_steps_are_state_and_can_be_flushed_or_forgotten() -> None:
     assert transform.flush() is None
     again.load_state_dict(transform.state_dict())
     assert again.flush() is None
+
+
+def test_emptying_our_buffer_forgets_waiting_steps() -> None:
+    transform = NStepTransitions(2, 1.0)
+    replay = Replay(storage=PackedStorage(8), transform=transform, batch_size=2)
+    replay.extend(episode([1.0], None))
+    replay.empty()
+    assert len(replay) == 0 and transform.flush() is None
 
 
 def test_batches_pass_unchanged_and_bad_options_are_refused() -> None:
