@@ -38,7 +38,7 @@ class ReplayCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Saves the buffer first, then the file that names it, then drops the buffers the name had before."""
         state = checkpoint.get(type(self.datamodule).__qualname__)
-        if state is None:  # weights only
+        if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
         file = _local(path)

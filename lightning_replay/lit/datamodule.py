@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class ReplayDataModule(L.LightningDataModule):
         warmup_steps: environment steps with random actions before the first update.
         updates_per_env_step: replay ratio; a fraction or several.
         num_envs: environments stepped together.
-        asynchronous: step them in processes of their own.
+        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``).
         updates_per_training_step: batches per ``training_step``; several make tiny updates cheaper.
         updates_per_epoch: updates in one of Lightning's epochs.
         evaluation_episodes: episodes of ``trainer.validate``.
@@ -126,6 +127,8 @@ class ReplayDataModule(L.LightningDataModule):
             inner = strategy.checkpoint_io
             inner = inner.wrapped if isinstance(inner, ReplayCheckpointIO) else inner
             strategy.checkpoint_io = ReplayCheckpointIO(inner, self)
+            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
         self._has_drawn = False
 
     def _limit_validation(self, is_fitting: bool) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -37,7 +38,9 @@ def make_environments(
     env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
 ) -> VectorEnv:
     """A vector whose environments reset within the step that ends an episode, so that no reset is a transition."""
-    constructors = [lambda: make_environment(env, env_kwargs)] * num_envs
+    # plain functions of others, so that a process of its own imports Gymnasium, not this library and torch
+    constructor = partial(gymnasium.make, env, **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
+    constructors = [constructor] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -70,6 +70,15 @@ class ReplayStream:
             if count == 0:
                 return
             yield source.draw() if self._updates_per_step == 1 else UpdateBatches(source, count)
+
+    def __getitem__(self, index: int) -> NoReturn:
+        raise RuntimeError(
+            "a ReplayStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay made "
+            "at the start. Hand the ReplayDataModule (or the stream itself) to the trainer."
+        )
+
+    def __reduce__(self) -> NoReturn:  # how a DataLoader sends it to a worker
+        self[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the data module keeps the place. Its presence tells Lightning that the stream can resume."""

@@ -298,7 +298,5 @@ def test_load_from_checkpoint_gives_the_same_actions(make, tmp_path: Path) -> No
     again = type(agent).load_from_checkpoint(tmp_path / "agent.ckpt")
     observation = torch.randn(9, 3)
     assert torch.equal(again.act(observation, explore=False), agent.act(observation, explore=False))
-    for (name, value), (other_name, other) in zip(
-        agent.state_dict().items(), again.state_dict().items(), strict=True
-    ):
+    for (name, value), (other_name, other) in zip(agent.state_dict().items(), again.state_dict().items(), strict=True):
         assert name == other_name and torch.equal(value, other)

@@ -112,12 +112,18 @@ def test_state_restores_clock_generator_and_open_episodes() -> None:
         assert torch.equal(replay[:][key], other_replay[:][key]), key
 
 
+@pytest.mark.slow
 def test_processes_of_their_own() -> None:
-    replay = make_replay()
-    collection = Collection(replay, lambda: make_environments(Counting, {}, 2, asynchronous=True), 10, 40, seed=0)
-    collection.collect_until(40, Tiny())
-    collection.close()
-    assert replay[:]["next", "observation"][0:10:2].tolist() == [[0, 1], [0, 2], [0, 3], [0, 4], [0, 5]]
+    replays = []
+    for asynchronous in (False, True):
+        replays.append(make_replay())
+        vector = lambda: make_environments("Pendulum-v1", {}, 2, asynchronous)  # noqa: B023, E731
+        collection = Collection(replays[-1], vector, 50, 500, seed=0)
+        collection.collect_until(450, Tiny())
+        collection.close()
+    rows, others = replays[0][:], replays[1][:]
+    assert rows["next", "truncated"].sum() == 2
+    torch.testing.assert_close(rows["observation"][:50], others["observation"][:50])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation metrics where Lightning looks for them, statistics against environment steps, bar and picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
+from lightning_replay.lit.callbacks import progress
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+
+class ScriptedEvaluate(Evaluate):
+    """Evaluates for real, then replaces the result by scripted ones."""
+
+    def __init__(self, *script: float, **options) -> None:
+        super().__init__(**options)
+        self.script = list(script)
+
+    def _publish(self, trainer) -> None:
+        steps, _ = self.history[-1]
+        self.history[-1] = (steps, self.script[min(len(self.history) - 1, len(self.script) - 1)])
+        super()._publish(trainer)
+
+
+def make_data(**options) -> ReplayDataModule:
+    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
+    return ReplayDataModule(Counting, make_replay(), **(defaults | options))
+
+
+class Memory(Logger):
+    """Keeps what is logged."""
+
+    name, version = "memory", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics, step=None) -> None:
+        self.records.append((step, metrics))
+
+    def log_hyperparams(self, *args, **kwargs) -> None:
+        pass
+
+
+def test_evaluation_is_due_by_environment_steps(tmp_path: Path) -> None:
+    evaluate, logger = Evaluate(every_n_env_steps=15, episodes=2), Memory()
+    trainer = make_trainer(tmp_path, [evaluate], logger=logger)
+    trainer.fit(Tiny(), datamodule=make_data(updates_per_env_step=0.5))
+    # the first update comes at step 22, then every second step; the run ends at 60
+    assert evaluate.history == [(0, 15.0), (22, 15.0), (30, 15.0), (46, 15.0), (60, 15.0)]
+    assert trainer.callback_metrics["eval/return"] == 15.0
+    assert [(step, m["eval/return"]) for step, m in logger.records if "eval/return" in m] == evaluate.history
+
+
+def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
+    weights, seen = [], []
+    for callbacks in ([], [Evaluate(every_n_env_steps=3, episodes=2)]):
+        torch.manual_seed(0)
+        agent = Tiny()
+        make_trainer(tmp_path, callbacks).fit(agent, datamodule=make_data())
+        weights.append(agent.weight)
+        seen.append(agent.seen)
+    assert torch.equal(*weights) and seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("when", [{"every_n_train_steps": 5}, {"every_n_epochs": 1}])
+def test_model_checkpoint_keeps_the_best(tmp_path: Path, when) -> None:
+    # evaluations at steps          0    21   30   40   50   60
+    evaluate = ScriptedEvaluate(1.0, 2.0, 9.0, 3.0, 4.0, 5.0, every_n_env_steps=10, episodes=1)
+    best = ModelCheckpoint(tmp_path / "best", "{step}", monitor="eval/return", mode="max", **when)
+    make_trainer(tmp_path, [best, evaluate]).fit(Tiny(), datamodule=make_data())
+    assert best.best_model_score == 9.0
+    assert best.best_model_path.endswith("step=10.ckpt")
+
+
+def test_early_stopping_stops(tmp_path: Path) -> None:
+    evaluate = ScriptedEvaluate(1.0, 2.0, 1.0, 1.0, 1.0, 1.0, every_n_env_steps=10, episodes=1)
+    stop = EarlyStopping("eval/return", mode="max", patience=1)
+    data = make_data()
+    make_trainer(tmp_path, [evaluate, stop]).fit(Tiny(), datamodule=data)
+    assert data.updates_done == 20  # epoch 1 sees 1.0 after the start's and step 21's; epoch 2 is one too many
+
+
+def test_evaluations_are_resumed(tmp_path: Path) -> None:
+    evaluate = ScriptedEvaluate(1.0, 7.0, every_n_env_steps=10, episodes=1)
+    trainer = make_trainer(tmp_path, [evaluate])
+    trainer.fit(Tiny(), datamodule=make_data(env_steps=35))
+    trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
+    again, seen = ScriptedEvaluate(1.0, 7.0, every_n_env_steps=10, episodes=1), []
+
+    class Look(L.Callback):
+        def on_train_epoch_start(self, trainer, pl_module) -> None:
+            seen.append((trainer.callback_metrics["eval/return"].item(), len(again.history)))
+
+    data = make_data()
+    trainer = make_trainer(tmp_path, [again, Look()])
+    trainer.fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "run" / "end.ckpt")
+    assert seen[0] == (7.0, len(evaluate.history))  # not evaluated again
+    assert again.history[: len(evaluate.history)] == evaluate.history
+    assert [steps for steps, _ in again.history] == [0, 21, 30, 35, 40, 50, 60]
+
+
+def test_statistics_are_logged_against_environment_steps(tmp_path: Path) -> None:
+    logger = Memory()
+    data = make_data(updates_per_env_step=0.5)
+    make_trainer(tmp_path, [LogReplayStats(every_n_updates=8)], logger=logger).fit(Tiny(), datamodule=data)
+    assert [step for step, _ in logger.records] == [36, 52]
+    metrics = logger.records[-1][1]
+    assert metrics["env_steps"] == 52 and metrics["updates"] == 16
+    assert {"train/loss", "train/td_error", "train/return", "updates_per_second", "replay/nbytes"} <= set(metrics)
+    assert metrics["train/return"] == 15.0
+
+
+def test_a_csv_file_holds_them(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    trainer = make_trainer(tmp_path, [LogReplayStats(8), Evaluate(20, 1)], logger=logger)
+    trainer.fit(Tiny(), datamodule=make_data())
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    assert {int(row["step"]) for row in rows if row["replay/nbytes"]} == {28, 36, 44, 52, 60}
+    assert {int(row["step"]) for row in rows if row["eval/return"]} == {0, 21, 40, 60}
+
+
+def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    real = progress.tqdm
+    monkeypatch.setattr(progress, "tqdm", lambda **options: real(file=output, **(options | {"ncols": 120})))
+    bar = ReplayProgressBar()
+    bar.refresh_seconds = 0.0
+    trainer = make_trainer(tmp_path, [bar, Evaluate(20, 1)], enable_progress_bar=True)
+    trainer.fit(Tiny(), datamodule=make_data())
+    text = output.getvalue()
+    assert "60/60" in text and "return=15.0" in text and "eval/return=15.0" in text and "updates/s=" in text
+    assert trainer.progress_bar_callback is bar
+
+
+def test_the_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
+    make_trainer(tmp_path, [LearningCurve(), Evaluate(20, 1)]).fit(Tiny(), datamodule=make_data())
+    picture = tmp_path / "learning_curve.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
+    make_trainer(tmp_path, [LearningCurve(str(tmp_path / "a" / "b.png"))]).fit(Tiny(), datamodule=make_data())
+    assert (tmp_path / "a" / "b.png").exists()
+
+
+def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[plots\]"):
+        make_trainer(tmp_path, [LearningCurve()]).fit(Tiny(), datamodule=make_data())
+
+
+def test_feedback_without_td_errors_is_an_error(tmp_path: Path) -> None:
+    class Forgetful(Tiny):
+        def training_step(self, batch, batch_idx):
+            return {"loss": self.update(batch)["loss"]}
+
+    with pytest.raises(KeyError, match="training_step of Forgetful returned no 'td_error'"):
+        make_trainer(tmp_path).fit(Forgetful(), datamodule=make_data())
+
+
+@pytest.mark.parametrize("make", [lambda: Evaluate(0), lambda: Evaluate(5, 0), lambda: LogReplayStats(0)])
+def test_bad_intervals(make) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        make()

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay beside the checkpoint: written, removed, moved and restored with it; a resumed run draws on as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_replay.lit import ReplayDataModule
+from lightning_replay.lit.checkpointing import replays_beside
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+
+def make_data(prioritized: bool = True, **options) -> ReplayDataModule:
+    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10, "num_envs": 2}
+    return ReplayDataModule(Counting, make_replay(prioritized), **(defaults | options))
+
+
+class Recording(Tiny):
+    """Remembers what it was trained on, and at the first draw of a fit what the next ten draws would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[torch.Tensor] = []
+
+    def update(self, batch):
+        self.rows.append(batch["observation"])
+        return super().update(batch)
+
+
+class Peek(L.Callback):
+    """At the start of training keeps the replay's contents and, on a copy, its next ten draws."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        data = trainer.datamodule
+        self.contents = data.replay[:].clone()
+        self.clocks = (data.env_steps_done, data.updates_done)
+        self.draws = next_draws(data, self.directory / "peek")
+
+
+def next_draws(data: ReplayDataModule, directory: Path) -> list[list[int]]:
+    """The next ten draws, made by a second buffer so that the first does not notice."""
+    data.replay.save(directory)
+    again = make_replay(data.replay.is_prioritized)
+    again.load(directory)
+    return [again.sample()["index"].tolist() for _ in range(10)]
+
+
+class SaveAt(L.Callback):
+    """Saves by hand after a given update, and keeps what the replay was then."""
+
+    def __init__(self, update: int, path: Path) -> None:
+        self.update, self.path = update, path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.datamodule.updates_done == self.update:
+            trainer.save_checkpoint(self.path)
+            self.contents = trainer.datamodule.replay[:].clone()
+            self.draws = next_draws(trainer.datamodule, self.path.parent / "other")
+            self.generator = torch.get_rng_state()
+
+
+# updates 10 and 30 end an epoch, 7 and 23 lie within one
+@pytest.mark.parametrize("update", [7, 10, 23, 30])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_resume_restores_contents_counters_and_the_next_draws(tmp_path: Path, update: int, prioritized: bool) -> None:
+    save = SaveAt(update, tmp_path / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(prioritized))
+    peek, data, agent = Peek(tmp_path), make_data(prioritized, seed=99), Tiny()
+    trainer = make_trainer(tmp_path, [peek])
+    torch.manual_seed(123)
+    trainer.fit(agent, datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
+    assert peek.clocks[1] == update
+    assert peek.draws == save.draws
+    for key in peek.contents.keys(True, True):
+        assert torch.equal(peek.contents[key], save.contents[key]), key
+    assert len(agent.seen) == 40 - update
+    assert (data.env_steps_done, data.updates_done, trainer.global_step) == (60, 40, 40)
+    assert len(data.replay) == 60
+
+
+def test_until_the_next_new_step_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    # two environments, 20 updates per step: 24 steps are stored at update 45 and suffice until update 80
+    options = {"updates_per_env_step": 20, "env_steps": 28}
+    whole, resumed = Recording(), Recording()
+    torch.manual_seed(0)
+    save = SaveAt(45, tmp_path / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(whole, datamodule=make_data(**options))
+    torch.manual_seed(5)
+    make_trainer(tmp_path).fit(resumed, datamodule=make_data(**options), ckpt_path=tmp_path / "by_hand.ckpt")
+    assert len(whole.rows) == 160 and len(resumed.rows) == 115
+    same = [torch.equal(before, after) for before, after in zip(whole.rows[45:], resumed.rows, strict=True)]
+    assert all(same[:35])
+    assert not all(same)  # the resumed run began new episodes
+
+
+def test_global_generators_are_restored(tmp_path: Path) -> None:
+    save = SaveAt(7, tmp_path / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
+    states = []
+
+    class Keep(L.Callback):
+        def on_train_start(self, trainer, pl_module) -> None:
+            states.append(torch.get_rng_state())
+
+    torch.manual_seed(77)
+    make_trainer(tmp_path, [Keep()]).fit(Tiny(), datamodule=make_data(), ckpt_path=tmp_path / "by_hand.ckpt")
+    assert torch.equal(states[0], save.generator)
+
+
+def test_interrupted_episodes_are_closed_as_truncated(tmp_path: Path) -> None:
+    save = SaveAt(7, tmp_path / "by_hand.ckpt")  # 28 steps: two environments in the middle of their third episode
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(env_steps=28))
+    data = make_data()
+    make_trainer(tmp_path).fit(Tiny(), datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
+    rows = data.replay[:]
+    assert rows["next", "truncated"].flatten().nonzero().flatten().tolist() == [26, 27]
+    assert rows["next", "done"].flatten()[[26, 27]].all()
+    trajectory = rows["trajectory"]
+    assert set(trajectory[:28].tolist()).isdisjoint(trajectory[28:].tolist())
+    assert rows["observation"][28:30].tolist() == [[0, 0], [0, 0]]
+
+
+def checkpoints_in(directory: Path) -> tuple[list[str], list[str]]:
+    names = sorted(path.name for path in directory.iterdir())
+    return [n for n in names if n.endswith(".ckpt")], [n for n in names if n.endswith(".replay")]
+
+
+def test_replays_come_and_go_with_model_checkpoints(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5, save_top_k=2, monitor="step", mode="max")
+    make_trainer(tmp_path, [keep]).fit(Tiny(), datamodule=make_data())
+    assert checkpoints_in(tmp_path) == (["step=35.ckpt", "step=40.ckpt"], ["step=35.35.replay", "step=40.40.replay"])
+
+
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_last_checkpoints_resume(tmp_path: Path, save_last) -> None:
+    keep = ModelCheckpoint(tmp_path / "run", "{step}", every_n_train_steps=7, save_last=save_last)
+    make_trainer(tmp_path, [keep]).fit(Tiny(), datamodule=make_data())
+    files, replays = checkpoints_in(tmp_path / "run")
+    assert files == ["last.ckpt", "step=35.ckpt"]
+    if save_last is True:
+        assert replays == ["last.35.replay", "step=35.35.replay"]
+        first, second = (next((tmp_path / "run" / name).glob("*/*.safetensors")) for name in replays)
+        assert first.stat().st_ino == second.stat().st_ino  # the same save, linked
+    agent, keep = Tiny(), ModelCheckpoint(tmp_path / "run", "{step}", every_n_train_steps=7, save_last=save_last)
+    make_trainer(tmp_path, [keep]).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "run" / "last.ckpt")
+    assert len(agent.seen) == 5
+
+
+def test_the_folder_can_be_moved_and_the_file_renamed(tmp_path: Path) -> None:
+    save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "by_hand.ckpt").rename(tmp_path / "elsewhere" / "renamed.ckpt")
+    agent = Tiny()
+    make_trainer(tmp_path).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "elsewhere" / "renamed.ckpt")
+    assert len(agent.seen) == 33
+
+
+def test_overwriting_leaves_one_replay_and_a_killed_overwrite_leaves_the_old_one(tmp_path: Path) -> None:
+    data, path = make_data(), tmp_path / "run" / "same.ckpt"
+
+    class Kill(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            if data.updates_done in (5, 9):
+                trainer.save_checkpoint(path)
+            if data.updates_done == 12:
+                inner = trainer.strategy.checkpoint_io.wrapped
+                inner.save_checkpoint = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    trainer.save_checkpoint(path)
+                trainer.should_stop = True
+
+    make_trainer(tmp_path, [Kill()]).fit(Tiny(), datamodule=data)
+    assert [p.name for p in sorted(replays_beside(path))] == ["same.12.replay", "same.9.replay"]
+    peek = Peek(tmp_path)
+    make_trainer(tmp_path, [peek]).fit(Tiny(), datamodule=make_data(), ckpt_path=path)
+    assert peek.clocks[1] == 9
+
+
+def test_a_missing_replay_is_said(tmp_path: Path) -> None:
+    save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
+    shutil.rmtree(tmp_path / "run" / "by_hand.7.replay")
+    with pytest.raises(FileNotFoundError, match="saved with the replay by_hand.7.replay, which is not beside it"):
+        make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
+
+
+def test_weights_only_saves_no_replay(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path / "run", "{step}", every_n_train_steps=20, save_weights_only=True)
+    make_trainer(tmp_path, [keep]).fit(Tiny(), datamodule=make_data())
+    assert checkpoints_in(tmp_path / "run")[1] == []
+
+
+def test_saving_by_hand_after_the_fit_and_a_longer_run(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
+    agent, data = Tiny(), make_data(env_steps=80)
+    make_trainer(tmp_path).fit(agent, datamodule=data, ckpt_path=tmp_path / "run" / "end.ckpt")
+    assert len(agent.seen) == 20 and data.env_steps_done == len(data.replay) == 80
+
+
+def test_resuming_a_finished_run_ends_at_once(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
+    agent = Tiny()
+    with pytest.warns(UserWarning, match="nothing is left to train"):
+        make_trainer(tmp_path).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "run" / "end.ckpt")
+    assert agent.seen == []
+
+
+def test_validating_a_checkpoint_leaves_the_replay_alone(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
+    data = make_data()
+    make_trainer(tmp_path).validate(Tiny(), datamodule=data, ckpt_path=tmp_path / "run" / "end.ckpt", verbose=False)
+    assert len(data.replay) == 0
+
+
+def test_several_updates_per_step_resume(tmp_path: Path) -> None:
+    save = SaveAt(12, tmp_path / "run" / "by_hand.ckpt")
+    make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(updates_per_training_step=4))
+    agent = Tiny()
+    data = make_data(updates_per_training_step=4)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(agent, datamodule=data, ckpt_path=tmp_path / "run" / "by_hand.ckpt")
+    assert len(agent.seen) == 28 and trainer.global_step == 40
+
+
+def test_remote_paths_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    with pytest.raises(ValueError, match="memory://there.ckpt is remote"):
+        trainer.save_checkpoint("memory://there.ckpt")

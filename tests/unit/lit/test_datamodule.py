@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data module under a trainer: in step with the priorities, exact counts, own end, clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_replay.lit import ReplayDataModule
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+
+def fit(directory: Path, prioritized: bool = False, agent: Tiny | None = None, **options):
+    replay = make_replay(prioritized)
+    options = {"env_steps": 60, "warmup_steps": 20, "seed": 0} | options
+    data = ReplayDataModule(Counting, replay, **options)
+    agent = agent or Tiny()
+    trainer = make_trainer(directory)
+    trainer.fit(agent, datamodule=data)
+    return trainer, agent, data
+
+
+@pytest.mark.parametrize(("ratio", "updates"), [(1, 40), (0.25, 10), (0.3, 12), (20, 800), (0.01, 0)])
+@pytest.mark.parametrize("num_envs", [1, 7])
+def test_it_stops_by_itself_with_exact_counts(tmp_path: Path, ratio: float, updates: int, num_envs: int) -> None:
+    trainer, agent, data = fit(tmp_path, updates_per_env_step=ratio, num_envs=num_envs, updates_per_epoch=15)
+    assert data.env_steps_done == len(data.replay) == 60
+    assert data.updates_done == len(agent.seen) == trainer.global_step == updates
+    assert data.is_finished
+
+
+def test_updates_wait_for_their_steps(tmp_path: Path) -> None:
+    lengths = []
+
+    class Watching(Tiny):
+        def training_step(self, batch, batch_idx):
+            lengths.append(len(self.trainer.datamodule.replay))
+            return super().training_step(batch, batch_idx)
+
+    fit(tmp_path, agent=Watching(), env_steps=30, updates_per_env_step=0.5)
+    assert lengths == [22, 24, 26, 28, 30]
+    lengths.clear()
+    fit(tmp_path, agent=Watching(), env_steps=23, updates_per_env_step=2)
+    assert lengths == [21, 21, 22, 22, 23, 23]
+
+
+def test_each_draw_sees_the_priorities_of_the_update_before(tmp_path: Path) -> None:
+    states = []
+
+    class Watching(Tiny):
+        def update(self, batch):
+            states.append(self.trainer.datamodule.replay.awaits_priorities)
+            return super().update(batch)
+
+    _, _, data = fit(tmp_path, prioritized=True, agent=Watching())
+    assert states == [True] * 40 and not data.replay.awaits_priorities
+
+
+def test_a_prioritized_stream_without_feedback_raises(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="prioritized, but no TD errors came back since its last draw"):
+        fit(tmp_path, prioritized=True, agent=Tiny(gives_td_error=False))
+
+
+def test_a_uniform_stream_needs_no_feedback(tmp_path: Path) -> None:
+    trainer, _, _ = fit(tmp_path, agent=Tiny(gives_td_error=False))
+    assert trainer.global_step == 40
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("count", [3, 8, 1_000])
+def test_several_updates_per_training_step_are_the_same_training(tmp_path: Path, prioritized: bool, count: int) -> None:
+    torch.manual_seed(1)
+    _, single, _ = fit(tmp_path, prioritized, updates_per_env_step=2)
+    torch.manual_seed(1)
+    trainer, several, data = fit(tmp_path, prioritized, updates_per_env_step=2, updates_per_training_step=count)
+    assert several.seen == single.seen
+    assert torch.equal(several.weight, single.weight)
+    assert trainer.global_step == data.updates_done == 80
+    assert not data.replay.awaits_priorities
+
+
+def test_the_same_seed_is_the_same_training(tmp_path: Path) -> None:
+    seen = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(0)
+        seen.append(fit(tmp_path, seed=seed)[1].seen)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_schedules_get_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make_replay()
+    clocks = []
+    monkeypatch.setattr(replay, "advance", lambda *, env_steps, updates: clocks.append((env_steps, updates)))
+    data = ReplayDataModule(Counting, replay, env_steps=24, warmup_steps=20)
+    make_trainer(tmp_path).fit(Tiny(), datamodule=data)
+    assert clocks == [(21, 0), (22, 1), (23, 2), (24, 3)]
+
+
+def test_epochs_end_where_they_should(tmp_path: Path) -> None:
+    trainer, _, _ = fit(tmp_path, updates_per_epoch=15)
+    assert trainer.current_epoch == 3  # 15, 15 and 10 updates
+
+
+def test_a_finished_run_is_not_trained_again_without_saying_so(tmp_path: Path) -> None:
+    _, agent, data = fit(tmp_path)
+    with pytest.warns(UserWarning, match="all 60 env_steps are collected"):
+        make_trainer(tmp_path).fit(agent, datamodule=data)
+    assert data.env_steps_done == 60 and len(agent.seen) == 40
+
+
+def test_the_batch_stays_where_it_is(tmp_path: Path) -> None:
+    _, _, data = fit(tmp_path)
+    batch = data.replay.sample()
+    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+
+
+def test_validate_plays_evaluation_episodes(tmp_path: Path) -> None:
+    data = ReplayDataModule(Counting, make_replay(), env_steps=60, warmup_steps=20, evaluation_episodes=3)
+    trainer = make_trainer(tmp_path)
+    assert trainer.validate(Tiny(), datamodule=data, verbose=False) == [{"eval/return": 15.0}]
+    assert trainer.callback_metrics["eval/return"] == 15.0
+    assert len(data.replay) == 0
+    trainer.fit(Tiny(), datamodule=data)
+    assert trainer.validate(datamodule=data, model=Tiny(), verbose=False) == [{"eval/return": 15.0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup_steps": 60}, "env_steps is 60 and warmup_steps 60"),
+        ({"num_envs": 0}, "num_envs is 0; it must be at least 1"),
+        ({"updates_per_training_step": 0}, "updates_per_training_step is 0"),
+        ({"updates_per_epoch": -1}, "updates_per_epoch is -1"),
+        ({"updates_per_env_step": -1}, "updates_per_env_step is -1"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, **options)
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    data = ReplayDataModule(Counting, make_replay(), env_steps=60, warmup_steps=20)
+
+    class Two:
+        world_size = 2
+
+    data.trainer = Two()
+    with pytest.raises(ValueError, match="the trainer runs 2 processes; ReplayDataModule supports one"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
+    data = ReplayDataModule(Counting, make_replay(), env_steps=60, warmup_steps=20)
+    loader = torch.utils.data.DataLoader(data.train_dataloader(), num_workers=num_workers, batch_size=None)
+    with pytest.raises(RuntimeError, match="cannot be wrapped in a DataLoader"):
+        next(iter(loader))
+
+
+def test_an_agent_learns_its_sizes_from_the_data_module(tmp_path: Path) -> None:
+    from lightning_replay.agents import TD3
+
+    data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20)
+    agent = TD3(hidden_sizes=(4,))
+    trainer = make_trainer(tmp_path)
+    trainer.fit(agent, datamodule=data)
+    assert agent.hparams["observation_size"] == 2 and agent.hparams["action_low"] == [-1.0]
+    trainer.save_checkpoint(tmp_path / "agent.ckpt")
+    again = TD3.load_from_checkpoint(tmp_path / "agent.ckpt")
+    observation = torch.randn(3, 2)
+    assert torch.equal(again.act(observation, explore=False), agent.act(observation, explore=False))
+
+
+def test_different_discounts_of_agent_and_n_step_replay_are_refused(tmp_path: Path) -> None:
+    from lightning_replay.agents import TD3
+    from lightning_replay.replay import Replay
+    from lightning_replay.storage import PackedStorage
+
+    replay = Replay(storage=PackedStorage(100), batch_size=4, n_steps=3, discount=0.9)
+    data = ReplayDataModule(Counting, replay, env_steps=25, warmup_steps=20)
+    with pytest.raises(ValueError, match="3-step returns by 0.9, the agent by 0.99"):
+        make_trainer(tmp_path).fit(TD3(hidden_sizes=(4,)), datamodule=data)
+    make_trainer(tmp_path).fit(TD3(hidden_sizes=(4,), discount=0.9), datamodule=data)
+
+
+def test_a_plain_module_needs_no_base_class(tmp_path: Path) -> None:
+    assert Tiny.__mro__[1] is L.LightningModule
+    trainer, _, _ = fit(tmp_path)
+    assert trainer.global_step == 40
