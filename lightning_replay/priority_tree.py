@@ -78,7 +78,10 @@ class PriorityTree:
         """
         index = self._as(index, torch.int64)
         # Adding 0 turns -0.0, which marks an absent slot, into a present zero.
-        value = self._as(value, torch.float32).expand(index.shape) + 0.0
+        if isinstance(value, Tensor):
+            value = self._as(value, torch.float32).expand(index.shape) + 0.0
+        else:
+            value = torch.full(index.shape, value + 0.0, dtype=torch.float32, device=self.device)
         if index.numel():
             self._tree.set(index, value)
 

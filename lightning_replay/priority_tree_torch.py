@@ -66,7 +66,7 @@ class TorchTree:
         if self._on_cpu:
             return self._set_checked_on_cpu(index, priority, value, limit)
         kept = (index >= 0) & (index < limit) & (priority >= 0) & (value < torch.inf)
-        if not torch.cuda.is_current_stream_capturing():
+        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             sound = (priority >= 0) & (value < torch.inf)
             if not bool((kept | ((index == -1) & sound)).all()):
                 return None
@@ -127,7 +127,8 @@ class TorchTree:
         node = self._lowest[-1].argmin()
         least = self._lowest[-1].amin()
         for level in (*reversed(self._lowest[:-1]), self._leaves):
-            block = level.view(-1, FAN_OUT)[node]
+            # index_select, because indexing by a scalar tensor would read it back to the host.
+            block = level.view(-1, FAN_OUT).index_select(0, node.reshape(1)).squeeze(0)
             if level is self._leaves:
                 block = block.masked_fill(block.signbit(), torch.inf)
             node = node * FAN_OUT + block.argmin()

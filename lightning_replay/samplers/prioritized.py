@@ -169,9 +169,9 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         """Moves to the device of a CUDA storage, and takes in rows stored before the sampler was attached, once."""
         if storage is None:
             return
-        device = getattr(storage, "device", None)
-        on_cuda = isinstance(device, torch.device) and device.type == "cuda"
-        if on_cuda and self._tree.device.type != "cuda" and self._backend != "numba":
+        device: Any = getattr(storage, "device", None)
+        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
+        if is_cuda and self._tree.device.type != "cuda" and self._backend != "numba":
             state = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(state)

@@ -72,7 +72,7 @@ def test_equals_the_oracle(backend: str, is_monotone: bool, sequence: tuple, uni
     capacity, steps = sequence
     tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
     if backend == "torch":
-        tree._tree._is_monotone = is_monotone  # the way of CUDA, on the CPU
+        tree._tree._is_monotone = tree._tree._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
     for position, (kind, index, value) in enumerate(steps):
         _apply(tree, oracle, kind, index, value)
         _assert_equal(tree, oracle, np.array(uniform))

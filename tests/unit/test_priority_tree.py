@@ -19,12 +19,14 @@ from lightning_replay.priority_tree_torch import TorchTree
 BACKENDS = ["numba", "torch"]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, "torch as on CUDA"])
 def tree(request: pytest.FixtureRequest) -> PriorityTree:
     #   slot        0    1    2    3    4   5 ... 99
     #   value       1    0    2    -    4   -
     #   cumulative  1    1    3    3    7   7
-    tree = PriorityTree(100, backend=request.param)
+    tree = PriorityTree(100, backend=request.param.split()[0])
+    if request.param == "torch as on CUDA":
+        tree._tree._on_cpu = tree._tree._is_monotone = False
     tree.set(torch.tensor([0, 1, 2, 4]), torch.tensor([1.0, 0.0, 2.0, 4.0]))
     return tree
 
