@@ -187,6 +187,18 @@ def test_a_drifted_scale_is_followed_and_lists_are_renewed() -> None:
     assert lists.recall_at(10, 500, generator) > 0.97
 
 
+def test_lists_are_ranked_anew_at_once_when_the_scale_has_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.neighbors_upkeep._RENEWAL_DISTANCES", 1)  # hardly any renewal
+    data = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    lists = filled(data, 5, capacity=2000, num_spare=11)
+    lists.neighbors(torch.arange(2000))
+    data[:64, 0] *= 6.0
+    lists.write(torch.arange(64), data[:64])
+    lists.neighbors(torch.arange(1))
+    assert lists.standardization.drift() == pytest.approx(0.0, abs=1e-6)
+    assert lists.recall_at(5, 500, torch.Generator().manual_seed(0)) > 0.97
+
+
 def test_without_drift_tolerance_the_test_above_would_notice() -> None:
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(3000, 6, generator=generator)
