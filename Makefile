@@ -36,7 +36,7 @@ typecheck: .venv/.stamp  ## mypy on both packages
 test: lint typecheck  ## lint, types, then every test; tests that start Ray share one process
 	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15
 
-bench: .venv/.stamp  ## targets T1 to T5, T7 and T13, peers beside ours in the same run
+bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run
 	@for script in tests/benchmarks/bench_*.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script || exit 1; done
 

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 
 def numbered_steps(first: int, count: int, *, done_every: int = 0, trajectory: int | None = None) -> TensorDict:
-    """Transitions ``[count]``; row i has ``observation = number``, reward ``number`` and next observation ``number + 1``."""
+    """Transitions ``[count]``; row i has observation and reward ``first + i``, next observation one more."""
     number = torch.arange(first, first + count, dtype=torch.float32).unsqueeze(1)
     done = torch.zeros(count, 1, dtype=torch.bool)
     if done_every:

@@ -24,6 +24,9 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     columns are refused before anything is written. Needs no feedback.
     """
 
+    _cursor: int
+    _write_count: int
+
     def __init__(self) -> None:
         super().__init__()
 

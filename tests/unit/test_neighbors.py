@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbour lists against worked cases, the authors' fixture and the definition."""
+
 from __future__ import annotations
 
 import json

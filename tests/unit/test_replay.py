@@ -190,7 +190,7 @@ def test_works_over_torchrls_own_storage() -> None:
     replay = Replay(storage=LazyTensorStorage(8), sampler=PrioritizedSampler(capacity=8), batch_size=4)
     replay.extend(numbered_steps(0, 8))
     batch = replay.sample()
-    assert "generation" not in batch.keys()
+    assert "generation" not in batch.keys()  # noqa: SIM118
     replay.update_priority(batch["index"], torch.ones(4))
 
 
