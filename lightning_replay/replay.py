@@ -136,7 +136,7 @@ class Replay(TensorDictReplayBuffer):
         """
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
-        if len(self._transform):
+        if len(self._transform.transforms):
             tensordicts = self._transform.inv(tensordicts)
             if tensordicts is None:
                 return torch.zeros(0, dtype=torch.int64)
@@ -200,26 +200,31 @@ class Replay(TensorDictReplayBuffer):
             index, info = self._sampler.sample(self._storage, batch_size)
             if self._is_plain:
                 return self._gather(index, info), info
-            data = self._storage.get(index)
+            if isinstance(self._storage, PackedStorage):
+                data = self._storage.get(index, extra={"index": index})
+            else:
+                data = self._storage.get(index).set("index", index)
             if self._episodes is not None:
                 episodes = self._episodes
                 data = episodes.draw(data, index, self._storage, episodes.n_steps, episodes.discount)
-            generation = data.get("generation", None)
-        if len(self._transform):
-            data = self._transform(data)
-        info["index"] = index
+        generation = data.get("generation", None)
+        for transform in self._transform.transforms:
+            data = transform(data)
+        self._feedback.last_index = info["index"] = index
         if generation is not None:
             both = getattr(self._sampler, "update_partners", False)
-            info["generation"] = generation if index.ndim == 1 or both else generation[:, 0]
+            info["generation"] = generation if both else data.get("generation")
         for key, value in info.items():
-            data.set(key, value)
-        self._feedback.last_index = index
+            if data.get(key, None) is not value:
+                data.set(key, value)
         return data, info
 
     @property
     def _is_plain(self) -> bool:
         """Whether a batch is just rows: packed, single, and neither summed nor transformed."""
-        return self._episodes is None and not len(self._transform) and isinstance(self._storage, PackedStorage)
+        return (
+            self._episodes is None and not len(self._transform.transforms) and isinstance(self._storage, PackedStorage)
+        )
 
     def _gather(self, index: Tensor, info: dict[str, Any]) -> TensorDictBase:
         info["index"] = self._feedback.last_index = index
