@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
 import contenders
 import torch
 from peers import arguments
+from tensordict import TensorDict
 from timing import Burst, Table, burst_of
 from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
 from transitions import in_chunks
 
-from lightning_replay import Replay, recipes
+from lightning_replay import recipes
 from lightning_replay.neighbors import NeighborLists
 from lightning_replay.neighbors_search import PointTable
 
@@ -176,38 +179,35 @@ def rebuilds(data: Tensor) -> None:
 
 
 def mixed_batches(table: Table, rows: int, rounds: int) -> None:
-    """A mixed batch beside our uniform batch and TorchRL's, and the same while rows arrive."""
-    uniform, theirs = contenders.uniform(rows, BATCH), contenders.torchrl_uniform(rows)
+    """A mixed batch beside our uniform batch and TorchRL's: from a buffer at rest, and while rows arrive."""
     mixed = recipes.neighborhood_mixup(rows, BATCH, num_neighbors=NEIGHBORS, seed=0)
     contenders.fill(mixed, rows)
-    mixed.sample()
-    contestants = {name: burst_of(buffer.sample) for name, buffer in (("mixed", mixed), ("uniform", uniform))}
-    contestants["torchrl"] = burst_of(lambda: theirs.sample(BATCH))
-    new = itertools.cycle(next(iter(in_chunks(10_000, chunk=10_000))).split(1))
-    contestants |= {f"mixed, {ratio} per insertion": arriving(mixed, new, ratio) for ratio in (1, 20)}
-    work = f"batch of {BATCH} at {rows:,}"
-    table.measure(work, contestants, rounds=rounds)
-    times = table.times[work]
-    for name in (name for name in contestants if name.startswith("mixed")):
-        table.at_most(f"T7 {name} over our uniform batch", times[name] / times["uniform"], 4)
-        table.faster("T7", work, name, "torchrl", 1)
+    buffers = {"mixed": mixed, "uniform": contenders.uniform(rows, BATCH), "torchrl": contenders.torchrl_uniform(rows)}
+    new = itertools.cycle(next(in_chunks(10_000, chunk=10_000)).split(1))
+    for title, draws in (("at rest", 0), ("20 draws per insertion", 20), ("1 draw per insertion", 1)):
+        work = f"batch of {BATCH} at {rows:,}, {title}"
+        contestants = {name: draw_burst(buffer, new, draws, statistics.median) for name, buffer in buffers.items()}
+        if draws:
+            contestants["mixed, mean with upkeep"] = draw_burst(mixed, new, draws, statistics.mean)
+        table.measure(work, contestants, rounds=rounds, seconds=0.3)
+        table.at_most(f"T7 {work}: mixed over uniform", table.times[work]["mixed"] / table.times[work]["uniform"], 4)
+        table.faster("T7", work, "mixed", "torchrl", 1)
 
 
-def arriving(replay: Replay, new: Iterator, ratio: int) -> Burst:
-    """The median draw when a row arrives before every ``ratio`` draws; the mean, with all passes, is printed."""
-    durations: list[float] = []
+def draw_burst(
+    buffer: TensorDictReplayBuffer, new: Iterator[TensorDict], draws: int, summary: Callable[[list[float]], float]
+) -> Burst:
+    """Microseconds of a draw, where a row arrives before every ``draws`` of them; the median leaves the passes out."""
 
     def burst(calls: int) -> float:
-        durations.clear()
-        for call in range(calls * 10):
-            if call % ratio == 0:
-                replay.extend(next(new))
+        durations = []
+        for call in range(calls):
+            if draws and call % draws == 0:
+                buffer.extend(next(new))
             start = time.perf_counter()
-            replay.sample()
+            buffer.sample(BATCH)
             durations.append(time.perf_counter() - start)
-        mean, median = sum(durations) / len(durations), sorted(durations)[len(durations) // 2]
-        print(f"    {ratio} draws per insertion: mean {mean * 1e6:.0f} us, median {median * 1e6:.0f} us")
-        return median * 1e6
+        return summary(durations) * 1e6
 
     return burst
 

@@ -233,7 +233,9 @@ def test_statistics_do_not_lose_digits_far_from_zero() -> None:
     for block in torch.arange(400).split(20):
         lists.write(block % 100, data[block])
         lists.neighbors(block % 100)
+    lists.write(torch.arange(40), data[:40] + 5)  # overwritten before any pass saw them
     lists.write(torch.arange(40), 1e6 + 2 * (data[:40] - 1e6))
+    assert lists._upkeep is not None and lists._upkeep.waiting_count == 40
     lists.neighbors(torch.arange(1))
     now = torch.cat([1e6 + 2 * (data[:40] - 1e6), data[340:]])
     change = (now.std(0, correction=0) / lists.standardization.std - 1).abs().max()
