@@ -113,7 +113,19 @@ class NeighborMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def draw(self, data: st.DataObject) -> None:
-        index = data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, max_size=8))
+        self.draw_partners(data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, max_size=8)))
+
+    @precondition(lambda self: len(self.rows) > 1)
+    @rule(data=st.data(), value=VALUES)
+    def overwrite_a_neighbor(self, data: st.DataObject, value: float) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        found = self.lists.neighbors(torch.tensor([slot]))[0]
+        self.served([slot])
+        if found[0] >= 0:
+            self.store([int(found[0])], [[value] * WIDTH])
+        self.draw_partners([slot] * 32)
+
+    def draw_partners(self, index: list[int]) -> None:
         partners = self.lists.draw(torch.tensor(index), self.generator).tolist()
         self.served(index)
         for slot, partner in zip(index, partners, strict=True):
