@@ -19,11 +19,11 @@ class Feedback:
     def __init__(self) -> None:
         self.draws_since_update = 0
         self.last_index: Tensor | None = None
-        self._updated = 0
+        self.received = 0
         self._late = 0
 
     def check(
-        self, index: Tensor, td_error: Tensor, generation: Tensor | None, storage: Storage
+        self, index: Tensor, td_error: Tensor, generation: Tensor | None, storage: Storage, *, sampler_checks: bool
     ) -> tuple[Tensor, Tensor]:
         """Rows that still hold what was drawn, and the magnitudes of their TD errors.
 
@@ -31,6 +31,8 @@ class Feedback:
             index: int64 ``[B]`` or ``[B, 2]``.
             td_error: signed, ``[B]`` or ``[B, 1]``.
             generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` to trust the index.
+            storage: where the rows are.
+            sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
 
         Returns:
             index: int64 ``[B]`` or ``[B, 2]``, -1 where the slot was written since.
@@ -40,17 +42,21 @@ class Feedback:
         td_error = torch.as_tensor(td_error, device=storage.device).detach()
         self._check_shapes(index, td_error)
         magnitude = td_error.reshape(-1).abs().to(torch.float32)
-        self._check_values(index, magnitude, len(storage))
-        self._updated += index.shape[0]
+        if not sampler_checks or generation is None or not isinstance(storage, PackedStorage):
+            self.check_values(index, magnitude, len(storage))
         if generation is None or not isinstance(storage, PackedStorage):
             return index, magnitude
         generation = torch.as_tensor(generation, device=storage.device)
         slots = index if index.shape == generation.shape else index[:, 0]
-        late = storage.generation_of(slots) != generation
+        try:
+            late = storage.generation_of(slots) != generation
+        except IndexError:
+            self.check_values(index, magnitude, len(storage))
+            raise
         if bool(late.any()):
+            self.check_values(index, magnitude, len(storage))
             index, dropped = _without(index, late)
             self._late += dropped
-            self._updated -= dropped
         return index, magnitude
 
     @staticmethod
@@ -66,7 +72,12 @@ class Feedback:
             )
 
     @staticmethod
-    def _check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
+    def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
+        """Refuses TD errors that are not finite and slots that hold nothing.
+
+        Raises:
+            ValueError, IndexError: with what was given; nothing has been changed.
+        """
         if index.numel() == 0:
             return
         # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
@@ -85,7 +96,7 @@ class Feedback:
 
     def stats(self, age_of: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
         """Counts, and ages of the rows of the last batch in transitions written since."""
-        stats: dict[str, Any] = {"priorities_updated": self._updated, "late_updates_dropped": self._late}
+        stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
         if age_of is not None and self.last_index is not None:
             ages = age_of(self.last_index).float()
             stats["drawn_age_mean"] = float(ages.mean())
@@ -94,11 +105,11 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters."""
-        return {"updated": self._updated, "late": self._late, "draws_since_update": self.draws_since_update}
+        return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave."""
-        self._updated, self._late = state_dict["updated"], state_dict["late"]
+        self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
 

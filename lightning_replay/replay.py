@@ -18,6 +18,7 @@ from lightning_replay.episode_tracker import EpisodeTracker
 from lightning_replay.feedback import Feedback
 from lightning_replay.recorded import recorded
 from lightning_replay.replay_state import read_state, restore_state
+from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import PackedStorage
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -252,8 +253,17 @@ class Replay(TensorDictReplayBuffer):
         if not self.is_prioritized:
             return
         with self._replay_lock, self._write_lock:
-            index, magnitude = self._feedback.check(index, td_error, generation, self._storage)
-            self._sampler.update_priority(index, magnitude, storage=self._storage)
+            # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
+            sampler_checks = isinstance(self._sampler, Seeded) and self._storage.device.type == "cpu"
+            index, magnitude = self._feedback.check(
+                index, td_error, generation, self._storage, sampler_checks=sampler_checks
+            )
+            try:
+                self._sampler.update_priority(index, magnitude, storage=self._storage)
+            except (ValueError, IndexError):
+                self._feedback.check_values(index, magnitude, len(self._storage))  # names the TD errors refused
+                raise
+            self._feedback.received += index.shape[0]
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""

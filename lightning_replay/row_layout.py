@@ -94,7 +94,9 @@ class _Group:
         before = columns[0].offset_bytes // itemsize
         sizes = [column.shape.numel() for column in columns]
         after = row_bytes // itemsize - before - sum(sizes)
-        self._sizes = [before, *sizes, after]
+        # Parts of nothing are left out: each costs as much as a column.
+        self._sizes = [*([before] if before else []), *sizes, *([after] if after else [])]
+        self._first = 1 if before else 0
         self._columns = [(column.key, column.shape, len(column.shape) == 1) for column in columns]
 
     def split(self, rows: Tensor, batch_size: torch.Size, leaves: dict[Key, Tensor]) -> None:
@@ -102,7 +104,7 @@ class _Group:
         if len(batch_size) != 1:
             typed = typed.view(*batch_size, -1)
         parts = typed.split_with_sizes(self._sizes, dim=-1)
-        for (key, shape, is_vector), part in zip(self._columns, parts[1:-1], strict=True):
+        for (key, shape, is_vector), part in zip(self._columns, parts[self._first :], strict=False):
             leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
 

@@ -89,7 +89,7 @@ class PackedStorage(LazyTensorStorage):
         """How often each slot has been written, int64 of the shape of ``index``."""
         if self._generation is None:
             return torch.zeros_like(index)
-        return self._generation[index]
+        return self._generation.index_select(0, index.flatten()).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
         """Rows at ``index``.
