@@ -10,23 +10,29 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
 from lightning_replay.storage import PackedStorage, read_columns
-
-TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """The running episode of each row, int64 ``[N]``; ``None`` when the rows name none.
-
-    Read from ``trajectory``, or from ``("collector", "traj_ids")`` that TorchRL's collectors write.
-    """
+    """The running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
     rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
-    for key in TRAJECTORY_KEYS:
-        column = rows.get(key, None)
-        if column is not None:
-            return column[index].flatten()
-    return None
+    trajectory = trajectory_of(rows)
+    return None if trajectory is None else trajectory[index].flatten()
+
+
+def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) -> None:
+    """Refuses rows without ``("next", name)`` for each of these names.
+
+    Raises:
+        ValueError: names the first that is missing and what it is needed for.
+    """
+    for name in names:
+        if rows.get(("next", name), None) is None:
+            raise ValueError(
+                f"the transitions have no ('next', {name!r}), which {purpose} need; nothing was stored. "
+                "Store reward, terminated, truncated and done with every transition"
+            )
 
 
 class EpisodeTracker:
@@ -54,10 +60,20 @@ class EpisodeTracker:
         """Bytes of the links."""
         return 0 if self.links is None else self.links.nbytes
 
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses the first rows ``[N]`` when they lack what a return is formed of; later ones have their columns."""
+        if self.links is None:
+            require_columns(rows, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+
     def mark_update(self, index: Tensor, storage: Storage) -> None:
-        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order."""
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
+
+        The first call also links rows that were stored before, in the order of their slots.
+        """
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            earlier = torch.ones(len(storage), dtype=torch.bool, device=index.device).index_fill_(0, index, False)
+            index = torch.cat((earlier.nonzero().squeeze(1), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
 
@@ -75,19 +91,25 @@ class EpisodeTracker:
             ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
-        assert self.links is not None
-        slots, steps_used = self.links.chain(index.flatten(), n_steps)
-        last = slots[:, -1]
+        if self.links is None:  # rows that were stored before the tracker came
+            self.mark_update(torch.arange(len(storage), device=index.device), storage)
+        slots, last, steps_used = self._chain(index, n_steps)
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         shape = (*index.shape, 1)
         following = storage.get(last.view(index.shape)).get("next")
         returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
-        following.set("reward", returns.to(reward.dtype).view(shape))
+        following.set("reward", returns.view(shape))
         data.set("next", following)
         remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
         data.set("discount", remaining.to(torch.float32).view(shape))
         data.set("steps_to_next_obs", steps_used.view(shape))
         return data
+
+    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index.flatten(), n_steps)
+        return slots, slots[:, -1], steps_used
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots."""

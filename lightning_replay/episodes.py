@@ -6,7 +6,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
+
+TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
+
+
+def trajectory_of(rows: TensorDictBase) -> Tensor | None:
+    """The running episode of each row, int64 of any shape; ``None`` when the rows name none.
+
+    Read from ``trajectory``, or from ``("collector", "traj_ids")`` that TorchRL's collectors write.
+    """
+    for key in TRAJECTORY_KEYS:
+        trajectory = rows.get(key, None)
+        if trajectory is not None:
+            return trajectory
+    return None
 
 
 class EpisodeLinks:
@@ -15,8 +30,7 @@ class EpisodeLinks:
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
     previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten,
     so links never cross an episode end, the write head or environments. Overwriting a slot cuts the link of its
-    predecessor by identity. Rules: section 2.6 (continuous transition) and 6 of the algorithm notes: both
-    ``terminated`` and ``truncated`` end an episode.
+    predecessor, whatever the slot holds next.
 
     Args:
         capacity: slots in the storage.
@@ -218,12 +232,14 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
         discount: γ.
 
     Returns:
-        ``[B]`` of the dtype of the rewards.
+        ``[B]`` of the dtype of the rewards; float32 for integer ones.
 
     Example:
         >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
         tensor([2.])
     """
+    if not reward.is_floating_point():
+        reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
     step = torch.arange(reward.shape[1], device=reward.device)
     factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
     # where, not a product: the ignored rewards may be anything, NaN included.

@@ -6,15 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episode_tracker import EpisodeTracker
-from lightning_replay.episodes import bootstrap_discounts, n_step_returns
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.storage import read_columns
 
 
 class AskedReturns(Seeded, EpisodeTracker):
@@ -53,28 +50,14 @@ class AskedReturns(Seeded, EpisodeTracker):
             start = replay._writer._cursor if stored == replay.capacity else 0
             self.mark_update((torch.arange(stored) + start) % stored, replay._storage)
 
-    def draw(
-        self, data: TensorDictBase, index: Tensor, storage: Storage, n_steps: int, discount: float
-    ) -> TensorDictBase:
-        """Rows of the length asked for; see the base class for the keys."""
-        if self._shortest == self.n_steps:
-            return EpisodeTracker.draw(self, data, index, storage, n_steps, discount)
-        assert self.links is not None
-        slots, stored_steps = self.links.chain(index.flatten(), n_steps)
+    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        slots, last, steps_used = EpisodeTracker._chain(self, index, n_steps)
+        if self._shortest == n_steps:
+            return slots, last, steps_used
         drawn = torch.randint(self._shortest, n_steps + 1, index.shape[:1], generator=self._generator)
         drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
-        steps_used = torch.minimum(stored_steps, drawn.flatten())
-        last = slots.gather(1, steps_used.unsqueeze(1) - 1)
-        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
-        following = storage.get(last.view(index.shape)).get("next")
-        shape = (*index.shape, 1)
-        returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
-        following.set("reward", returns.to(reward.dtype).view(shape))
-        data.set("next", following)
-        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
-        data.set("discount", remaining.to(torch.float32).view(shape))
-        data.set("steps_to_next_obs", steps_used.view(shape))
-        return data
+        steps_used = torch.minimum(steps_used, drawn.flatten())
+        return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
 
     def state_dict(self) -> dict[str, Any]:
         """State of links and generator."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
@@ -35,6 +36,9 @@ class ContinuousTransitionSampler(PairSampler):
     Sampled keys:
         index: int64 ``[B, 2]``.
 
+    Raises:
+        ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
+
     Example:
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -61,6 +65,14 @@ class ContinuousTransitionSampler(PairSampler):
         assert self._links is not None
         following = self._links.successor[index]
         return torch.where(following < 0, index, following)
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses first rows ``[N]`` that do not say where episodes end; ``Replay`` calls it before it stores them."""
+        if self._links is None and rows.get(self._done_key, None) is None:
+            raise ValueError(
+                f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
+                "Store it with every transition, or name your key with done_key="
+            )
 
     def learn(self, index: Tensor, storage: Storage) -> None:
         """Links new rows to the steps before them."""

@@ -10,10 +10,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
-from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
 from lightning_replay.recorded import recorded
-
-TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
 
 
 @recorded
@@ -54,6 +52,7 @@ class NStepTransitions(Transform):
         self.n_steps = n_steps
         self.discount = discount
         self._waiting: TensorDictBase | None = None
+        self._waiting_before: TensorDictBase | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the batch as it is: what was stored is already formed."""
@@ -65,7 +64,14 @@ class NStepTransitions(Transform):
                 f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
                 "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
             )
+        self._waiting_before = self._waiting
         if self._waiting is not None:
+            given, earlier = (_columns_of(steps) for steps in (tensordict, self._waiting))
+            if given != earlier:
+                raise ValueError(
+                    "steps must have the columns of the steps before; nothing was changed. "
+                    f"Different: given {sorted(given - earlier)}, before {sorted(earlier - given)}"
+                )
             tensordict = torch.cat([self._waiting, tensordict])
         slots, steps_used, complete = self._follow(tensordict)
         waiting = tensordict[~complete]
@@ -84,9 +90,13 @@ class NStepTransitions(Transform):
         slots, steps_used, complete = self._follow(steps)
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
+    def undo(self) -> None:
+        """Takes back the last ``extend``: what it formed was refused, so its steps do not wait either."""
+        self._waiting = self._waiting_before
+
     def clear(self) -> None:
         """Forgets the waiting steps."""
-        self._waiting = None
+        self._waiting = self._waiting_before = None
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the waiting steps; TorchRL saves them with the buffer."""
@@ -103,7 +113,7 @@ class NStepTransitions(Transform):
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device=done.device)
         links = EpisodeLinks(done.numel(), device=done.device)
-        links.write(position, _trajectory_of(steps), done)
+        links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         return slots, steps_used, (steps_used == self.n_steps) | done[slots[:, -1]]
 
@@ -123,9 +133,6 @@ class NStepTransitions(Transform):
         return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))
 
 
-def _trajectory_of(steps: TensorDictBase) -> Tensor | None:
-    for key in TRAJECTORY_KEYS:
-        trajectory = steps.get(key, None)
-        if trajectory is not None:
-            return trajectory
-    return None
+def _columns_of(steps: TensorDictBase) -> set[tuple[str, str, str]]:
+    """Name, dtype and shape per row of every column."""
+    return {(str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True)}

@@ -160,3 +160,9 @@ def test_returns_formed_when_drawn_equal_the_worked_tuples(case: dict[str, Any])
 
 def assert_close(actual: Tensor, expected: float) -> None:
     assert abs(float(actual) - expected) <= 1e-12
+
+
+def test_integer_rewards_are_discounted_in_float() -> None:
+    returns = n_step_returns(torch.tensor([[1, 2, 4]]), torch.tensor([3]), discount=0.5)
+    assert returns.dtype == torch.float32
+    assert returns.tolist() == [3.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -112,3 +113,14 @@ def test_an_interrupted_episode_that_was_truncated_is_not_continued() -> None:
     replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
     replay.extend(make_steps([0, 0]))
     assert partners(replay) == [1, 1, 3, 3]
+
+
+def test_rows_that_do_not_say_where_episodes_end_are_refused_before_they_are_stored() -> None:
+    replay = Replay(storage=PackedStorage(8), sampler=ContinuousTransitionSampler(), batch_size=2)
+    steps = make_steps([0, 1])
+    del steps["next", "done"]
+    with pytest.raises(ValueError, match=r"no \('next', 'done'\).*nothing was stored"):
+        replay.extend(steps)
+    assert len(replay) == 0
+    replay.extend(make_steps([0, 1]))
+    assert replay.sample().shape == (2, 2)
