@@ -148,7 +148,7 @@ def neighborhood_mixup(
         seed: of every draw.
     """
     first: Sampler = UniformSampler()
-    if priority_exponent > 0:
+    if priority_exponent != 0:
         first = PrioritizedSampler(
             capacity=capacity, priority_exponent=priority_exponent, importance_exponent=importance_exponent
         )

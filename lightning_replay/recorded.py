@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import numbers
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,8 @@ def describe(value: Any) -> Any:
     """JSON that says how to build ``value`` again; what cannot be said becomes ``{"not_saved": ...}``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, numbers.Real):  # NumPy's integers and floats
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, list):
         return [describe(item) for item in value]
     if isinstance(value, tuple):
@@ -55,7 +58,7 @@ def describe(value: Any) -> Any:
         return str(value)
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if "init_arguments" in getattr(value, "__dict__", {}) and _importable(type(value)):
+    if "init_arguments" in getattr(value, "__dict__", {}) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
@@ -89,6 +92,12 @@ def build(description: Any, name: str = "replay") -> Any:
         arguments = {key: build(item, f"{name}.{key}") for key, item in description["arguments"].items()}
         return cls(**arguments)
     raise _not_rebuildable(name, content)
+
+
+def _is_rebuildable(cls: type) -> bool:
+    """Whether ``cls`` takes the arguments that were recorded: not when it has a constructor of its own."""
+    builder = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    return "is_recorded" in vars(builder) and _importable(cls)
 
 
 def _not_rebuildable(name: str, what: str) -> NotRebuildableError:

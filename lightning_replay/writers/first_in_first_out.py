@@ -21,7 +21,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     """Writes transitions in a ring: when the storage is full, the oldest ones are overwritten.
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
-    columns are refused before anything is written. Needs no feedback.
+    columns are refused before anything is written, by :class:`~lightning_replay.storage.PackedStorage`; over TorchRL's
+    storages this is TorchRL's own round-robin writer. Needs no feedback.
     """
 
     _cursor: int
@@ -41,7 +42,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         """
         storage = self._storage
         if not isinstance(storage, PackedStorage):
-            return super().extend(data)
+            return super().extend(data.copy())  # TorchRL's writes an index into what it is given
         count = data.shape[0]
         capacity = storage.capacity
         values = storage.checked_values(data)
@@ -67,7 +68,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     def add(self, data: TensorDictBase) -> Tensor | int:
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         if not isinstance(self._storage, PackedStorage):
-            return super().add(data)
+            return super().add(data.copy())
         return int(self.extend(data.unsqueeze(0)))
 
     def age_of(self, index: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import json
 import os.path
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -58,3 +59,21 @@ def test_only_recorded_classes_are_called() -> None:
 def test_a_module_that_is_gone_is_named() -> None:
     with pytest.raises(NotRebuildableError, match="no_such_module:thing"):
         build({"import": "no_such_module:thing"})
+
+
+class Unicycle(Wheel):
+    """Has a constructor of its own, whose arguments nobody recorded."""
+
+    def __init__(self, colour: str) -> None:
+        super().__init__(12)
+        self.colour = colour
+
+
+def test_a_subclass_with_a_constructor_of_its_own_is_not_built_with_its_parents_arguments() -> None:
+    with pytest.raises(NotRebuildableError, match="Unicycle"):
+        build(describe(Unicycle("red")))
+
+
+def test_numbers_of_numpy_are_plain_values() -> None:
+    described = describe([numpy.int64(3), numpy.float32(0.5)])
+    assert build(json.loads(json.dumps(described))) == [3, 0.5]

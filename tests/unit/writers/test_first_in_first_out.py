@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import torch
+from torchrl.data import LazyTensorStorage
 
 from lightning_replay.replay import Replay
 from lightning_replay.storage import PackedStorage
@@ -36,3 +37,11 @@ def test_single_transitions() -> None:
         replay.add(numbered_steps(number, 1)[0])
     assert stored(replay) == [3, 4, 2]
     assert replay.write_count == 5
+
+
+def test_torchrls_storages_leave_the_given_rows_alone() -> None:
+    replay = Replay(storage=LazyTensorStorage(5), batch_size=2)
+    steps = numbered_steps(0, 3)
+    keys = set(steps.keys(True, True))
+    replay.extend(steps)
+    assert set(steps.keys(True, True)) == keys
