@@ -12,8 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.neighbors import NeighborLists
-from lightning_replay.neighbors_same_action import SameActionLists
+from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage import read_columns

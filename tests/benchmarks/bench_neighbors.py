@@ -19,7 +19,7 @@ from transitions import in_chunks
 
 from lightning_replay import recipes
 from lightning_replay.neighbors import NeighborLists
-from lightning_replay.neighbors_search import PointTable
+from lightning_replay.neighbors.search import PointTable
 
 WIDTH, NEIGHBORS, BATCH, BLOCK = 23, 10, 256, 64
 

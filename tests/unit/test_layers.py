@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
 LAYERS = (
-    {"priority_tree", "priority_tree_numba", "episodes", "neighbors", "schedules", "state_files", "recorded", "memory"},
-    {"row_layout", "datasets", "storage"},
+    {"priority_tree", "episodes", "neighbors", "schedules", "state_files", "recorded", "memory"},
+    {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback"},
     {"samplers", "writers", "transforms"},
-    {"replay", "recipes", "checkpoint", "stats", "plots"},
+    {"replay", "replay_state", "recipes", "checkpoint"},
     {"agents", "lit"},
 )
 
@@ -57,9 +57,9 @@ def _unit(name: str) -> str | None:
 
 
 def _height(unit: str) -> int | None:
-    """The row of a unit; neighbors_*.py and the like sit with the noun they were split from."""
+    """The row of a unit, ``None`` for one that is in no row."""
     for height, units in enumerate(LAYERS):
-        if unit in units or any(unit.startswith(f"{known}_") for known in units):
+        if unit in units:
             return height
     return None
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_replay import priority_tree_torch
-from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_tree_torch import TorchTree
+from lightning_replay.priority_tree import PriorityTree, torch_tree
+from lightning_replay.priority_tree.torch_tree import TorchTree
 
 BACKENDS = ["numba", "torch"]
 
@@ -207,7 +206,7 @@ def test_bad_arguments() -> None:
 
 
 def test_auto_is_torch_where_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_replay.priority_tree.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_replay.priority_tree.tree.importlib.util.find_spec", lambda name: None)
     assert PriorityTree(4).backend == "torch"
     with pytest.raises(ImportError, match="install numba"):
         PriorityTree(4, backend="numba")
@@ -239,7 +238,7 @@ def test_the_tree_pickles_with_its_contents(tree: PriorityTree) -> None:
 def test_one_row_searches_more_entries_than_one_block() -> None:
     assert TorchTree(200_000, torch.device("cpu"))._nodes == [3126]
     assert len(TorchTree(1_000_000, torch.device("cpu"))._nodes) == 2
-    assert priority_tree_torch.FAN_OUT == 64
+    assert torch_tree.FAN_OUT == 64
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.neighbors import NeighborLists
+from lightning_replay.neighbors.lists import NeighborLists
 
 
 class SameActionLists:

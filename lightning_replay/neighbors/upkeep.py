@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.neighbors_cache import NeighborCache
-from lightning_replay.neighbors_rows import FeatureRows
-from lightning_replay.neighbors_search import ExactSearch, FaissSearch, blocks_of
+from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.rows import FeatureRows
+from lightning_replay.neighbors.search import ExactSearch, FaissSearch, blocks_of
 
 _BLOCK = 64  # queries of one product
 # Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay import priority_tree_kernels as kernels
-from lightning_replay.priority_tree_kernels import FAN_OUT, SHIFT
+from lightning_replay.priority_tree import numba_kernels as kernels
+from lightning_replay.priority_tree.numba_kernels import FAN_OUT, SHIFT
 
 CACHE_LINE = 64
 ABSENT = np.float32(-0.0)

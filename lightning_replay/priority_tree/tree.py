@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.priority_tree_torch import TorchTree
+from lightning_replay.priority_tree.torch_tree import TorchTree
 
 
 def _choose_backend(backend: str, device: torch.device) -> str:
@@ -63,7 +63,7 @@ class PriorityTree:
         self.backend = _choose_backend(backend, self.device)
         self._tree: Any
         if self.backend == "numba":
-            from lightning_replay.priority_tree_numba import NumbaTree
+            from lightning_replay.priority_tree.numba_tree import NumbaTree
 
             self._tree = NumbaTree(self.capacity, self.device)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.neighbors_standardization import Standardization
+from lightning_replay.neighbors.standardization import Standardization
 
 
 class FeatureRows:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lightning_replay.neighbors_cache import NeighborCache
-from lightning_replay.neighbors_rows import FeatureRows
-from lightning_replay.neighbors_search import PointTable, direct_neighbors, search_by_name
-from lightning_replay.neighbors_standardization import Standardization
-from lightning_replay.neighbors_upkeep import NeighborUpkeep
+from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.rows import FeatureRows
+from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
+from lightning_replay.neighbors.standardization import Standardization
+from lightning_replay.neighbors.upkeep import NeighborUpkeep
 
 
 class NeighborLists:

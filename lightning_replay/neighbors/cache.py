@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_replay.neighbors_search import PointTable, blocks_of
+from lightning_replay.neighbors.search import PointTable, blocks_of
 
 _BLOCK = 4096  # lists worked on at once
 _NOT_STORED = -1.0
