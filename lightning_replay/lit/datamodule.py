@@ -198,12 +198,15 @@ class ReplayDataModule(L.LightningDataModule):
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
                 "replay.update_priority(batch['index'], td_error, generation=batch['generation']) after each update."
             )
-        self.collection.collect_until(self.pace.steps_for(self.updates_done + 1), self._agent)
-        self.replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
-        batch = self.replay.sample()
+        agent, collection, replay = self._agent, self.collection, self.replay
+        steps = self.pace.steps_for(self.updates_done + 1)
+        if collection.env_steps < steps:
+            collection.collect_until(steps, agent)
+        replay.advance(env_steps=collection.env_steps, updates=self.updates_done)
+        batch = replay.sample()
         self.updates_done += 1
         self._has_drawn = True
-        return self._move(batch, self._agent.device)
+        return self._move(batch, agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor) -> None:
         """Gives the TD errors of a batch back to the replay; nothing happens where it is not prioritized."""

@@ -34,20 +34,21 @@ class Pace:
             )
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps is {warmup_steps}; at least 1 step must be stored before the first draw.")
-        if not 0 < updates_per_env_step < math.inf:
-            raise ValueError(f"updates_per_env_step is {updates_per_env_step}; it must be positive and finite.")
+        if not 1e-6 <= updates_per_env_step < math.inf:
+            raise ValueError(f"updates_per_env_step is {updates_per_env_step}; it must be finite and at least 1e-6.")
         self.env_steps = env_steps
         self.warmup_steps = warmup_steps
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
-        self._ratio = Fraction(updates_per_env_step).limit_denominator(1_000_000)
+        ratio = Fraction(updates_per_env_step).limit_denominator(1_000_000)
+        self._numerator, self._denominator = ratio.numerator, ratio.denominator
         self.total_updates = self.updates_due(env_steps)
 
     def updates_due(self, steps: int) -> int:
         """Updates to be done by the time ``steps`` environment steps are stored."""
-        return math.floor(max(0, steps - self.warmup_steps) * self._ratio)
+        return max(0, steps - self.warmup_steps) * self._numerator // self._denominator
 
     def steps_for(self, update: int) -> int:
         """Environment steps to be stored before update number ``update``, counted from 1; all before the last."""
         if update >= self.total_updates:
             return self.env_steps
-        return self.warmup_steps + math.ceil(update / self._ratio)
+        return self.warmup_steps - (-update * self._denominator // self._numerator)  # rounded up

@@ -64,21 +64,26 @@ class ReplayStream:
         source = self._source
         source.start_epoch()
         for _ in range(self._length):
-            count = min(self._updates_per_step, source.remaining_updates)
-            if count == source.remaining_updates:
+            remaining = source.remaining_updates
+            if remaining <= self._updates_per_step:
                 source.request_stop()
-            if count == 0:
+            if remaining == 0:
                 return
-            yield source.draw() if self._updates_per_step == 1 else UpdateBatches(source, count)
+            if self._updates_per_step == 1:
+                yield source.draw()
+            else:
+                yield UpdateBatches(source, min(self._updates_per_step, remaining))
+                if source.remaining_updates == remaining:
+                    raise RuntimeError(
+                        f"training_step drew none of its {self._updates_per_step} batches. With "
+                        "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
+                    )
 
     def __getitem__(self, index: int) -> NoReturn:
-        raise RuntimeError(
-            "a ReplayStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay made "
-            "at the start. Hand the ReplayDataModule (or the stream itself) to the trainer."
-        )
+        raise _not_for_data_loaders()
 
-    def __reduce__(self) -> NoReturn:  # how a DataLoader sends it to a worker
-        self[0]
+    def __reduce__(self) -> NoReturn:
+        raise _not_for_data_loaders()  # a DataLoader is about to send the stream to a worker
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the data module keeps the place. Its presence tells Lightning that the stream can resume."""
@@ -86,3 +91,10 @@ class ReplayStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`state_dict`."""
+
+
+def _not_for_data_loaders() -> RuntimeError:
+    return RuntimeError(
+        "a ReplayStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay made "
+        "at the start. Hand the ReplayDataModule (or the stream itself) to the trainer."
+    )

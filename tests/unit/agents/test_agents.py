@@ -225,7 +225,7 @@ def test_actions_stay_in_the_space(make) -> None:
     for explore in (False, True):
         action = agent.act(observation, explore=explore)
         if isinstance(agent, DQN):
-            assert action.dtype == torch.int64 and 0 <= action.min() and action.max() < 4
+            assert action.dtype == torch.int64 and action.min() >= 0 and action.max() < 4
         else:
             low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
             assert action.shape == (200, 2) and (action >= low).all() and (action <= high).all()

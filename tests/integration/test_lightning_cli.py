@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line on every shipped file, from Python's side of the console script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_replay.lit.cli import main
+from lightning_replay.shipped_configs import config_directory, config_files
+
+LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run_tiny(name: str, *more: str) -> None:
+    main(
+        [
+            "fit",
+            f"-c={config_directory() / name}",
+            "--data.init_args.env_steps=330",
+            "--data.init_args.warmup_steps=300",
+            "--trainer.accelerator=cpu",
+            *more,
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", LIGHTNING_CONFIGS)
+def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tmp_path: Path) -> None:
+    run_tiny(name)
+    (run,) = (tmp_path / "lightning_logs").iterdir()
+    assert (run / "checkpoints" / "step=30.ckpt").exists()
+    assert (run / "checkpoints" / "step=30.30.replay").is_dir()
+    assert (run / "learning_curve.png").exists()
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["env_steps"] == 330
+
+
+@pytest.mark.parametrize("name", LIGHTNING_CONFIGS)
+def test_each_file_begins_with_its_command(name: str) -> None:
+    assert (config_directory() / name).read_text().startswith(f"# lightning-replay fit -c configs/{name}\n# ")
+
+
+def test_agents_trained_by_the_command_line_load(tmp_path: Path) -> None:
+    from lightning_replay.agents import DQN
+
+    run_tiny("lightning/per_dqn_cartpole.yaml")
+    (checkpoint,) = (tmp_path / "lightning_logs").glob("*/checkpoints/step=30.ckpt")
+    agent = DQN.load_from_checkpoint(checkpoint)
+    assert agent.hparams["num_actions"] == 2 and agent.is_built
+
+
+def test_resume_from_the_command_line(tmp_path: Path) -> None:
+    run_tiny("lightning/per_dqn_cartpole.yaml")
+    run_tiny(
+        "lightning/per_dqn_cartpole.yaml",
+        "--data.init_args.env_steps=350",
+        f"--ckpt_path={tmp_path}/lightning_logs/version_0/checkpoints/last.ckpt",
+    )
+    assert (tmp_path / "lightning_logs/version_1/checkpoints/step=50.ckpt").exists()
+
+
+def test_one_word_swaps_the_method_and_validate_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_tiny(
+        "lightning/per_dqn_cartpole.yaml", "--data.init_args.replay=uniform", "--data.init_args.replay.capacity=999"
+    )
+    config = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
+    replay = config["data"]["init_args"]["replay"]
+    assert replay["class_path"] == "lightning_replay.recipes.uniform" and replay["init_args"]["capacity"] == 999
+    main(
+        [
+            "validate",
+            "-c=lightning_logs/version_0/config.yaml",
+            "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt",
+            "--trainer.logger=false",
+        ]
+    )
+    assert "eval/return" in capsys.readouterr().out
+
+
+def test_print_config_is_complete_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", str(config_directory() / "lightning/nmer_td3_halfcheetah.yaml"), "--print_config"])
+    assert end.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"]["init_args"]["replay"]["init_args"]["num_neighbors"] == 10
+    assert config["model"]["init_args"]["policy_delay"] == 2
+
+
+@pytest.mark.parametrize("value", ["neighbourhood_mixup", "lightning_replay.recipes.neighbourhood_mixup"])
+def test_an_unknown_recipe_lists_the_known_ones(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_tiny("lightning/per_dqn_cartpole.yaml", f"--data.init_args.replay={value}")
+    message = f"{capsys.readouterr().err}{end.value.code}"
+    assert "there is no recipe 'neighbourhood_mixup'" in message and "neighborhood_mixup, noisy" in message
+
+
+def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_tiny("lightning/per_dqn_cartpole.yaml", "--data.init_args.replay.priority_exponnent=0.5")
+    assert "priority_exponnent" in capsys.readouterr().err
+
+
+def test_class_paths_for_the_parts_of_a_replay(tmp_path: Path) -> None:
+    config = {
+        "model": {"class_path": "lightning_replay.agents.DQN"},
+        "data": {
+            "class_path": "lightning_replay.lit.ReplayDataModule",
+            "init_args": {
+                "env": "CartPole-v1",
+                "env_steps": 60,
+                "warmup_steps": 50,
+                "replay": {
+                    "class_path": "lightning_replay.replay.Replay",
+                    "init_args": {
+                        "storage": {
+                            "class_path": "lightning_replay.storage.PackedStorage",
+                            "init_args": {"capacity": 500},
+                        },
+                        "sampler": {
+                            "class_path": "lightning_replay.samplers.PrioritizedSampler",
+                            "init_args": {"capacity": 500, "priority_exponent": 0.7},
+                        },
+                        "writer": {"class_path": "lightning_replay.writers.FirstInFirstOutWriter"},
+                        "batch_size": 16,
+                    },
+                },
+            },
+        },
+        "trainer": {"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
+    }
+    (tmp_path / "parts.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "-c", "parts.yaml"])
+
+
+def test_configs_lists_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["configs"])
+    listed = capsys.readouterr().out.split()
+    assert len(listed) == len(config_files()) and all(Path(path).is_file() for path in listed)
+
+
+def test_the_console_script_is_there() -> None:
+    script = Path(sys.executable).with_name("lightning-replay")
+    result = subprocess.run([script, "configs"], capture_output=True, text=True, check=True)
+    assert "nmer_td3_halfcheetah.yaml" in result.stdout
