@@ -97,6 +97,8 @@ class EpisodeTracker:
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         shape = (*index.shape, 1)
         following = storage.get(last.view(index.shape)).get("next")
+        if following.is_locked:  # TorchRL's memory-mapped rows
+            following = following.copy()
         returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
         following.set("reward", returns.view(shape))
         data.set("next", following)

@@ -35,29 +35,62 @@ class Feedback:
             sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
 
         Returns:
-            index: int64 ``[B]`` or ``[B, 2]``, -1 where the slot was written since.
+            index: int64 ``[B]`` or ``[B, 2]``, -1 where the slot was written or emptied since.
             magnitude: float32 ``[B]``.
         """
         index = torch.as_tensor(index, device=storage.device)
         td_error = torch.as_tensor(td_error, device=storage.device).detach()
         self._check_shapes(index, td_error)
         magnitude = td_error.reshape(-1).abs().to(torch.float32)
-        if not sampler_checks or generation is None or not isinstance(storage, PackedStorage):
-            self.check_values(index, magnitude, len(storage))
         if generation is None or not isinstance(storage, PackedStorage):
+            self.check_values(index, magnitude, len(storage))
             return index, magnitude
+        if not sampler_checks:
+            self.check_values(index, magnitude, storage.capacity)
         generation = torch.as_tensor(generation, device=storage.device)
-        slots = index if index.shape == generation.shape else index[:, 0]
+        slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
+        if slots.shape != generation.shape:
+            raise ValueError(
+                f"generation must be the batch's own, of shape {list(slots.shape)}; got {list(generation.shape)}. "
+                "No priority was changed"
+            )
         try:
             late = storage.generation_of(slots) != generation
         except IndexError:
             self.check_values(index, magnitude, len(storage))
             raise
         if bool(late.any()):
-            self.check_values(index, magnitude, len(storage))
+            # Not the length: slots emptied since hold nothing and are late like those written since.
+            self.check_values(index, magnitude, storage.capacity)
             index, dropped = _without(index, late)
             self._late += dropped
         return index, magnitude
+
+    @staticmethod
+    def given_priority(td_error: Tensor, count: int) -> Tensor:
+        """Magnitudes, float32 ``[N]``, of the TD errors that came with ``count`` new rows.
+
+        Raises:
+            ValueError: NaN or infinite ones, or another number of them than of rows.
+        """
+        if td_error.numel() != count:
+            raise ValueError(
+                f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
+                "Nothing was stored"
+            )
+        magnitude = td_error.detach().reshape(-1).abs().to(torch.float32)
+        if not bool(magnitude.isfinite().all()):
+            rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+            raise ValueError(
+                f"the TD errors given with rows {rows[:10]} are NaN or infinite. Nothing was stored; leave the column "
+                "out, or pass update_priority=False"
+            )
+        return magnitude
+
+    def forget(self) -> None:
+        """Nothing is drawn any more that an update could come for; the counts stay."""
+        self.draws_since_update = 0
+        self.last_index = None
 
     @staticmethod
     def _check_shapes(index: Tensor, td_error: Tensor) -> None:

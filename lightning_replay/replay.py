@@ -133,7 +133,8 @@ class Replay(TensorDictReplayBuffer):
 
         Raises:
             TypeError: not a TensorDict.
-            ValueError: an empty batch, or rows that do not fit the stored columns; nothing is stored then.
+            ValueError: an empty batch, rows that do not fit the stored columns, or TD errors among them that are NaN or
+                infinite; nothing is stored then.
         """
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
@@ -141,6 +142,15 @@ class Replay(TensorDictReplayBuffer):
             tensordicts = self._transform.inv(tensordicts)
             if tensordicts is None:
                 return torch.zeros(0, dtype=torch.int64)
+        try:
+            return self._store(tensordicts, update_priority is not False)
+        except (ValueError, TypeError, MemoryError):
+            for transform in self._transform.transforms:
+                if hasattr(transform, "undo"):
+                    transform.undo()
+            raise
+
+    def _store(self, tensordicts: TensorDictBase, takes_priorities: bool) -> Tensor:
         if tensordicts.ndim != 1 or tensordicts.shape[0] == 0:
             raise ValueError(
                 f"extend takes transitions of batch size [N] with N >= 1; got {list(tensordicts.shape)}. "
@@ -148,13 +158,17 @@ class Replay(TensorDictReplayBuffer):
             )
         check_rows = getattr(self._sampler, "check_rows", None)
         first_rows = len(self._storage) == 0
+        td_error = tensordicts.get(self.priority_key, None) if takes_priorities and self.is_prioritized else None
+        priority = None if td_error is None else self._feedback.given_priority(td_error, len(tensordicts))
         with self._replay_lock, self._write_lock:
             if check_rows is not None:
                 check_rows(tensordicts)
+            if self._episodes is not None:
+                self._episodes.check_rows(tensordicts)
             index = self._writer.extend(tensordicts)
             self._sampler.extend(index)
-            if update_priority is not False and self.is_prioritized:
-                self._set_given_priorities(index, tensordicts)
+            if priority is not None:
+                self._sampler.update_priority(index, priority[-index.shape[0] :], storage=self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         return index
@@ -162,11 +176,6 @@ class Replay(TensorDictReplayBuffer):
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition of batch size ``[]``; see :meth:`extend`."""
         return self.extend(data.unsqueeze(0))
-
-    def _set_given_priorities(self, index: Tensor, rows: TensorDictBase) -> None:
-        td_error = rows.get(self.priority_key, None)
-        if td_error is not None:
-            self.update_priority(index, td_error[-index.shape[0] :].reshape(index.shape[0]))
 
     def mark_update(self, index: Tensor | int) -> None:
         """Called by the writer when slots were written: sampler and episodes learn of the new rows."""
@@ -179,7 +188,8 @@ class Replay(TensorDictReplayBuffer):
         """Draws a batch.
 
         Args:
-            batch_size: rows, when other than the buffer's own.
+            batch_size: rows, when other than the buffer's own; such a batch is drawn now, not taken from the
+                prefetched ones.
             return_info: also return the sampler's information as a dictionary.
             include_info: TorchRL's deprecated argument, ignored.
 
@@ -188,23 +198,31 @@ class Replay(TensorDictReplayBuffer):
 
         Raises:
             RuntimeError: the buffer is empty.
+            ValueError: ``batch_size`` is not positive.
         """
-        self._feedback.draws_since_update += 1
-        if self._prefetch:
+        if batch_size is None:
+            batch_size = self._batch_size
+        elif batch_size < 1:
+            raise ValueError(f"batch_size must be a positive number of transitions; got {batch_size}")
+        if self._prefetch and batch_size == self._batch_size:
             data, info = TensorDictReplayBuffer.sample(self, batch_size, return_info=True)
         else:
-            data, info = self._sample(self._batch_size if batch_size is None else batch_size)
+            data, info = self._sample(batch_size)
+        self._feedback.draws_since_update += 1
         return (data, info) if return_info else data
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
             index, info = self._sampler.sample(self._storage, batch_size)
-            if self._is_plain:
+            if isinstance(index, tuple):  # TorchRL's slices
+                index = index[0]
+            elif self._is_plain:
                 return self._gather(index, info), info
             if isinstance(self._storage, PackedStorage):
                 data = self._storage.get(index, extra={"index": index})
             else:
-                data = self._storage.get(index).set("index", index)
+                data = self._collate_fn(self._storage.get(index))
+                data = (data.copy() if data.is_locked else data).set("index", index)
             if self._episodes is not None:
                 episodes = self._episodes
                 data = episodes.draw(data, index, self._storage, episodes.n_steps, episodes.discount)
@@ -241,7 +259,8 @@ class Replay(TensorDictReplayBuffer):
         Args:
             index: int64 ``[B]`` or ``[B, 2]``, the batch's ``index``.
             td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the priority.
-            generation: the batch's ``generation``; rows whose slot was written since are dropped and counted.
+            generation: the batch's ``generation``; rows whose slot was written or emptied since are dropped and
+                counted.
             signals: what other buffers learn from; ignored here.
 
         Raises:
@@ -254,7 +273,9 @@ class Replay(TensorDictReplayBuffer):
             return
         with self._replay_lock, self._write_lock:
             # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
-            sampler_checks = isinstance(self._sampler, Seeded) and self._storage.device.type == "cpu"
+            source = getattr(self._sampler, "first", self._sampler)
+            device = self._storage.device  # None where TorchRL's storage has not been told
+            sampler_checks = isinstance(source, Seeded) and (device is None or device.type == "cpu")
             index, magnitude = self._feedback.check(
                 index, td_error, generation, self._storage, sampler_checks=sampler_checks
             )
@@ -300,8 +321,12 @@ class Replay(TensorDictReplayBuffer):
                 part.reseed(seed + offset)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets every transition; the slots' generations go on."""
-        super().empty(empty_write_count)
+        """Forgets every transition, the prefetched ones too; the slots' generations go on."""
+        with self._futures_lock:
+            self._prefetch_queue.clear()
+            with self._replay_lock, self._write_lock:
+                super().empty(empty_write_count)
+        self._feedback.forget()
         for follower in (self._episodes, *self._transform):
             if hasattr(follower, "clear"):
                 follower.clear()

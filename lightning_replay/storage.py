@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,19 @@ class PackedStorage(LazyTensorStorage):
     """
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
-        if capacity <= 0:
-            raise ValueError(f"capacity must be a positive number of transitions; got {capacity}")
+        if not isinstance(capacity, Integral) or isinstance(capacity, bool) or capacity <= 0:
+            raise ValueError(f"capacity must be a positive whole number of transitions; got {capacity!r}")
         if memmap is not None and torch.device(device).type != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
-        super().__init__(max_size=capacity, device=device)
-        self.capacity = capacity
-        self._memmap = memmap
+        self.capacity: int = int(capacity)
+        super().__init__(max_size=self.capacity, device=device)
+        self._memmap: str | None = memmap
         self._layout: RowLayout | None = None
         self._rows: Tensor | None = None
         self._generation: Tensor | None = None
         self._columns: list[StoredColumn] | None = None
-        self._given_device = torch.device("cpu")
+        # Where rows come from; None until the first ones since this storage was built or loaded.
+        self._given_device: torch.device | None = None
 
     def __len__(self) -> int:
         return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call
@@ -137,6 +139,8 @@ class PackedStorage(LazyTensorStorage):
         if self._columns is None or self._layout is None:
             self._init(data)
             assert self._columns is not None and self._layout is not None
+        if self._given_device is None:
+            self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
         by_key: dict[Key, Tensor] = {}
         if not collect_leaves(data, self._layout.tree, by_key):
             raise self._mismatch(data)
@@ -165,7 +169,6 @@ class PackedStorage(LazyTensorStorage):
     def _init(self, data: TensorDictBase) -> None:
         leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
-        self._given_device = data.get(leaves[0][0]).device if leaves else self._given_device
 
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
@@ -173,7 +176,6 @@ class PackedStorage(LazyTensorStorage):
         device = torch.device(self.device)
         self._rows = allocate_rows(self.capacity, words, device, self._memmap, breakdown)
         self._layout = layout
-        self._given_device = device
         self._storage = layout.unpack(self._rows, torch.Size([self.capacity]))
         self._generation = self._storage.get("generation")
         self._columns = [
@@ -218,11 +220,13 @@ class PackedStorage(LazyTensorStorage):
                 "build the buffer with the saved capacity"
             )
         length = state_dict["length"]
-        self._empty()
-        if state_dict["layout"] is not None:
-            self._allocate(RowLayout.from_description(state_dict["layout"]))
+        layout = state_dict["layout"]
+        if layout is not None:
+            if self._layout is None or self._layout.description() != layout:
+                self._allocate(RowLayout.from_description(layout))
             assert self._rows is not None
             self._rows[:length] = state_dict["rows"].to(self._rows.device)
+        self._given_device = None
         self._len = length
         self._bump_mutation_revision()
 
@@ -251,6 +255,8 @@ class PackedStorage(LazyTensorStorage):
         self.load_state_dict(packed)
 
     def _empty(self) -> None:
+        if self._generation is not None:
+            self._generation[: self._len] += 1  # updates on their way to rows forgotten now are late
         self._len = 0
         self._bump_mutation_revision()
 
@@ -265,6 +271,10 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
         KeyError: a key is not stored; the message names the stored ones.
     """
     everything = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    if not isinstance(everything, TensorDictBase):
+        raise TypeError(
+            f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
+        )
     columns = []
     for key in keys:
         column = everything.get(key, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from lightning_replay.row_layout import Key
@@ -30,9 +30,10 @@ class StoredColumn:
 
 
 def collect_leaves(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key, Tensor]) -> bool:
-    """Fills ``by_key`` from ``data``; whether its keys are exactly those of ``tree``, a ``generation`` apart."""
+    """Fills ``by_key`` from ``data``; whether its keys are those of ``tree``, bar ``generation`` and empty branches."""
     entries = dict(data.items())
-    if (tree.keys() ^ entries.keys()) - {GENERATION[0]}:
+    different = (tree.keys() ^ entries.keys()) - {GENERATION[0]}
+    if different and not all(_is_empty(entries.get(name)) for name in different):
         return False
     for name, node in tree.items():
         if node == GENERATION:
@@ -46,3 +47,7 @@ def collect_leaves(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key,
         else:
             by_key[node] = value
     return True
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, TensorDictBase) and not is_non_tensor(value) and value.is_empty()

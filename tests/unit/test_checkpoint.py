@@ -132,7 +132,7 @@ def test_a_buffer_of_another_capacity_refuses_the_save(tmp_path) -> None:
     used(recipes.uniform(capacity=50, batch_size=8)).save(tmp_path)
     other = recipes.uniform(capacity=60, batch_size=8)
     other.extend(numbered_steps(0, 5))
-    with pytest.raises(ValueError, match="capacity 50 and this one 60"):
+    with pytest.raises(ValueError, match="capacity 50, here 60"):
         other.load(tmp_path)
     assert len(other) == 5
 
@@ -180,3 +180,26 @@ def _truncate(file) -> None:
 
 def _remove(file) -> None:
     file.unlink()
+
+
+@pytest.mark.parametrize("name", ["prioritized", "mixup", "noisy", "neighborhood_mixup"])
+@pytest.mark.parametrize("other", ["uniform", "continuous_transition", "s4rl"])
+def test_a_buffer_of_other_parts_refuses_the_save_and_keeps_its_rows(name, other, tmp_path) -> None:
+    used(recipes.by_name(name)(capacity=50, batch_size=8)).save(tmp_path)
+    replay = recipes.by_name(other)(capacity=50, batch_size=8)
+    replay.extend(numbered_steps(500, 9))
+    with pytest.raises(ValueError, match=r"the saved buffer has .* Nothing was loaded"):
+        replay.load(tmp_path)
+    assert len(replay) == 9
+    assert replay.storage.get(torch.arange(9))["observation"][:, 0].tolist() == list(range(500, 509))
+    replay.sample()
+
+
+def test_a_sampler_of_other_options_refuses_the_save_and_stays_whole(tmp_path) -> None:
+    used(recipes.neighborhood_mixup(capacity=50, batch_size=8, num_neighbors=3)).save(tmp_path)
+    replay = recipes.neighborhood_mixup(capacity=50, batch_size=8, num_neighbors=5)
+    replay.extend(numbered_steps(500, 9))
+    with pytest.raises(ValueError):
+        replay.load(tmp_path)
+    assert len(replay) == 9
+    assert replay.sample()["observation"].min() >= 500

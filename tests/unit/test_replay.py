@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage
+from torchrl.data.replay_buffers import SamplerWithoutReplacement, SliceSampler
 from torchrl.envs import RewardScaling
 
 from lightning_replay import recipes
@@ -204,7 +206,7 @@ def test_empty_forgets_everything_and_starts_again() -> None:
     replay.extend(numbered_steps(20, 2))
     batch = replay.sample()
     assert set(batch["observation"][:, 0].tolist()) <= {20, 21}
-    assert batch["generation"].unique().tolist() == [2], "a late update for a forgotten row must still be told apart"
+    assert batch["generation"].unique().tolist() == [3], "a late update for a forgotten row must still be told apart"
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda replay: pickle.loads(pickle.dumps(replay))])
@@ -250,3 +252,114 @@ def test_generation_column_given_by_the_user_is_not_believed() -> None:
     batch = replay.storage.get(torch.arange(2))
     replay.extend(TensorDict(dict(batch.items()), [2]))
     assert replay.storage.generation_of(torch.arange(6)).tolist() == [1] * 6
+
+
+def test_updates_for_rows_forgotten_since_are_late() -> None:
+    """Drawn from slots 0..7, emptied, slots 0..2 written anew: all eight are dropped, none is an error."""
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    index, generation = torch.arange(8), replay.storage.generation_of(torch.arange(8))
+    replay.empty()
+    replay.update_priority(index, torch.rand(8), generation=generation)
+    replay.extend(numbered_steps(8, 3))
+    before = replay.sampler.state_dict()
+    replay.update_priority(index, torch.rand(8), generation=generation)
+    assert_equal(before, replay.sampler.state_dict())
+    assert replay.stats()["late_updates_dropped"] == 16
+    assert replay.stats()["priorities_updated"] == 0
+    with pytest.raises(ValueError, match=r"generation must be .* \[8\]; got \[3\]"):
+        replay.update_priority(index, torch.rand(8), generation=generation[:3])
+
+
+def test_emptying_forgets_what_was_drawn_ahead_and_waits_for_nothing() -> None:
+    replay = prioritized(prefetch=2)
+    replay.extend(numbered_steps(0, 8))
+    replay.sample()
+    assert replay.awaits_priorities
+    replay.empty()
+    assert not replay.awaits_priorities and "drawn_age_mean" not in replay.stats()
+    with pytest.raises(RuntimeError, match="empty"):
+        replay.sample()
+    assert not replay.awaits_priorities, "a draw that failed has no rows to wait for"
+    replay.extend(numbered_steps(100, 4))
+    assert replay.sample()["observation"].min() >= 100
+
+
+def test_batches_of_another_size_are_not_taken_from_those_drawn_ahead() -> None:
+    replay = prioritized(prefetch=2)
+    replay.extend(numbered_steps(0, 8))
+    assert [len(replay.sample(size)) for size in (None, 7, 4, 2)] == [4, 7, 4, 2]
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"positive number of transitions; got {size}"):
+            replay.sample(size)
+
+
+@pytest.mark.parametrize(
+    ("td_error", "message"),
+    [
+        (torch.tensor([0.0, float("nan"), 1.0]), r"rows \[1\] are NaN.*Nothing was stored"),
+        (torch.ones(3, 2), r"shape \[3, 2\].*Nothing was stored"),
+    ],
+)
+def test_td_errors_that_cannot_be_priorities_are_refused_with_their_rows(td_error, message) -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 4).set("td_error", torch.ones(4, *td_error.shape[1:]))[:4], update_priority=False)
+    replay.sample()
+    with pytest.raises(ValueError, match=message):
+        replay.extend(numbered_steps(4, 3).set("td_error", td_error))
+    assert len(replay) == 4
+    assert replay.awaits_priorities
+    replay.extend(numbered_steps(4, 3).set("td_error", td_error), update_priority=False)
+    assert len(replay) == 7 and replay.awaits_priorities, "rows are no feedback"
+
+
+@pytest.mark.parametrize("missing", ["reward", "terminated", "done"])
+def test_rows_of_which_no_return_can_be_formed_are_refused_before_they_are_stored(missing) -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2, n_steps=2)
+    steps = numbered_steps(0, 4)
+    del steps["next", missing]
+    with pytest.raises(ValueError, match=rf"no \('next', '{missing}'\).*2 steps.*nothing was stored"):
+        replay.extend(steps)
+    assert len(replay) == 0
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_returns_go_along_rows_that_were_stored_before(extended) -> None:
+    storage = PackedStorage(16)
+    Replay(storage=storage, batch_size=4).extend(numbered_steps(0, 6, done_every=4))
+    replay = Replay(storage=storage, batch_size=4, n_steps=3, seed=0)
+    if extended:
+        replay.writer._cursor = 6
+        replay.extend(numbered_steps(6, 2))
+    batch = replay.sample(200)
+    used = dict(zip(batch["index"].tolist(), batch["steps_to_next_obs"].flatten().tolist(), strict=True))
+    assert used == (
+        {0: 3, 1: 3, 2: 2, 3: 1, 4: 3, 5: 3, 6: 2, 7: 1} if extended else {0: 3, 1: 3, 2: 2, 3: 1, 4: 2, 5: 1}
+    )
+
+
+@pytest.mark.parametrize("sampler", [SliceSampler, SamplerWithoutReplacement])
+def test_torchrls_samplers_draw_from_packed_rows(sampler) -> None:
+    options = {"slice_len": 3, "end_key": ("next", "done"), "strict_length": False} if sampler is SliceSampler else {}
+    replay = Replay(storage=PackedStorage(40), sampler=sampler(**options), batch_size=12)
+    replay.extend(numbered_steps(0, 40, done_every=10))
+    batch = replay.sample()
+    assert torch.equal(batch["observation"][:, 0].long(), batch["index"])
+    assert batch["generation"].tolist() == [1] * 12
+    if sampler is SliceSampler:
+        assert (batch["index"].view(4, 3).diff() == 1).all()
+    else:
+        assert len(batch["index"].unique()) == 12
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, partial(LazyTensorStorage, device="auto")])
+def test_torchrls_storages_take_prioritized_and_n_step_draws(storage, n_steps) -> None:
+    replay = Replay(storage=storage(8), sampler=PrioritizedSampler(capacity=8), batch_size=4, n_steps=n_steps)
+    for first in range(0, 30, 6):
+        replay.extend(numbered_steps(first, 6))
+        batch = replay.sample()
+        replay.update_priority(batch["index"], torch.ones(4))
+        steps = batch["steps_to_next_obs"] if n_steps > 1 else 1
+        assert torch.equal(batch["next", "observation"][:, :1], batch["observation"][:, :1] + steps)
+    assert len(replay) == 8

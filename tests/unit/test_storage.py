@@ -59,7 +59,7 @@ def test_generation_counts_the_writes_of_each_slot() -> None:
     assert storage.generation_of(torch.arange(5)).tolist() == [1, 2, 2, 1, 0]
     storage._empty()
     storage.set(slice(0, 1), numbered_steps(0, 1))
-    assert storage.generation_of(torch.tensor([0])).item() == 2, "a slot's generation survives emptying"
+    assert storage.generation_of(torch.tensor([0])).item() == 3, "emptying a slot counts like a write"
 
 
 def test_rows_are_aligned_and_bytes_are_exact() -> None:
@@ -139,3 +139,30 @@ def test_state_restores_rows_and_refuses_another_capacity() -> None:
     assert (again.get(torch.arange(4)) == storage.get(torch.arange(4))).all()
     with pytest.raises(ValueError, match="capacity 10 and this one 11"):
         PackedStorage(11).load_state_dict(storage.state_dict())
+
+
+def test_branches_without_columns_hold_nothing_and_stop_nothing() -> None:
+    storage = PackedStorage(4)
+    rows = TensorDict({"observation": torch.ones(2, 3), "empty": TensorDict({}, [2])}, [2])
+    storage.set(slice(0, 2), rows)
+    storage.set(slice(2, 4), rows.exclude("empty"))
+    assert len(storage) == 4 and "empty" not in storage.all_rows.keys()  # noqa: SIM118
+
+
+def test_a_loaded_storage_takes_rows_from_where_they_come() -> None:
+    """A storage on another device than its rows knows only after the first ones where they come from."""
+    storage, again = PackedStorage(4), PackedStorage(4)
+    storage.set(slice(0, 2), numbered_steps(0, 2))
+    again.load_state_dict(storage.state_dict())
+    rows = again.all_rows
+    again.load_state_dict(storage.state_dict())
+    assert again.all_rows is rows, "the same columns need no second allocation"
+    assert again._given_device is None
+    again.set(slice(2, 4), numbered_steps(2, 2))
+    assert again._given_device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("capacity", [0, -3, 2.5, "many", True])
+def test_a_capacity_is_a_positive_whole_number(capacity) -> None:
+    with pytest.raises(ValueError, match="positive whole number"):
+        PackedStorage(capacity)
