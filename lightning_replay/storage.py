@@ -91,7 +91,8 @@ class PackedStorage(LazyTensorStorage):
         """How often each slot has been written, int64 of the shape of ``index``."""
         if self._generation is None:
             return torch.zeros_like(index)
-        return self._generation.index_select(0, index.flatten()).view(index.shape)
+        slots = index.flatten().to(self._generation.device)
+        return self._generation.index_select(0, slots).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
         """Rows at ``index``.
@@ -107,7 +108,10 @@ class PackedStorage(LazyTensorStorage):
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             return super().get(index)
-        rows = self._rows.index_select(0, index if index.ndim == 1 else index.flatten())
+        slots = index if index.ndim == 1 else index.flatten()
+        if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
+            slots = slots.to(self._rows.device)
+        rows = self._rows.index_select(0, slots)
         return self._layout.unpack(rows, index.shape, extra)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:

@@ -46,7 +46,7 @@ class UniformSampler(Seeded, RandomSampler):
         """Draws ``batch_size`` slots.
 
         Returns:
-            int64 ``[B]`` on the generator's device, moved to the storage's, and no further information.
+            int64 ``[B]`` on the storage's device, and no further information.
 
         Raises:
             RuntimeError: the storage is empty.
@@ -55,6 +55,9 @@ class UniformSampler(Seeded, RandomSampler):
         if stored == 0:
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
         index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
+        device = getattr(storage, "device", None)
+        if isinstance(device, torch.device) and device != index.device:
+            index = index.to(device)
         return index, {}
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:

@@ -363,3 +363,17 @@ def test_torchrls_storages_take_prioritized_and_n_step_draws(storage, n_steps) -
         steps = batch["steps_to_next_obs"] if n_steps > 1 else 1
         assert torch.equal(batch["next", "observation"][:, :1], batch["observation"][:, :1] + steps)
     assert len(replay) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(recipes.known()))
+def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_path) -> None:
+    replay = recipes.by_name(name)(capacity=64, batch_size=8, n_steps=2, device="cuda", seed=0)
+    replay.extend(numbered_steps(0, 48, done_every=7))
+    batch = replay.sample()
+    assert batch["observation"].is_cuda and batch["index"].is_cuda
+    replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
+    replay.save(tmp_path)
+    replay.load(tmp_path)
+    replay.extend(numbered_steps(48, 30, done_every=7))
+    assert replay.sample()["observation"].is_cuda
