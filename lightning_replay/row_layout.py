@@ -98,12 +98,17 @@ class _Group:
         self._sizes = [*([before] if before else []), *sizes, *([after] if after else [])]
         self._first = 1 if before else 0
         self._columns = [(column.key, column.shape, len(column.shape) == 1) for column in columns]
+        self._scalar_at = before if len(columns) == 1 and not columns[0].shape else None
 
     def split(self, rows: Tensor, batch_size: torch.Size, leaves: dict[Key, Tensor]) -> None:
         typed = rows.view(self._dtype)
         if len(batch_size) != 1:
             typed = typed.view(*batch_size, -1)
-        parts = typed.split_with_sizes(self._sizes, dim=-1)
+        if self._scalar_at is not None:
+            leaves[self._columns[0][0]] = typed.select(-1, self._scalar_at)
+            return
+        # "Unsafe" for autograd only, which rows copied out of a storage have no part in; a third cheaper.
+        parts = typed.unsafe_split_with_sizes(self._sizes, dim=-1)
         for (key, shape, is_vector), part in zip(self._columns, parts[self._first :], strict=False):
             leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
