@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo and the example, shortened, as a user starts them; the loop of the README."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_replay import recipes
+from lightning_replay.agents import DQN, SAC, TD3
+from lightning_replay.lit import Evaluate, ReplayDataModule
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def run(directory: Path, *arguments: str) -> str:
+    command = [sys.executable, *arguments, "--directory", str(directory)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_demo(tmp_path: Path) -> None:
+    output = run(tmp_path, "examples/demo.py", "--env-steps", "1200")
+    for path in ("learning_curve.png", "uniform-seed0/best.ckpt", "neighborhood_mixup-seed0/best.ckpt"):
+        assert (tmp_path / path).is_file()
+        assert str(tmp_path / path) in output
+    assert "env steps             uniform  neighborhood_mixup" in output and "\n     1200" in output
+
+
+def test_example(tmp_path: Path) -> None:
+    output = run(tmp_path, "examples/lightning_nmer.py", "--fast")
+    assert "900 transitions in the replay" in output and "the best policy is TD3" in output
+
+
+def test_the_readme_loop_stops_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ReplayDataModule(
+        env="Pendulum-v1",
+        replay=recipes.neighborhood_mixup(capacity=5_000, batch_size=32, num_neighbors=10),
+        env_steps=500,
+        warmup_steps=400,
+        updates_per_env_step=1,
+        seed=0,
+    )
+    trainer = L.Trainer(max_epochs=-1, logger=False, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(TD3.for_env("Pendulum-v1", hidden_sizes=(8,)), datamodule=data)
+    assert trainer.global_step == 100 and len(data.replay) == 500
+
+
+@pytest.mark.parametrize(
+    ("agent", "env"), [(TD3, "Pendulum-v1"), (SAC, "Pendulum-v1"), (DQN, "CartPole-v1")], ids=["td3", "sac", "dqn"]
+)
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized", "neighborhood_mixup", "continuous_transition", "noisy"])
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_every_agent_runs_on_every_kind_of_replay(tmp_path: Path, agent, env: str, recipe: str, n_steps: int) -> None:
+    options = {"capacity": 500, "batch_size": 16, "n_steps": n_steps, "seed": 0}
+    if agent is DQN and recipe == "neighborhood_mixup":
+        options["discrete"] = "same_action"
+    if agent is DQN and recipe == "continuous_transition":
+        pytest.skip("mixes actions")
+    data = ReplayDataModule(env, recipes.by_name(recipe)(**options), env_steps=130, warmup_steps=100, num_envs=2)
+    trainer = L.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[Evaluate(1_000, 1)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
+    module = agent.for_env(env, hidden_sizes=(8,))
+    trainer.fit(module, datamodule=data)
+    assert trainer.global_step == 30
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+def test_dqn_with_prioritized_replay_learns_cartpole(tmp_path: Path) -> None:
+    L.seed_everything(0, verbose=False)
+    replay = recipes.prioritized(capacity=10_000, batch_size=64)
+    data = ReplayDataModule("CartPole-v1", replay, env_steps=4_000, warmup_steps=500, num_envs=4, seed=0)
+    agent = DQN.for_env("CartPole-v1", hidden_sizes=(64,), learning_rate=2e-3, exploration_steps=2_000)
+    evaluate = Evaluate(every_n_env_steps=1_000, episodes=5)
+    trainer = L.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[evaluate],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(agent, datamodule=data)
+    before, after = evaluate.history[0][1], max(value for _, value in evaluate.history[2:])
+    assert after > 100 > 40 > before
