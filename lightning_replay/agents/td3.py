@@ -96,15 +96,17 @@ class TD3(OffPolicyAgent):
         self.loss.make_value_estimator(gamma=options["discount"])
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._actor = (actor,)  # in a tuple: its parameters already belong to the loss
+        # of its own: the loss moves copies of the network's buffers to another device, not the network's
+        self.register_buffer("action_center", actor.center.clone(), persistent=False)
+        self.register_buffer("action_half_range", actor.half_range.clone(), persistent=False)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Actions in the environment's units, ``[N, A]``; noisy where ``explore``."""
-        (actor,) = self._actor
-        action = actor(observation)
+        action = torch.tanh(self._actor[0].perceptron(observation))
         if explore:
-            noise = self.hparams["exploration_noise"] * actor.half_range * torch.randn_like(action)
-            action = torch.clamp(action + noise, self.loss.min_action, self.loss.max_action)
-        return action
+            noise = self.hparams["exploration_noise"] * torch.randn_like(action)
+            action = torch.clamp(action + noise, -1.0, 1.0)
+        return self.action_center + self.action_half_range * action
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics, and every ``policy_delay`` updates the policy and the targets."""

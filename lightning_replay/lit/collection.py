@@ -84,7 +84,8 @@ class Collection:
 
     def _start(self) -> Rollout:
         if self._interrupted is not None:
-            self._replay.truncate(*self._interrupted)
+            device = self._replay.storage.device
+            self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
             self._interrupted = None
         seed = int(self._generator.integers(2**31))
         self._rollout = Rollout(self._environments(), seed, self._next_trajectory)
@@ -109,7 +110,7 @@ class Collection:
         """Newest rows of episodes in progress: slots and generations."""
         if self._rollout is None:
             return self._interrupted
-        index = torch.from_numpy(self._newest[self._is_open])
+        index = torch.from_numpy(self._newest[self._is_open]).to(self._replay.storage.device)
         return index, self._replay.storage.generation_of(index)
 
     def close(self) -> None:

@@ -300,3 +300,25 @@ def test_load_from_checkpoint_gives_the_same_actions(make, tmp_path: Path) -> No
     assert torch.equal(again.act(observation, explore=False), agent.act(observation, explore=False))
     for (name, value), (other_name, other) in zip(agent.state_dict().items(), again.state_dict().items(), strict=True):
         assert name == other_name and torch.equal(value, other)
+
+
+def test_sac_acts_as_the_loss_draws() -> None:
+    agent = SAC(**CONTINUOUS)
+    observation = torch.randn(1, 3).expand(40_000, 3)
+    batch = TensorDict({"observation": observation}, [40_000])
+    with torch.no_grad():
+        drawn = agent.loss.actor_network.get_dist(batch).sample()
+        acted = agent.act(observation, explore=True)
+    torch.testing.assert_close(acted.mean(0), drawn.mean(0), rtol=0.05, atol=0.02)
+    torch.testing.assert_close(acted.std(0), drawn.std(0), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_what_acts_moves_with_the_module(make) -> None:
+    agent = make().double()  # stands for another device
+    batch = make_batch(agent)
+    batch = batch.apply(lambda column: column.double() if column.is_floating_point() else column)
+    action = agent.act(batch["observation"], explore=True)
+    assert action.dtype == (torch.int64 if isinstance(agent, DQN) else torch.float64)
+    assert td_error_of(agent, batch).dtype == torch.float64
+    assert all(t.dtype == torch.float64 for t in agent.state_dict().values() if t.is_floating_point())

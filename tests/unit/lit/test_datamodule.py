@@ -191,3 +191,27 @@ def test_a_plain_module_needs_no_base_class(tmp_path: Path) -> None:
     assert Tiny.__mro__[1] is L.LightningModule
     trainer, _, _ = fit(tmp_path)
     assert trainer.global_step == 40
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_agent_on_cuda_with_the_replay_on_either_device(tmp_path: Path, device: str) -> None:
+    from lightning_replay import recipes
+    from lightning_replay.agents import DQN, SAC, TD3
+
+    for kind, actions in ((TD3, 0), (SAC, 0), (DQN, 3)):
+        replay = recipes.prioritized(capacity=500, batch_size=8, device=device)
+        data = ReplayDataModule(lambda n=actions: Counting(num_actions=n), replay, env_steps=60, warmup_steps=20)
+        trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
+        agent = kind(hidden_sizes=(8,))
+        trainer.fit(agent, datamodule=data)
+        trainer.save_checkpoint(tmp_path / f"{kind.__name__}.ckpt")
+        more = ReplayDataModule(
+            lambda n=actions: Counting(num_actions=n),
+            recipes.prioritized(capacity=500, batch_size=8, device=device),
+            env_steps=70,
+            warmup_steps=20,
+        )
+        trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
+        trainer.fit(agent, datamodule=more, ckpt_path=tmp_path / f"{kind.__name__}.ckpt")
+        assert more.updates_done == 50 and agent.device.type == "cuda"
