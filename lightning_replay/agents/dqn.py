@@ -109,7 +109,7 @@ class DQN(OffPolicyAgent):
         rows = self.loss(batch)["loss"]
         loss = weighted_mean(rows, batch)
         optimizer.zero_grad()
-        self.manual_backward(loss)
+        self.take_gradients(loss)
         optimizer.step()
         self._target_update.step()
         # TorchRL's "td_error", written into the batch, is the square

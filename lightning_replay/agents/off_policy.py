@@ -11,6 +11,8 @@ import lightning as L
 import torch
 from gymnasium.spaces import Space
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -120,6 +122,14 @@ class OffPolicyAgent(L.LightningModule):
                 f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
                 f"{self.hparams['discount']}; give both the same discount."
             )
+
+    def take_gradients(self, loss: Tensor) -> None:
+        """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""
+        trainer = self.trainer
+        if type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy):
+            loss.backward()
+        else:
+            self.manual_backward(loss)
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
         """The critic's, which Lightning counts as the step, and the others raw, so that it does not count them."""

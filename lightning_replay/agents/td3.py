@@ -114,13 +114,13 @@ class TD3(OffPolicyAgent):
         rows, details = self.loss.value_loss(batch)
         loss = weighted_mean(rows, batch)
         critic_optimizer.zero_grad()
-        self.manual_backward(loss)
+        self.take_gradients(loss)
         critic_optimizer.step()
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
             actor_rows, _ = self.loss.actor_loss(batch)
             actor_optimizer.zero_grad()
-            self.manual_backward(actor_rows.mean())
+            self.take_gradients(actor_rows.mean())
             actor_optimizer.step()
             self._target_update.step()
         # TorchRL's "td_error" is the square

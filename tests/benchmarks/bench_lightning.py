@@ -62,7 +62,7 @@ class PlainDQN(DQN):
     def critic_and_other_optimizers(self):
         return self.plain_optimizer, []
 
-    def manual_backward(self, loss: torch.Tensor, *args, **kwargs) -> None:
+    def take_gradients(self, loss: torch.Tensor) -> None:
         loss.backward()
 
 

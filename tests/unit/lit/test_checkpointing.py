@@ -186,6 +186,14 @@ def test_overwriting_leaves_one_replay_and_a_killed_overwrite_leaves_the_old_one
     assert peek.clocks[1] == 9
 
 
+def test_overwriting_at_the_same_update_keeps_the_replay(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=make_data())
+    for _ in range(2):
+        trainer.save_checkpoint(tmp_path / "run" / "end.ckpt")
+    assert checkpoints_in(tmp_path / "run") == (["end.ckpt"], ["end.40.replay"])
+
+
 def test_a_missing_replay_is_said(tmp_path: Path) -> None:
     save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
     make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())

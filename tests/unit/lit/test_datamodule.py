@@ -111,10 +111,17 @@ def test_a_finished_run_is_not_trained_again_without_saying_so(tmp_path: Path) -
     assert data.env_steps_done == 60 and len(agent.seen) == 40
 
 
-def test_the_batch_stays_where_it_is(tmp_path: Path) -> None:
-    _, _, data = fit(tmp_path)
-    batch = data.replay.sample()
-    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+def test_the_batch_is_handed_on_as_it_was_drawn(tmp_path: Path) -> None:
+    drawn = []
+
+    class Watching(Tiny):
+        def update(self, batch):
+            drawn.append(batch)
+            return super().update(batch)
+
+    _, _, data = fit(tmp_path, agent=Watching(), env_steps=21)
+    assert data.transfer_batch_to_device(drawn[0], torch.device("cpu"), 0) is drawn[0]
+    assert drawn[0].device is None or drawn[0].device.type == "cpu"
 
 
 def test_validate_plays_evaluation_episodes(tmp_path: Path) -> None:
