@@ -90,9 +90,8 @@ def train_all(seeds: int, env: str, env_steps: int, directory: Path) -> list[Run
         runs = []
         for job in jobs:
             run = job.result()
-            print(
-                f"  {run.method}, seed {run.seed}: last return {run.curve[-1][1]:.0f}, {run.seconds:.0f} s", flush=True
-            )
+            returns = f"last return {run.curve[-1][1]:.0f}, mean {run.area:.0f}"
+            print(f"  {run.method}, seed {run.seed}: {returns}, {run.seconds:.0f} s", flush=True)
             runs.append(run)
     return runs
 
