@@ -293,6 +293,18 @@ class Replay(TensorDictReplayBuffer):
                 data.get("index"), data.get(self.priority_key), generation=data.get("generation", None)
             )
 
+    def follow_episodes(self, episodes: EpisodeTracker) -> None:
+        """Forms n-step rows along the links of ``episodes`` from the next draw on; stored rows are linked, oldest first.
+
+        For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
+        """
+        with self._replay_lock, self._write_lock:
+            stored = torch.arange(len(self._storage), device=self._storage.device)
+            if len(stored):
+                oldest_first = self._writer.age_of(stored).argsort(descending=True)
+                episodes.mark_update(stored[oldest_first], self._storage)
+            self._episodes = episodes
+
     def truncate(self, index: Tensor, generation: Tensor) -> None:
         """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
 

@@ -25,6 +25,7 @@ class TransitionBlock(SingleAgentEpisode):
             and rewards, ``[n]``.
         outputs: further columns of the train batch, ``[n]`` each.
         terminated, truncated: whether the last row is.
+        module_id: the module whose rows these are, in an environment of several agents.
 
     Example:
         >>> block = TransitionBlock("rows_0", [np.zeros((2, 3)), np.ones((2, 3)), np.arange(2), np.zeros(2)], {})
@@ -39,13 +40,16 @@ class TransitionBlock(SingleAgentEpisode):
         outputs: dict[str, np.ndarray],
         terminated: bool = False,
         truncated: bool = False,
+        module_id: str | None = None,
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
         self._columns = columns
         self.extra_model_outputs = outputs
-        self.is_terminated, self.is_truncated = terminated, truncated
-        self.agent_id = self.module_id = self.multi_agent_episode_id = None
+        self._ends: tuple[Any, Any] = (terminated, truncated)
+        self.module_id = module_id
+        # RLlib files rows under (episode, agent, module) where there are several agents.
+        self.agent_id = self.multi_agent_episode_id = None if module_id is None else name
         self._observation_space = self._action_space = None
         self._start_time = self._last_step_time = self._last_added_observation = self._last_added_infos = None
         self._custom_data: dict[str, Any] = {}
@@ -56,13 +60,23 @@ class TransitionBlock(SingleAgentEpisode):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain arrays as arguments: pickle protocol 5 sends them out of band.
-        return TransitionBlock, (self.id_, self._columns, self.extra_model_outputs, *self._ends())
+        return type(self), (self.id_, self._columns, self.extra_model_outputs, *self._ends, self.module_id)
 
     def __repr__(self) -> str:
-        return f"TransitionBlock(id_={self.id_!r}, {self.t} rows)"
+        return f"{type(self).__name__}(id_={self.id_!r}, {self.t} rows)"
 
     is_numpy = True
     is_reset = True
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the last row is terminated."""
+        return self._ends[0]
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the last row is truncated."""
+        return self._ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
         """Consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
@@ -72,8 +86,7 @@ class TransitionBlock(SingleAgentEpisode):
         rows = np.s_[start:stop]
         columns = [tree.map_structure(lambda array: array[rows], column) for column in self._columns]
         outputs = {key: column[rows] for key, column in self.extra_model_outputs.items()}
-        ends = self._ends() if stop == self.t else (False, False)
-        return TransitionBlock(f"{self.id_}_{start}", columns, outputs, *ends)
+        return type(self)(f"{self.id_}_{start}", columns, outputs, *self._ends_of(rows), self.module_id)
 
     def to_numpy(self) -> TransitionBlock:
         """The block itself: its columns are arrays."""
@@ -112,8 +125,9 @@ class TransitionBlock(SingleAgentEpisode):
         """Refused: a block is a batch, not an episode to be stored."""
         self._refuse("get_state()")
 
-    def _ends(self) -> tuple[bool, bool]:
-        return self.is_terminated, self.is_truncated
+    def _ends_of(self, rows: Any) -> tuple[Any, Any]:
+        """What says of these rows which of them end an episode."""
+        return self._ends if rows.stop == self.t else (False, False)
 
     def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
         if indices != slice(0, self.t) or _active(options):
@@ -126,6 +140,50 @@ class TransitionBlock(SingleAgentEpisode):
             f"{request} was asked of a block of {self.t} rows that do not follow each other in time; a block answers "
             f"slice(0, {self.t}), and slice(1, {self.t + 1}) for next observations. A connector that needs real "
             'episodes works with replay_config(..., layout="rows").'
+        )
+
+
+class FlaggedBlock(TransitionBlock):
+    """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
+
+    No episode can say that; the connector :class:`~rllib_ext.flags.AddFlagsFromBlocks` reads it from here, which
+    :func:`rllib_ext.configure` puts into the Learners.
+
+    Args:
+        name, columns, outputs, module_id: as :class:`TransitionBlock`.
+        terminated, truncated: of each row, bool ``[n]``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[Any],
+        outputs: dict[str, np.ndarray],
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        module_id: str | None = None,
+    ) -> None:
+        super().__init__(name, columns, outputs, module_id=module_id)
+        self.terminateds, self.truncateds = terminated, truncated
+        self._ends = (terminated, truncated)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Refused: a default connector asks this where the block's own connector is missing."""
+        self._refuse_one_end("is_terminated")
+
+    @property
+    def is_truncated(self) -> bool:
+        """Refused, as :attr:`is_terminated`."""
+        self._refuse_one_end("is_truncated")
+
+    def _ends_of(self, rows: Any) -> tuple[Any, Any]:
+        return self.terminateds[rows], self.truncateds[rows]
+
+    def _refuse_one_end(self, name: str) -> NoReturn:
+        raise ValueError(
+            f"{name} was asked of {self!r}, in which every row has its own; the Learner's connectors lack the piece "
+            'that reads them. Let rllib_ext.configure(config) add it, or use replay_config(..., layout="blocks").'
         )
 
 

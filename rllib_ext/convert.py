@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -15,6 +15,16 @@ from rllib_ext.fragments import Fragments
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+class FlatEpisode(NamedTuple):
+    """An episode fragment whose columns fit what is stored."""
+
+    episode: SingleAgentEpisode
+    observation: Columns
+    action: Columns
+    observations: list[np.ndarray]
+    actions: list[np.ndarray]
 
 
 class EpisodeConverter:
@@ -28,7 +38,7 @@ class EpisodeConverter:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
         ...                              terminated=True, len_lookback_buffer=0)
         >>> converter = EpisodeConverter()
-        >>> rows = converter.transitions([episode])
+        >>> rows = converter.transitions(converter.flatten([episode]))
         >>> rows["next", "observation"].tolist(), rows["action"].tolist(), rows["next", "terminated"].tolist()
         ([[1.0, 1.0]], [1], [[True]])
     """
@@ -38,30 +48,37 @@ class EpisodeConverter:
         self.observation: Columns | None = None
         self.action: Columns | None = None
 
-    def transitions(self, episodes: Sequence[SingleAgentEpisode]) -> TensorDict | None:
+    def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
+        """Episodes with their observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; nothing is remembered.
+
+        Raises:
+            ValueError: rows that do not fit the first ones.
+        """
+        structs = [(episode, *_structs(episode)) for episode in episodes if len(episode) > 0]
+        if not structs:
+            return []
+        # Remembered by transitions(): a fragment that is refused must not decide what fits.
+        observation = self.observation or Columns("observation", structs[0][1])
+        action = self.action or Columns("action", structs[0][2])
+        return [
+            FlatEpisode(episode, observation, action, observation.flatten(first), action.flatten(second))
+            for episode, first, second in structs
+        ]
+
+    def transitions(self, flat: Sequence[FlatEpisode]) -> TensorDict | None:
         """Rows that are new, in time order per trajectory; ``None`` when there are none.
 
         Sampled keys:
             observation, action, ("next", "observation"): as the spaces say, nested for Dict and Tuple spaces.
             ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
-
-        Raises:
-            TypeError: an episode of several agents.
-            ValueError: rows that do not fit the first ones.
         """
-        episodes = [episode for episode in episodes if self._has_steps(episode)]
-        if not episodes:
+        if not flat:
             return None
-        structs = [_structs(episode) for episode in episodes]
-        observation = self.observation or Columns("observation", structs[0][0])
-        action = self.action or Columns("action", structs[0][1])
-        arrays = [(observation.flatten(first), action.flatten(second)) for first, second in structs]
-        # Nothing is remembered before everything fits: a fragment that was refused must not count as seen.
-        self.observation, self.action = observation, action
-        parts = [self._new_rows(episode, *columns) for episode, columns in zip(episodes, arrays, strict=True)]
+        self.observation, self.action = flat[0].observation, flat[0].action
+        parts = [self._new_rows(episode) for episode in flat]
         parts = [part for part in parts if len(part["reward"])]
-        return _concatenate(parts, observation, action) if parts else None
+        return _concatenate(parts, self.observation, self.action) if parts else None
 
     def state(self) -> dict[str, Any]:
         """Plain values from which :meth:`load_state` restores everything."""
@@ -77,22 +94,14 @@ class EpisodeConverter:
     def _columns(self) -> dict[str, Columns | None]:
         return {"observation": self.observation, "action": self.action}
 
-    @staticmethod
-    def _has_steps(episode: Any) -> bool:
-        if not isinstance(episode, SingleAgentEpisode):
-            raise TypeError(
-                f"got an episode of type {type(episode).__name__}; this buffer stores episodes of one agent "
-                "(SingleAgentEpisode). For multi-agent environments use RLlib's MultiAgentEpisodeReplayBuffer."
-            )
-        return len(episode) > 0
-
-    def _new_rows(self, episode: SingleAgentEpisode, observations: list[Any], actions: list[Any]) -> dict[str, Any]:
+    def _new_rows(self, flat: FlatEpisode) -> dict[str, Any]:
+        episode = flat.episode
         length = len(episode)
         trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
         return {
-            "observation": [array[first:-1] for array in observations],
-            "next": [array[first + 1 :] for array in observations],
-            "action": [array[first:] for array in actions],
+            "observation": [array[first:-1] for array in flat.observations],
+            "next": [array[first + 1 :] for array in flat.observations],
+            "action": [array[first:] for array in flat.actions],
             "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
             "ends": (bool(episode.is_terminated), bool(episode.is_truncated)),
             "trajectory": trajectory,

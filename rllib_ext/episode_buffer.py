@@ -1,104 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay buffer class RLlib is given: any recipe of lightning_replay behind RLlib's interface."""
+"""The replay buffer class RLlib is given: any replay of lightning_replay behind RLlib's interface."""
 
 from __future__ import annotations
 
-import inspect
+import zlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_ext.convert import EpisodeConverter
-from rllib_ext.draws import LAYOUTS, DrawnRows, learner_order
+from rllib_ext.building import build_replay
+from rllib_ext.draws import LAYOUTS
 from rllib_ext.gates import BufferType
-from rllib_ext.metrics import BufferMetrics
+from rllib_ext.learner_order import deal
+from rllib_ext.metrics import AGENT_STEPS_ADDED, BufferMetrics
+from rllib_ext.module_replay import ModuleReplay
 
 if TYPE_CHECKING:
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-
     from lightning_replay.replay import Replay
-
-_SAID_BY_RLLIB = {
-    "n_steps": ".training(n_step=...)",
-    "discount": ".training(gamma=...)",
-    "batch_size": ".training(train_batch_size_per_learner=...)",
-    "prefetch": "nothing: RLlib learns from a batch before it draws the next",
-}
+    from rllib_ext.convert import FlatEpisode
 
 
 class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
-    """A recipe of :mod:`lightning_replay.recipes` as the replay buffer of DQN, SAC or TQC.
+    """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
 
     RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
     Build it with :func:`rllib_ext.replay_config`. A subclass of RLlib's prioritized buffer in name only, because RLlib
     asks for that (:mod:`rllib_ext.gates`); its constructor, which allocates Python trees, is not called. Torch and
     TorchRL are imported when a buffer is built: the class alone travels to every EnvRunner.
 
+    Where there are several agents, each module has a replay of its own, built when its first step arrives; agents that
+    share a module share its replay. ``capacity`` is that of each.
+
     Args:
-        recipe: name of the recipe.
-        layout: how drawn rows travel: ``blocks`` of columns, or ``rows``, an episode for each row, for learner
-            connectors that do more with an episode than read its columns (ten times slower).
+        recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
+        layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
+            :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
+            with an episode than read its columns (ten times slower).
         num_learners: Learners the batch is dealt out to, when there are 2 or more: the TD errors come back in
             another order then.
+        modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``; ``None`` in place of
+            the options stores nothing of a module (one that does not learn).
         metrics_num_episodes_for_smoothing: given by RLlib; not needed.
-        options: the recipe's own. ``seed=None`` follows ``config.seed``.
+        options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``.
 
     Raises:
-        ValueError: an unknown recipe, layout or option, or values the recipe refuses.
+        ValueError: an unknown recipe, layout or option, or values that are refused.
     """
 
     def __init__(
         self,
-        recipe: str,
+        recipe: str | None = None,
         *,
         layout: str = "blocks",
         num_learners: int = 0,
+        modules: dict[str, dict[str, Any] | None] | None = None,
         metrics_num_episodes_for_smoothing: int = 100,
         **options: Any,
     ) -> None:
         # The constructor of the base class is left out on purpose: see the class docstring.
-        from rllib_ext.returns import AskedReturns
-
         del metrics_num_episodes_for_smoothing
         if layout not in LAYOUTS:
             raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
         if num_learners < 0:
             raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
         self.recipe = recipe
-        self.replay = _build(recipe, options)
-        self.capacity = self.replay.capacity
-        self._layout, self._num_learners = LAYOUTS[layout], num_learners
-        self._converter = EpisodeConverter()
-        self._returns = AskedReturns(options.get("seed"))
-        self._follows_episodes = False
+        self._options, self._options_of = options, modules or {}
+        self._layout, self._num_learners = layout, num_learners
         self._counters = BufferMetrics()
-        self._mean_n_step = 1.0
-        self._drawn: tuple[Any, Any] | None = None
+        # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
+        self.modules = {DEFAULT_MODULE_ID: self._built(DEFAULT_MODULE_ID)}
+        self.capacity = self.replay.capacity
+
+    @property
+    def replay(self) -> Replay:
+        """The replay of the only module.
+
+        Raises:
+            ValueError: there are several; see ``modules``.
+        """
+        if len(self.modules) != 1:
+            raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
+        return next(iter(self.modules.values())).replay
 
     def __len__(self) -> int:
-        return len(self.replay)
+        return sum(map(len, self.modules.values()))
 
-    def add(self, episodes: list[SingleAgentEpisode] | SingleAgentEpisode, weight: float | None = None) -> None:
-        """Stores the new steps of episodes or of fragments of them, all of them with one ``extend``.
+    def add(
+        self,
+        episodes: list[SingleAgentEpisode | MultiAgentEpisode] | SingleAgentEpisode | MultiAgentEpisode,
+        weight: float | None = None,
+    ) -> None:
+        """Stores the new steps of episodes or of fragments of them, with one ``extend`` for each module.
 
         Args:
             episodes: what EnvRunners sent; fragments continue by ``id_`` and ``t_started``.
             weight: RLlib's starting priority; new rows get the largest priority seen, whatever it is.
 
         Raises:
-            TypeError: episodes of several agents.
-            ValueError: rows that do not fit the first ones; nothing of this call is stored.
+            TypeError: something else than an episode.
+            ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
         """
-        known = self._converter.fragments.episodes
-        rows = self._converter.transitions(episodes if isinstance(episodes, list) else [episodes])
-        if rows is None:
-            return
-        before = len(self.replay)
-        self.replay.extend(rows)
-        self._counters.count("episodes_added", self._converter.fragments.episodes - known)
-        self._counters.count("steps_added", len(rows))
-        self._counters.count("steps_evicted", before + len(rows) - len(self.replay))
+        episodes = episodes if isinstance(episodes, list) else [episodes]
+        grouped = self._by_module(episodes)
+        for name in grouped:
+            if name not in self.modules:
+                self._open(name)
+        # Everything is checked before anything is stored.
+        flat = {name: self.modules[name].flatten(parts) for name, parts in grouped.items()}
+        for name, parts in flat.items():
+            self._store(name, parts)
+        several = sum(episode.env_steps() for episode in episodes if isinstance(episode, MultiAgentEpisode))
+        self._counters.count_env_steps(several)
 
     def sample(
         self,
@@ -113,7 +129,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Draws a train batch.
 
         Args:
-            num_items: rows.
+            num_items: rows, of each module.
             n_step: rewards summed into one return: a number, or a closed interval one is drawn from for each row.
             gamma: discount of that return.
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
@@ -131,71 +147,52 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 f"batch_length_T is {batch_length_T}: a recurrent module (use_lstm) learns from sequences, and this "
                 "buffer draws single transitions. Use a module without state, or RLlib's own EpisodeReplayBuffer."
             )
-        self._ask_for_returns(n_step or 1, gamma)
-        batch = self.replay.sample(num_items)
-        assert self._converter.observation is not None and self._converter.action is not None
-        rows = DrawnRows(batch, self._converter.observation, self._converter.action)
-        episodes, order = self._layout(rows)
-        self._remember(batch, order, [len(episode) for episode in episodes])
-        self._counters.count("steps_sampled", len(batch))
-        self._mean_n_step = rows.mean_n_step if self._follows_episodes else 1.0
-        return episodes
+        drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
+        pieces = {name: module.draw(num_items or 1, n_step or 1, gamma) for name, module in drawable.items()}
+        dealt, places = deal(pieces, self._num_learners)
+        for name, module in drawable.items():
+            module.expect(places[name])
+            self._counters.count("steps_sampled", len(places[name]), name)
+        return [piece.episode for _, piece in dealt]
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
-        """Returns the TD errors of the last draw to the rows they belong to; recipes without priorities ignore them.
+        """Returns the TD errors of the last draw to the rows they belong to; replays without priorities ignore them.
 
         Args:
             priorities: one TD error per row, in the order in which the Learners got the rows.
-            module_id: the module that learned; single-agent buffers have one.
+            module_id: the module that learned; may be left out where there is one.
 
         Raises:
             ValueError: another number of TD errors than rows drawn, no draw to update, or NaN or infinite values.
         """
-        if not self.replay.is_prioritized:
-            return
-        if self._drawn is None:
-            raise ValueError(
-                "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
-            )
-        import torch
-
-        td_error = torch.as_tensor(np.asarray(priorities)).reshape(-1)
-        index, generation = self._drawn
-        self.replay.update_priority(index, td_error, generation=generation)
-        self._drawn = None
+        if module_id is None:
+            module_id = DEFAULT_MODULE_ID
+        self.modules[module_id].update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
         """Counters under RLlib's keys, as its metrics logger takes them."""
-        fragments = self._converter.fragments
-        return self._counters.reduce(
-            stored=len(self.replay), n_step=self._mean_n_step, gaps=fragments.gaps, duplicates=fragments.duplicates
-        )
+        return self._counters.reduce(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Steps stored."""
-        return len(self.replay)
+        return len(self) if module_id is None else len(self.modules[module_id])
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Episodes added: rows leave one by one, so episodes stored are not counted."""
-        return self._counters.totals["episodes_added"]
+        return self._counters.total("episodes_added", module_id)
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Steps drawn since the start."""
-        return self._counters.totals["steps_sampled"]
+        return self._counters.total("steps_sampled", module_id)
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Steps added since the start."""
-        return self._counters.totals["steps_added"]
+        return self._counters.total("steps_added", module_id)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that decides what is drawn next: tensors and plain values."""
-        return {
-            "recipe": self.recipe,
-            "replay": self.replay.state_dict(),
-            "converter": self._converter.state(),
-            "counters": dict(self._counters.totals),
-            "follows_episodes": self._follows_episodes,
-        }
+        replays = {name: module.replay.state_dict() for name, module in self.modules.items()}
+        return {**self.plain_state(), "replays": replays}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes over what :meth:`get_state` gave, from a buffer of the same recipe and options.
@@ -203,55 +200,85 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         Raises:
             ValueError: the state of another recipe; nothing is changed.
         """
+        modules = self.modules_for(state)
+        for name, module in modules.items():
+            module.replay.load_state_dict(state["replays"][name])
+        self.take_over(modules, state)
+
+    def plain_state(self) -> dict[str, Any]:
+        """The state without the replays', of values that JSON takes."""
+        return {
+            "recipe": self.recipe,
+            "modules": {name: module.state() for name, module in self.modules.items()},
+            "counters": self._counters.state(),
+        }
+
+    def modules_for(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        """New modules as :meth:`plain_state` describes them, their replays still empty.
+
+        Raises:
+            ValueError: the state of another recipe.
+        """
         if state["recipe"] != self.recipe:
             raise ValueError(
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
                 "Build it with the recipe and options it was saved with."
             )
-        if state["follows_episodes"]:
-            self._follow_episodes()
-        self.replay.load_state_dict(state["replay"])
-        self._converter.load_state(state["converter"])
+        modules = {name: self._built(name) for name in state["modules"]}
+        for name, module in modules.items():
+            module.load_state(state["modules"][name])
+        return modules
+
+    def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
+        """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
+        self.modules = modules
         self._counters.load(state["counters"])
-        self._drawn = None
 
-    def _ask_for_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        if n_step == 1 and not self._follows_episodes:
+    def try_options_of(self, name: str) -> None:
+        """Builds and drops the replay of a module, so that what is wrong with its options is said."""
+        if self._options_of[name] is not None:
+            self._built(name)
+
+    def _built(self, name: str) -> ModuleReplay:
+        special = self._options_of.get(name) or {}
+        options = {**self._options, **special}
+        recipe = options.pop("recipe", self.recipe)
+        seed = options.get("seed")
+        if seed is not None and name != DEFAULT_MODULE_ID:
+            options["seed"] = seed = seed + zlib.crc32(name.encode())  # modules draw independently of each other
+        module_id = None if name == DEFAULT_MODULE_ID else name
+        return ModuleReplay(build_replay(recipe, options), self._layout, seed, module_id)
+
+    def _open(self, name: str) -> None:
+        if not len(self):
+            self.modules.pop(DEFAULT_MODULE_ID, None)  # there are several agents after all
+        self.modules[name] = self._built(name)
+
+    def _store(self, name: str, flat: list[FlatEpisode]) -> None:
+        module = self.modules[name]
+        known, before = module.converter.fragments.episodes, len(module)
+        added = module.add(flat)
+        self._counters.count("steps_added", added, name)
+        self._counters.count("steps_evicted", before + added - len(module), name)
+        self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
+        if name == DEFAULT_MODULE_ID:
+            self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
             return
-        self._returns.ask(n_step, gamma)
-        self._follow_episodes()
+        for episode in (one.episode for one in flat):
+            self._counters.count(AGENT_STEPS_ADDED, len(episode), episode.agent_id)
 
-    def _follow_episodes(self) -> None:
-        if not self._follows_episodes:
-            self._returns.follow(self.replay)
-            self._follows_episodes = True
-
-    def _remember(self, batch: Any, order: np.ndarray | None, lengths: list[int]) -> None:
-        """Keeps index and generation of the rows in the order in which their TD errors will come back."""
-        if not self.replay.is_prioritized:
-            return
-        if self._num_learners > 1:
-            dealt = learner_order(lengths, self._num_learners)
-            order = dealt if order is None else order[dealt]
-        index, generation = batch["index"], batch["generation"]
-        self._drawn = (index, generation) if order is None else (index[order], generation[order])
-
-
-def _build(recipe: str, options: dict[str, Any]) -> Replay:
-    from lightning_replay import recipes
-
-    function = recipes.by_name(recipe)
-    accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
-    for name in options:
-        if name in _SAID_BY_RLLIB:
-            raise ValueError(f"{name} is not an option of replay_config; RLlib says it: {_SAID_BY_RLLIB[name]}")
-    unknown = [name for name in options if name not in accepted]
-    if unknown:
-        raise ValueError(
-            f"recipe {recipe!r} has no option {', '.join(map(repr, unknown))}; accepted are "
-            f"{', '.join(accepted)}, and layout and num_learners."
-        )
-    if "capacity" not in options:
-        raise ValueError(f"recipe {recipe!r} needs capacity, the most transitions kept. Add capacity=100_000.")
-    # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
-    return function(**options, batch_size=1)
+    def _by_module(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
+        """Single-agent episodes by the module that acted; those of modules that store nothing are left out."""
+        grouped: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            if isinstance(episode, SingleAgentEpisode):
+                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
+            elif isinstance(episode, MultiAgentEpisode):
+                for part in episode.agent_episodes.values():
+                    if self._options_of.get(part.module_id, {}) is not None:
+                        grouped.setdefault(part.module_id, []).append(part)
+            else:
+                raise TypeError(
+                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
+                )
+        return grouped

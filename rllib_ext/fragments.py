@@ -39,6 +39,7 @@ class Fragments:
     def __init__(self, remembered: int = 4096) -> None:
         self.remembered = remembered
         self.episodes = 0
+        self.steps = 0
         self.gaps = 0
         self.duplicates = 0
         self._trajectories = 0
@@ -60,19 +61,24 @@ class Fragments:
             known.trajectory = self._next_trajectory()
         first_row = min(max(known.next_step - first_step, 0), length)
         self.duplicates += first_row
+        self.steps += length - first_row
         known.next_step = max(known.next_step, first_step + length)
         return known.trajectory, first_row
+
+    def forget_running(self) -> None:
+        """Forgets every episode: what comes next are new ones. The counts stay."""
+        self._known.clear()
 
     def state(self) -> dict[str, Any]:
         """Plain values from which :meth:`load_state` restores everything."""
         return {
-            "counts": [self.episodes, self.gaps, self.duplicates, self._trajectories],
+            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
             "known": [[name, known.trajectory, known.next_step] for name, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state` returned."""
-        self.episodes, self.gaps, self.duplicates, self._trajectories = state["counts"]
+        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
         self._known = OrderedDict((name, _Known(trajectory, step)) for name, trajectory, step in state["known"])
 
     def _next_trajectory(self) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episode_tracker import EpisodeTracker
-from lightning_replay.replay import Replay
 from lightning_replay.samplers.seeded import Seeded
 
 
@@ -41,14 +40,6 @@ class AskedReturns(Seeded, EpisodeTracker):
         if not 1 <= shortest <= longest:
             raise ValueError(f"n_step must be at least 1, or two such numbers in order; got {n_step}")
         self._shortest, self.n_steps, self.discount = shortest, longest, gamma
-
-    def follow(self, replay: Replay) -> None:
-        """Starts to link the rows of ``replay``; those already stored are linked now, oldest first."""
-        replay._episodes = self
-        stored = len(replay)
-        if stored:
-            start = replay._writer._cursor if stored == replay.capacity else 0
-            self.mark_update((torch.arange(stored) + start) % stored, replay._storage)
 
     def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         slots, last, steps_used = EpisodeTracker._chain(self, index, n_steps)

@@ -57,7 +57,7 @@ def test_what_rllib_says_is_not_an_option(option: str, said_by: str) -> None:
         ("uniform", {}, "recipe 'uniform' needs capacity"),
         ("uniform", {"capacity": 0}, "capacity"),
         ("uniform", {"capacity": -5}, "capacity"),
-        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; known are blocks, rows"),
+        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; known are flagged, blocks, rows"),
         ("uniform", {"capacity": 10, "num_learners": -1}, "num_learners is -1"),
         ("prioritized", {"capacity": 10, "priority_exponent": -1.0}, "priority_exponent"),
         ("neighborhood_mixup", {"capacity": 10, "num_neighbors": 0}, "num_neighbors"),

@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from tensordict import TensorDict
 
 from rllib_ext.convert import EpisodeConverter
 
 from .episodes import numbered, played, sampled
 
 
+def transitions_of(converter: EpisodeConverter, episodes: list[SingleAgentEpisode]) -> TensorDict | None:
+    return converter.transitions(converter.flatten(episodes))
+
+
 @pytest.mark.parametrize("numpy", [True, False])
 def test_rows_of_one_episode(numpy: bool) -> None:
-    rows = EpisodeConverter().transitions([numbered("a", 3, numpy=numpy, terminated=True)])
+    rows = transitions_of(EpisodeConverter(), [numbered("a", 3, numpy=numpy, terminated=True)])
     assert rows.batch_size == (3,)
     assert rows["observation"].tolist() == [[0, 0], [1, -1], [2, -2]]
     assert rows["next", "observation"].tolist() == [[1, -1], [2, -2], [3, -3]]
@@ -28,14 +32,14 @@ def test_rows_of_one_episode(numpy: bool) -> None:
 
 
 def test_truncation_is_done_and_not_terminated() -> None:
-    rows = EpisodeConverter().transitions([numbered("a", 2, truncated=True)])
+    rows = transitions_of(EpisodeConverter(), [numbered("a", 2, truncated=True)])
     assert rows["next", "truncated"].tolist() == rows["next", "done"].tolist() == [[False], [True]]
     assert not rows["next", "terminated"].any()
 
 
 @pytest.mark.parametrize("numpy", [True, False])
 def test_the_lookback_buffer_is_left_out(numpy: bool) -> None:
-    rows = EpisodeConverter().transitions([numbered("a", 2, start=5, lookback=3, numpy=numpy)])
+    rows = transitions_of(EpisodeConverter(), [numbered("a", 2, start=5, lookback=3, numpy=numpy)])
     assert rows["observation"][:, 0].tolist() == [5, 6]
     assert rows["next", "observation"][:, 0].tolist() == [6, 7]
     assert rows["next", "reward"].flatten().tolist() == [5, 6]
@@ -44,8 +48,10 @@ def test_the_lookback_buffer_is_left_out(numpy: bool) -> None:
 
 def test_interleaved_fragments_keep_their_trajectories() -> None:
     converter = EpisodeConverter()
-    first = converter.transitions([numbered("a", 2), numbered("b", 1, offset=100)])
-    second = converter.transitions([numbered("b", 2, start=1, offset=100, terminated=True), numbered("a", 1, start=2)])
+    first = transitions_of(converter, [numbered("a", 2), numbered("b", 1, offset=100)])
+    second = transitions_of(
+        converter, [numbered("b", 2, start=1, offset=100, terminated=True), numbered("a", 1, start=2)]
+    )
     assert first["trajectory"].tolist() == [0, 0, 1]
     assert second["trajectory"].tolist() == [1, 1, 0]
     assert second["observation"][:, 0].tolist() == [101, 102, 2]
@@ -54,9 +60,9 @@ def test_interleaved_fragments_keep_their_trajectories() -> None:
 
 def test_a_fragment_sent_twice_gives_no_rows() -> None:
     converter = EpisodeConverter()
-    converter.transitions([numbered("a", 3)])
-    assert converter.transitions([numbered("a", 3)]) is None
-    rows = converter.transitions([numbered("a", 4, start=2)])
+    transitions_of(converter, [numbered("a", 3)])
+    assert transitions_of(converter, [numbered("a", 3)]) is None
+    rows = transitions_of(converter, [numbered("a", 4, start=2)])
     assert rows["observation"][:, 0].tolist() == [3, 4, 5]
     assert rows["next", "observation"][:, 0].tolist() == [4, 5, 6]
     assert rows["next", "reward"].flatten().tolist() == [3, 4, 5]
@@ -65,8 +71,8 @@ def test_a_fragment_sent_twice_gives_no_rows() -> None:
 
 def test_a_lost_fragment_leaves_complete_rows() -> None:
     converter = EpisodeConverter()
-    converter.transitions([numbered("a", 3)])
-    rows = converter.transitions([numbered("a", 2, start=7)])
+    transitions_of(converter, [numbered("a", 3)])
+    rows = transitions_of(converter, [numbered("a", 2, start=7)])
     assert rows["observation"][:, 0].tolist() == [7, 8]
     assert rows["trajectory"].tolist() == [1, 1]
     assert converter.fragments.gaps == 1
@@ -75,8 +81,8 @@ def test_a_lost_fragment_leaves_complete_rows() -> None:
 def test_an_episode_without_steps_is_skipped() -> None:
     episode = SingleAgentEpisode()
     episode.add_env_reset(np.zeros(2))
-    assert EpisodeConverter().transitions([episode]) is None
-    assert EpisodeConverter().transitions([]) is None
+    assert transitions_of(EpisodeConverter(), [episode]) is None
+    assert transitions_of(EpisodeConverter(), []) is None
 
 
 SPACES = {
@@ -95,7 +101,7 @@ SPACES = {
 def test_every_space_comes_back_as_it_went_in(name: str, numpy: bool) -> None:
     episode = sampled(SPACES[name], spaces.Box(-1, 1, (2,)), length=5, numpy=numpy)
     converter = EpisodeConverter()
-    rows = converter.transitions([episode])
+    rows = transitions_of(converter, [episode])
     columns = converter.observation
     again = columns.unflatten([rows[leaf.key].numpy() for leaf in columns.leaves])
     following = columns.unflatten([rows[("next", *leaf.key)].numpy() for leaf in columns.leaves])
@@ -119,31 +125,26 @@ def test_read_only_arrays_become_writable_rows() -> None:
     episode = numbered("a", 3)
     for buffer in (episode.observations, episode.actions, episode.rewards):
         buffer.data.setflags(write=False)
-    rows = EpisodeConverter().transitions([episode])
+    rows = transitions_of(EpisodeConverter(), [episode])
     rows["observation"][0] = 7.0
     assert episode.get_observations(0).tolist() == [0, 0]
 
 
 def test_a_refused_fragment_is_not_remembered() -> None:
     converter = EpisodeConverter()
-    converter.transitions([numbered("a", 2)])
+    transitions_of(converter, [numbered("a", 2)])
     bad = sampled(spaces.Box(-1, 1, (9,)), spaces.Discrete(2), length=2)
     with pytest.raises(ValueError, match=r"observation has shape \(9,\); the first rows had \(2,\)"):
-        converter.transitions([numbered("a", 2, start=2), bad])
-    assert len(converter.transitions([numbered("a", 2, start=2)])) == 2
+        transitions_of(converter, [numbered("a", 2, start=2), bad])
+    assert len(transitions_of(converter, [numbered("a", 2, start=2)])) == 2
     assert converter.fragments.duplicates == 0
-
-
-def test_episodes_of_several_agents_are_refused() -> None:
-    with pytest.raises(TypeError, match="got an episode of type MultiAgentEpisode"):
-        EpisodeConverter().transitions([MultiAgentEpisode()])
 
 
 def test_state_continues_a_running_episode() -> None:
     converter, again = EpisodeConverter(), EpisodeConverter()
-    converter.transitions([numbered("a", 2)])
+    transitions_of(converter, [numbered("a", 2)])
     again.load_state(converter.state())
-    rows = again.transitions([numbered("a", 3, start=1)])
+    rows = transitions_of(again, [numbered("a", 3, start=1)])
     assert rows["observation"][:, 0].tolist() == [2, 3]
     assert rows["trajectory"].tolist() == [0, 0]
 
@@ -151,8 +152,8 @@ def test_state_continues_a_running_episode() -> None:
 def test_a_real_environment_in_fragments_equals_the_same_steps_whole() -> None:
     env = gym.make("CartPole-v1")
     pieces, whole = EpisodeConverter(), EpisodeConverter()
-    rows = torch.cat([pieces.transitions([part]) for part in played(env, steps=200, fragment=7)])
-    expected = whole.transitions(played(env, steps=200, fragment=1000))
+    rows = torch.cat([transitions_of(pieces, [part]) for part in played(env, steps=200, fragment=7)])
+    expected = transitions_of(whole, played(env, steps=200, fragment=1000))
     for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done"), "trajectory"):
         # the last episode is still running when the whole ones stop
         assert torch.equal(rows[key][: len(expected)], expected[key]), key

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,19 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from tensordict import TensorDict
 
 from rllib_ext.columns import Columns
-from rllib_ext.draws import LAYOUTS, DrawnRows, learner_order
+from rllib_ext.draws import LAYOUTS, DrawnRows, Piece
+from rllib_ext.learner_order import deal, learner_order
 
 from .episodes import column
 
 
-def drawn(terminated: list[int], truncated: list[int], count: int = 6, **extra: torch.Tensor) -> DrawnRows:
+def drawn(
+    terminated: list[int], truncated: list[int], count: int = 6, module_id: str | None = None, **extra: torch.Tensor
+) -> DrawnRows:
     number = torch.arange(count)
     ends = torch.zeros(2, count, 1, dtype=torch.bool)
-    ends[0, terminated], ends[1, truncated] = True, True
+    for flags, rows in zip(ends, (terminated, truncated), strict=True):
+        flags[[row for row in rows if row < count]] = True
     batch = TensorDict(
         {
             "observation": {"a": number.float(), "b": {"0": number.view(-1, 1)}},
@@ -32,16 +38,20 @@ def drawn(terminated: list[int], truncated: list[int], count: int = 6, **extra: 
         [count],
     )
     observation = Columns("observation", {"a": np.zeros(1, np.float32), "b": (np.zeros((1, 1), np.int64),)})
-    return DrawnRows(batch, observation, Columns("action", np.zeros(1, np.int64)))
+    return DrawnRows(batch, observation, Columns("action", np.zeros(1, np.int64)), module_id)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def apart(pieces: list[Piece]) -> tuple[list[Any], np.ndarray]:
+    """Episodes, and the places of all their rows."""
+    return [piece.episode for piece in pieces], np.concatenate([piece.places for piece in pieces])
+
+
+@pytest.mark.parametrize("layout", ["blocks", "rows"])
 @pytest.mark.parametrize(
     ("terminated", "truncated"), [([], []), ([2], []), ([], [5]), ([0, 3], [3, 5]), (range(6), [])]
 )
 def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[int], truncated: list[int]) -> None:
-    episodes, order = LAYOUTS[layout](drawn(list(terminated), list(truncated)))
-    order = np.arange(6) if order is None else order
+    episodes, order = apart(LAYOUTS[layout](drawn(list(terminated), list(truncated))))
     assert sorted(order.tolist()) == list(range(6))
     np.testing.assert_array_equal(column(episodes, "get_actions"), order)
     np.testing.assert_array_equal(column(episodes, "get_rewards"), order)
@@ -58,15 +68,14 @@ def test_every_row_travels_once_with_its_own_end(layout: str, terminated: list[i
 def test_weights_and_steps_are_columns() -> None:
     rows = drawn([1], [], priority_weight=torch.arange(6) / 6, steps_to_next_obs=torch.arange(6).view(-1, 1))
     for layout in LAYOUTS.values():
-        episodes, order = layout(rows)
-        order = np.arange(6) if order is None else order
+        episodes, order = apart(layout(rows))
         np.testing.assert_allclose(column(episodes, "get_extra_model_outputs", "weights"), order / 6, rtol=1e-6)
         np.testing.assert_array_equal(column(episodes, "get_extra_model_outputs", "n_step"), order)
     assert rows.mean_n_step == 2.5
 
 
 def test_without_them_rows_weigh_one_and_take_one_step() -> None:
-    (block,), _ = drawn([], []).blocks()
+    (block,), _ = apart(drawn([], []).blocks())
     assert block.get_extra_model_outputs("weights", slice(0, 6)).tolist() == [1.0] * 6
     assert block.get_extra_model_outputs("n_step", slice(0, 6)).tolist() == [1] * 6
 
@@ -74,7 +83,7 @@ def test_without_them_rows_weigh_one_and_take_one_step() -> None:
 def test_one_done_row_ends_the_long_block() -> None:
     #  rows   0 1 2 3 4 5     done: 1 and 4
     #  blocks 0 2 3 5 1 | 4
-    (long, short), order = drawn([1], [4]).blocks()
+    (long, short), order = apart(drawn([1], [4]).blocks())
     assert order.tolist() == [0, 2, 3, 5, 1, 4]
     assert (len(long), long.is_terminated, len(short), short.is_truncated) == (5, True, 1, True)
 
@@ -82,11 +91,43 @@ def test_one_done_row_ends_the_long_block() -> None:
 @pytest.mark.parametrize("num_learners", [1, 2, 3])
 @pytest.mark.parametrize("done", [0, 1, 2, 5, 9, 12])
 def test_learner_order_is_that_of_the_real_shards(num_learners: int, done: int) -> None:
-    episodes, order = drawn(list(range(done)), [], count=12).blocks()
-    order = np.arange(12) if order is None else order
+    episodes, order = apart(drawn(list(range(done)), [], count=12).blocks())
     dealt = learner_order([len(episode) for episode in episodes], num_learners)
     shards = ShardEpisodesIterator(episodes, num_shards=num_learners)
     returned = np.concatenate([column(shard, "get_actions") for shard in shards])
     np.testing.assert_array_equal(order[dealt], returned)
     if num_learners == 1:
         assert dealt.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("num_learners", [0, 1, 2, 3])
+@pytest.mark.parametrize("counts", [(12, 12), (12, 7, 1), (5,)])
+def test_places_of_each_module_are_those_the_learners_return(
+    layout: str, num_learners: int, counts: tuple[int, ...]
+) -> None:
+    pieces = {
+        f"module{number}": LAYOUTS[layout](drawn([0, 2, 4], [1], count, module_id=f"module{number}"))
+        for number, count in enumerate(counts)
+    }
+    dealt, places = deal(pieces, num_learners)
+    shards = ShardEpisodesIterator([piece.episode for _, piece in dealt], num_shards=max(num_learners, 1))
+    if num_learners == 0:
+        shards = [[piece.episode for _, piece in dealt]]
+    shards = [[part.to_numpy() for part in shard] for shard in shards]
+    for name, expected in places.items():
+        of_module = [[part for part in shard if part.module_id == name] for shard in shards]
+        returned = np.concatenate([column(parts, "get_actions") for parts in of_module if parts])
+        np.testing.assert_array_equal(returned, expected)
+        assert sorted(expected.tolist()) == list(range(len(expected)))
+        if len(expected) >= 12:  # every Learner gets its share of every module
+            assert min(sum(map(len, parts)) for parts in of_module) >= len(expected) // max(num_learners, 1) - 2
+
+
+def test_a_flagged_block_has_every_row_and_refuses_to_be_an_episode() -> None:
+    ((block, places),) = drawn([0, 3], [3, 5]).flagged()
+    assert places.tolist() == list(range(6))
+    assert block.terminateds.tolist() == [True, False, False, True, False, False]
+    assert block[2:4].truncateds.tolist() == [False, True]
+    with pytest.raises(ValueError, match="is_terminated was asked of FlaggedBlock.*rllib_ext.configure"):
+        _ = block.is_terminated

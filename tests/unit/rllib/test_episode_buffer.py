@@ -66,7 +66,8 @@ def test_random_lengths_cover_the_closed_interval() -> None:
 
 def test_n_step_asked_for_late_and_after_the_ring_wrapped() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=6, seed=0)
-    buffer.add(numbered("a", 8))  # rows 2 to 7 stay
+    buffer.add(numbered("a", 5))
+    buffer.add(numbered("a", 3, start=5))  # rows 2 to 7 stay
     buffer.sample(num_items=10)
     buffer.add(numbered("a", 1, start=8))  # row 8 overwrites row 2
     episodes = buffer.sample(num_items=100, n_step=3, gamma=1.0)
@@ -198,11 +199,27 @@ def test_a_restored_buffer_goes_on_with_the_same_draws(recipe: str, n_step: int 
         expected, restored = buffer.sample(num_items=20, n_step=n_step), again.sample(num_items=20, n_step=n_step)
         for method in ("get_observations", "get_actions", "get_rewards"):
             np.testing.assert_array_equal(column(restored, method), column(expected, method))
-    for one in (buffer, again):
-        one.add(numbered("c", 2, start=3, offset=200))
-    assert len(again) == 17
-    assert again._converter.state() == buffer._converter.state()
-    assert again.replay.storage.get(16)["trajectory"] == again.replay.storage.get(14)["trajectory"]
+    assert again.plain_state()["counters"] == buffer.plain_state()["counters"]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_interrupted_episodes_are_closed_as_truncated_once_new_steps_arrive(n_step: int) -> None:
+    #  row        0..4   5..11  12..14         15 16
+    #  episode    a      b      c, running     c again, from a runner that started anew
+    buffer = filled()
+    buffer.sample(num_items=3, n_step=n_step)
+    again = RecipeEpisodeReplayBuffer("uniform", capacity=100)
+    again.set_state(buffer.get_state())
+    ends = again.replay.storage.all_rows["next", "truncated"].flatten()
+    assert ends[:15].nonzero().flatten().tolist() == [11]
+    again.add(numbered("c", 2, start=3, offset=200))
+    assert ends[:17].nonzero().flatten().tolist() == [11, 14]
+    assert again.replay.storage.all_rows["next", "done"].flatten()[14]
+    trajectory = again.replay.storage.all_rows["trajectory"].flatten()
+    assert trajectory[15] == trajectory[16] != trajectory[14]
+    episodes = again.sample(num_items=200, n_step=2, gamma=1.0)
+    returns = dict(zip(numbers(episodes), column(episodes, "get_rewards"), strict=True))
+    assert (returns[202], returns[203]) == (202.0, 203.0 + 204.0)
 
 
 def test_a_state_of_another_recipe_is_refused() -> None:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay built from a recipe's name or from class paths, as they stand in an RLlib config or a YAML file."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+
+PARTS = ("sampler", "writer", "transform")
+# What every buffer put together from parts takes, beside the parts.
+PART_OPTIONS = ("capacity", "device", "memmap", "seed")
+_SAID_BY_RLLIB = {
+    "n_steps": ".training(n_step=...)",
+    "discount": ".training(gamma=...)",
+    "batch_size": ".training(train_batch_size_per_learner=...)",
+    "prefetch": "nothing: RLlib learns from a batch before it draws the next",
+}
+
+
+def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
+    """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
+
+    Args:
+        recipe: a function of :mod:`lightning_replay.recipes` by name.
+        options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``seed``, and ``sampler``,
+            ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for
+            transforms, a list of these. Values of that form are built wherever they stand (a schedule, the sampler
+            of first elements).
+
+    Raises:
+        ValueError: an unknown recipe, option, class or argument, or values that a part refuses.
+        TypeError: a class that is not what its place takes.
+    """
+    for name in options:
+        if name in _SAID_BY_RLLIB:
+            raise ValueError(f"{name} is not an option of replay_config; RLlib says it: {_SAID_BY_RLLIB[name]}")
+    return _from_parts(options) if recipe is None else _from_recipe(recipe, options)
+
+
+def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
+    from lightning_replay import recipes
+
+    function = recipes.by_name(recipe)
+    parts = [name for name in PARTS if options.get(name) is not None]
+    if parts:
+        raise ValueError(
+            f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
+            f"from parts: replay_config(sampler=..., capacity=...)"
+        )
+    accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
+    _refuse_unknown(f"recipe {recipe!r}", options, accepted)
+    # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
+    return function(**{name: _built(value, name, {}) for name, value in options.items()}, batch_size=1)
+
+
+def _from_parts(options: Mapping[str, Any]) -> Replay:
+    from torchrl.data.replay_buffers import Sampler, Writer
+    from torchrl.envs import Compose, Transform
+
+    from lightning_replay.replay import Replay
+    from lightning_replay.storage import PackedStorage
+
+    if all(options.get(name) is None for name in PARTS):
+        raise ValueError(
+            "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
+        )
+    _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
+    context = {"capacity": options["capacity"]}
+    transforms = options.get("transform") or []
+    transforms = transforms if isinstance(transforms, list | tuple) else [transforms]
+    built = [_part(value, "transform", Transform, context) for value in transforms]
+    return Replay(
+        storage=PackedStorage(
+            options["capacity"], device=options.get("device", "cpu"), memmap=options.get("memmap", None)
+        ),
+        sampler=_part(options.get("sampler"), "sampler", Sampler, context),
+        writer=_part(options.get("writer"), "writer", Writer, context),
+        transform=Compose(*built) if len(built) > 1 else next(iter(built), None),
+        batch_size=1,
+        seed=options.get("seed"),
+    )
+
+
+def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
+    unknown = [name for name in options if name not in accepted and options[name] is not None]
+    if unknown:
+        raise ValueError(
+            f"{owner} has no option {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}, "
+            "and layout, num_learners and modules."
+        )
+    if "capacity" not in options:
+        raise ValueError(f"{owner} needs capacity, the most transitions kept. Add capacity=100_000.")
+
+
+def _part(value: Any, name: str, kind: type, context: dict[str, Any]) -> Any:
+    """A sampler, writer or transform from its class path; an object that is one already stays."""
+    if value is None:
+        return None
+    part = _built({"class_path": value} if isinstance(value, str) else value, name, context)
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
+            f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
+        )
+    return part
+
+
+def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
+    """The value itself, or the object its class path describes; ``context`` fills arguments that are not given."""
+    if not (isinstance(value, Mapping) and "class_path" in value):
+        return value
+    beyond = set(value) - {"class_path", "init_args"}
+    if beyond:
+        raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
+    cls = _resolved(value["class_path"], name)
+    given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
+    accepted = inspect.signature(cls).parameters
+    unknown = [key for key in given if key not in accepted]
+    if unknown:
+        raise ValueError(
+            f"{name}: {cls.__name__} has no argument {', '.join(map(repr, unknown))}; "
+            f"accepted are {', '.join(accepted)}"
+        )
+    return cls(**{key: item for key, item in context.items() if key in accepted} | given)
+
+
+def _resolved(path: Any, name: str) -> type:
+    module, _, attribute = str(path).rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name} names the class {path!r}, which cannot be imported ({error}). Give a full path, as "
+            "'lightning_replay.samplers.PrioritizedSampler'"
+        ) from error
+    if not inspect.isclass(cls):
+        raise ValueError(f"{name} names {path!r}, which is no class but a {type(cls).__name__}")
+    return cls

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of one module: episodes in, pieces of a train batch out, TD errors back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rllib_ext.convert import EpisodeConverter, FlatEpisode
+from rllib_ext.draws import LAYOUTS, DrawnRows, Piece
+
+if TYPE_CHECKING:
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from tensordict import TensorDictBase
+
+    from lightning_replay.replay import Replay
+
+
+class ModuleReplay:
+    """A :class:`~lightning_replay.replay.Replay` that takes RLlib's episodes and gives the Learner's.
+
+    Call :meth:`flatten` and :meth:`add` with what EnvRunners send, :meth:`draw` for a batch, :meth:`expect` with the
+    order in which its TD errors will come back, and :meth:`update` with them.
+
+    Args:
+        replay: where the rows are.
+        layout: how drawn rows travel, a key of :data:`~rllib_ext.draws.LAYOUTS`.
+        seed: of the lengths of random n-step returns.
+        module_id: the module, where there are several agents.
+    """
+
+    def __init__(self, replay: Replay, layout: str, seed: int | None = None, module_id: str | None = None) -> None:
+        from rllib_ext.returns import AskedReturns
+
+        self.replay = replay
+        self.converter = EpisodeConverter()
+        self.mean_n_step = 1.0
+        self._module_id = module_id
+        self._layout = LAYOUTS[layout]
+        self._returns = AskedReturns(seed)
+        self._follows_episodes = False
+        self._draws = 0
+        self._running: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
+        self._interrupted = False
+        self._batch: TensorDictBase | None = None
+        self._expected: tuple[Any, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.replay)
+
+    def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
+        """Checks episodes without storing them.
+
+        Raises:
+            ValueError: rows that do not fit the first ones, or more of them than the buffer holds.
+        """
+        steps = sum(len(episode) for episode in episodes)
+        if steps > self.replay.capacity:
+            raise ValueError(
+                f"capacity is {self.replay.capacity}, and {steps} steps came with one add(). Give the buffer room for "
+                "several rounds of all EnvRunners, or shorten rollout_fragment_length"
+            )
+        return self.converter.flatten(episodes)
+
+    def add(self, flat: Sequence[FlatEpisode]) -> int:
+        """Stores the new rows of checked episodes with one ``extend``; returns how many they are."""
+        if flat and self._interrupted:
+            self._close_interrupted()
+        rows = self.converter.transitions(flat)
+        if rows is None:
+            return 0
+        index = self.replay.extend(rows)
+        self._remember_running(rows, index)
+        self.replay.advance(env_steps=self.converter.fragments.steps)
+        return len(rows)
+
+    def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
+        """Draws ``num_items`` rows as pieces, the longest first; see :meth:`RecipeEpisodeReplayBuffer.sample`."""
+        if n_step != 1 or self._follows_episodes:
+            self._returns.ask(n_step, gamma)
+            self.follow_episodes()
+        self._draws += 1
+        self.replay.advance(updates=self._draws)
+        self._batch = self.replay.sample(num_items)
+        assert self.converter.observation is not None and self.converter.action is not None
+        rows = DrawnRows(self._batch, self.converter.observation, self.converter.action, self._module_id)
+        self.mean_n_step = rows.mean_n_step if self._follows_episodes else 1.0
+        return self._layout(rows)
+
+    def expect(self, places: np.ndarray) -> None:
+        """Keeps index and generation of the drawn rows in the order in which their TD errors will come back."""
+        if self.replay.is_prioritized:
+            assert self._batch is not None
+            self._expected = self._batch["index"][places], self._batch["generation"][places]
+        self._batch = None
+
+    def update(self, td_errors: Any) -> None:
+        """Returns TD errors to the rows expected; replays without priorities ignore them.
+
+        Raises:
+            ValueError: another number of them than of rows, no draw to update, or NaN or infinite values.
+        """
+        if not self.replay.is_prioritized:
+            return
+        if self._expected is None:
+            raise ValueError(
+                "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
+            )
+        import torch
+
+        index, generation = self._expected
+        td_error = torch.as_tensor(np.asarray(td_errors)).reshape(-1)
+        self.replay.update_priority(index, td_error, generation=generation)
+        self._expected = None
+
+    def follow_episodes(self) -> None:
+        """Links rows to their successors from now on, those already stored included."""
+        if not self._follows_episodes:
+            self.replay.follow_episodes(self._returns)
+            self._follows_episodes = True
+
+    def state(self) -> dict[str, Any]:
+        """Plain values beside the replay's own state: what is known of episodes and columns."""
+        return {
+            "converter": self.converter.state(),
+            "draws": self._draws,
+            "running": [[trajectory, slot] for trajectory, slot in self._running.items()],
+            "interrupted": self._interrupted,
+            "follows_episodes": self._follows_episodes,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned; call it before the replay is loaded.
+
+        The episodes that ran are interrupted: they are closed as truncated once new steps arrive, until when contents
+        and draws are those of the saved buffer.
+        """
+        self.converter.load_state(state["converter"])
+        self._draws = state["draws"]
+        self._running = OrderedDict((trajectory, slot) for trajectory, slot in state["running"])
+        self._interrupted = True
+        if state["follows_episodes"]:
+            self.follow_episodes()
+        self._batch = self._expected = None
+
+    def _remember_running(self, rows: TensorDictBase, index: Any) -> None:
+        trajectory = rows["trajectory"].numpy()
+        last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
+        done, slots = rows["next", "done"].numpy(), index.numpy(force=True)
+        for row in last_rows.tolist():
+            self._running.pop(int(trajectory[row]), None)
+            if not done[row, 0]:
+                self._running[int(trajectory[row])] = int(slots[row])
+        while len(self._running) > self.converter.fragments.remembered:  # their EnvRunner was lost
+            self._running.popitem(last=False)
+
+    def _close_interrupted(self) -> None:
+        import torch
+
+        storage = self.replay.storage
+        if self._running:
+            slots = torch.tensor(list(self._running.values()), device=storage.device)
+            names = torch.tensor(list(self._running), device=storage.device)
+            slots = slots[storage.all_rows["trajectory"][slots].flatten() == names]  # others were overwritten
+            self.replay.truncate(slots, storage.generation_of(slots))
+        self._running.clear()
+        self.converter.fragments.forget_running()
+        self._interrupted = False
