@@ -32,10 +32,8 @@ def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
     """
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    values = _split(state, "", tensors)
-    save_file(_separate(tensors), directory / TENSORS_FILE)
-    (directory / VALUES_FILE).write_text(json.dumps(values))
+    values, tensors = split_state(state)
+    write_halves(directory, values, tensors)
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
@@ -44,12 +42,48 @@ def read_state(path: str | Path) -> dict[str, Any]:
     Raises:
         DamagedFileError: a file is missing, truncated or unreadable.
     """
-    directory = Path(path)
+    return join_state(*read_halves(Path(path)))
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """A state as JSON values with references to tensors, and the tensors by these references.
+
+    Raises:
+        TypeError: a value is neither a tensor nor plain; the message names its key.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _split(state, "", tensors), tensors
+
+
+def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that :func:`split_state` took apart.
+
+    Raises:
+        DamagedFileError: a tensor is missing, or the values are not such.
+    """
     try:
-        tensors = load_file(directory / TENSORS_FILE)
-        values = json.loads((directory / VALUES_FILE).read_text())
         return _join(values, tensors)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(
+            f"saved values and tensors do not fit together: {error!r}; load an earlier save"
+        ) from error
+
+
+def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Writes JSON values and tensors, a file each."""
+    save_file(_separate(tensors), directory / TENSORS_FILE)
+    (directory / VALUES_FILE).write_text(json.dumps(values))
+
+
+def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Reads what :func:`write_halves` wrote; the tensors are read from the disk when they are used.
+
+    Raises:
+        DamagedFileError: a file is missing, truncated or unreadable.
+    """
+    try:
+        return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
+    except (OSError, SafetensorError, ValueError) as error:
         raise DamagedFileError(
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
             "Load an earlier save, or build the object anew."
@@ -61,7 +95,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     separate: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
+        tensor = tensor.cpu().contiguous()
         if tensor.untyped_storage().data_ptr() in taken:
             tensor = tensor.clone()
         taken.add(tensor.untyped_storage().data_ptr())
@@ -72,8 +106,12 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The JSON half of ``value``; tensors are moved to ``tensors`` and leave a reference behind."""
     if isinstance(value, Tensor):
-        tensors[name or "tensor"] = value
-        return {"$tensor": name or "tensor"}
+        reference = name or "tensor"
+        while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
+            reference += "'"
+        # Conjugates and negatives that are still to be computed would be written as what they are computed from.
+        tensors[reference] = value.detach().resolve_conj().resolve_neg()
+        return {"$tensor": reference}
     if isinstance(value, Mapping):
         prefix = f"{name}." if name else ""
         return {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}

@@ -204,16 +204,16 @@ def test_a_restored_buffer_goes_on_with_the_same_draws(recipe: str, n_step: int 
 
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_interrupted_episodes_are_closed_as_truncated_once_new_steps_arrive(n_step: int) -> None:
-    #  row        0..4   5..11  12..14         15 16
-    #  episode    a      b      c, running     c again, from a runner that started anew
+    #  row        12..14         15 16
+    #  episode    c, running     c again, from a runner that started anew
     buffer = filled()
     buffer.sample(num_items=3, n_step=n_step)
     again = RecipeEpisodeReplayBuffer("uniform", capacity=100)
     again.set_state(buffer.get_state())
     ends = again.replay.storage.all_rows["next", "truncated"].flatten()
-    assert ends[:15].nonzero().flatten().tolist() == [11]
+    assert ends[:15].nonzero().flatten().tolist() == [9]
     again.add(numbered("c", 2, start=3, offset=200))
-    assert ends[:17].nonzero().flatten().tolist() == [11, 14]
+    assert ends[:17].nonzero().flatten().tolist() == [9, 14]
     assert again.replay.storage.all_rows["next", "done"].flatten()[14]
     trajectory = again.replay.storage.all_rows["trajectory"].flatten()
     assert trajectory[15] == trajectory[16] != trajectory[14]
