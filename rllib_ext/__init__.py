@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllib_ext.config import replay_config
+    from rllib_ext.config import configure, replay_config
     from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
-__all__ = ["RecipeEpisodeReplayBuffer", "replay_config"]
+__all__ = ["RecipeEpisodeReplayBuffer", "configure", "replay_config"]
 
-_MODULES = {"RecipeEpisodeReplayBuffer": "episode_buffer", "replay_config": "config"}
+_MODULES = {"RecipeEpisodeReplayBuffer": "episode_buffer", "configure": "config", "replay_config": "config"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay methods of lightning_replay as an RLlib ``replay_buffer_config``."""
+"""What a user writes: the replay methods as an RLlib ``replay_buffer_config``, and the line that uses all of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import logging
+from typing import Any, TypeVar
 
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rllib_ext.checks import check_algorithm, check_capacity, check_cpus
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.flags import flags_connector
+from rllib_ext.install import install
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=AlgorithmConfig)
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
@@ -43,3 +54,68 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     for name in options.get("modules") or {}:
         buffer.try_options_of(name)
     return {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, **options}
+
+
+def configure(config: C, *, restore: bool = True, incremental: bool = True, require_cpus: bool = True) -> C:
+    """Prepares an algorithm for the buffer of its ``replay_buffer_config``; call it last, before ``build_algo()``.
+
+    * A batch travels to the Learners as one block, with one connector piece that reads it. Where the config has a
+      ``learner_connector`` of its own, or leaves RLlib's connectors out, each row travels as an episode instead, which
+      is slower; a warning says so.
+    * TD errors reach their rows with any number of Learners.
+    * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
+      :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
+
+    The user's callbacks stay as they are.
+
+    Args:
+        config: of DQN, SAC or TQC on the new API stack; changed in place.
+        restore: whether restoring a checkpoint restores the buffer. If not, the algorithm goes on with the rows it has
+            and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
+        incremental: link what has not changed since the last save instead of writing it again; every checkpoint is
+            complete all the same.
+        require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
+            cluster that grows.
+
+    Returns:
+        The config.
+
+    Raises:
+        ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
+            capacity below what one round brings or a batch takes, or too few CPUs (Ray would wait for ever).
+    """
+    check_algorithm(config)
+    check_capacity(config)
+    if require_cpus:
+        check_cpus(config)
+    given = config.replay_buffer_config
+    layout = given.get("layout") or ("rows" if _has_own_connectors(config) else "flagged")
+    config.replay_buffer_config = {**given, "layout": layout}
+    if layout == "flagged":
+        config.learners(learner_connector=flags_connector)
+    others = [hook for hook in _as_list(config.callbacks_on_algorithm_init) if not _is_ours(hook)]
+    ours = functools.partial(install, restore=restore, incremental=incremental)
+    config.callbacks(on_algorithm_init=[*others, ours])
+    return config
+
+
+def _has_own_connectors(config: AlgorithmConfig) -> bool:
+    own = config._learner_connector not in (None, flags_connector)
+    if own or not config.add_default_connectors_to_learner_pipeline:
+        logger.warning(
+            "the config has Learner connectors of its own, which may need real episodes: each row of a batch travels "
+            'as an episode, which is about ten times slower. If they only read columns, replay_config(layout="blocks") '
+            "keeps blocks."
+        )
+        return True
+    return False
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, functools.partial) and hook.func is install
+
+
+def _as_list(hooks: Any) -> list[Any]:
+    if hooks is None:
+        return []
+    return list(hooks) if isinstance(hooks, list | tuple) else [hooks]

@@ -69,7 +69,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
         self.recipe = recipe
         self._options, self._options_of = options, modules or {}
-        self._layout, self._num_learners = layout, num_learners
+        self._layout, self.num_learners = layout, num_learners
+        self.is_in_checkpoints = False
         self._counters = BufferMetrics()
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
         self.modules = {DEFAULT_MODULE_ID: self._built(DEFAULT_MODULE_ID)}
@@ -149,7 +150,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             )
         drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
         pieces = {name: module.draw(num_items or 1, n_step or 1, gamma) for name, module in drawable.items()}
-        dealt, places = deal(pieces, self._num_learners)
+        dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
             self._counters.count("steps_sampled", len(places[name]), name)
