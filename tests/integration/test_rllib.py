@@ -10,55 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
-from ray.rllib.utils.metrics import TD_ERROR_KEY
 
-import rllib_ext
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
+from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+
 pytestmark = pytest.mark.slow
-
-SMALL = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]}
-
-
-class Counting(gym.Env):
-    """Observes the number of its step over all episodes; every second step ends one, by turns in either way."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any = None) -> None:
-        self.count = -1
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self.count += 1
-        return np.array([self.count], np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        terminated, truncated = self.count % 3 == 2 and self.count % 2 == 0, self.count % 3 == 2 and self.count % 2 == 1
-        return np.array([self.count], np.float32), 1.0, terminated, truncated, {}
-
-
-class EchoLearner(DQNTorchLearner):
-    """Returns the first number of each row's observation as its TD error."""
-
-    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
-        self.metrics.log_value((module_id, TD_ERROR_KEY), batch["obs"][:, 0], reduce="item_series")
-        return (fwd_out["qf_preds"] ** 2).mean()
-
-
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,27 +31,6 @@ def _cluster() -> Iterator[None]:
     ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: Any) -> AlgorithmConfig:
-    """An algorithm of tiny networks and short iterations."""
-    return (
-        algorithm()
-        .environment(env)
-        .training(
-            replay_buffer_config=rllib_ext.replay_config(recipe, capacity=1000, **options),
-            train_batch_size_per_learner=16,
-            num_steps_sampled_before_learning_starts=40,
-        )
-        .rl_module(model_config=SMALL)
-        .reporting(min_sample_timesteps_per_iteration=40, min_time_s_per_iteration=0)
-    )
-
-
-def trained(algorithm: Algorithm) -> dict[str, Any]:
-    """Results of two iterations."""
-    algorithm.train()
-    return algorithm.train()
 
 
 CONFIGS = {
@@ -121,15 +65,7 @@ def test_every_td_error_reaches_its_row(num_learners: int, monkeypatch: pytest.M
     config.training(train_batch_size_per_learner=48)
     algorithm = config.build_algo()
     buffer = algorithm.local_replay_buffer
-    home: list[bool] = []
-    update = buffer.replay.update_priority
-
-    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
-        stored = buffer.replay.storage.get(index)["observation"][:, 0]
-        home.extend((stored == td_error).tolist())
-        update(index, td_error, **rest)
-
-    monkeypatch.setattr(buffer.replay, "update_priority", compared)
+    home = watch_td_errors(algorithm, monkeypatch)
     trained(algorithm)
     done = buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean()
     algorithm.stop()
