@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real algorithms after :func:`rllib_ext.configure`: the same batches, TD errors home, what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.cql import CQLConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.iql import IQLConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+
+import rllib_ext
+from rllib_ext.install import install
+
+from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+class UserCallback(RLlibCallback):
+    """Counts results."""
+
+    def on_train_result(self, *, algorithm: Any, **rest: Any) -> None:
+        algorithm.results_seen = getattr(algorithm, "results_seen", 0) + 1
+
+
+class ScaleRewards(ConnectorV2):
+    """A user's connector that changes real episodes."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **rest: Any) -> Any:
+        for episode in episodes:
+            episode.set_rewards(
+                new_data=[10.0 * reward for reward in episode.get_rewards()], at_indices=slice(0, len(episode))
+            )
+        return batch
+
+
+CONFIGS = {
+    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized").training(n_step=(1, 3)).learners(num_learners=2),
+    "sac": lambda: (
+        small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4)
+        .env_runners(num_env_runners=2)
+        .learners(num_learners=2)
+    ),
+    "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_iterations(name: str) -> None:
+    config = CONFIGS[name]().callbacks(UserCallback)
+    algorithm = rllib_ext.configure(config).build_algo()
+    result = trained(algorithm)
+    buffer = algorithm.local_replay_buffer
+    assert algorithm.results_seen == 2
+    algorithm.stop()
+    assert buffer.num_learners == config.num_learners
+    assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    learner = result["learners"]["default_policy"]
+    assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
+    if buffer.replay.is_prioritized:
+        assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
+        assert result["replay_buffer"]["num_late_updates_dropped_lifetime"] == 0
+    assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
+
+
+@pytest.mark.parametrize("num_learners", [0, 1, 2])
+@pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
+def test_every_td_error_reaches_its_row(layout: str, num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(DQNConfig, Counting, "prioritized", layout=layout)
+    config.learners(num_learners=num_learners, learner_class=EchoLearner).training(train_batch_size_per_learner=25)
+    algorithm = rllib_ext.configure(config).build_algo()
+    home = watch_td_errors(algorithm, monkeypatch)
+    trained(algorithm)
+    done = algorithm.local_replay_buffer.replay.storage.all_rows["next", "done"][:80].float().mean()
+    algorithm.stop()
+    assert done > 0.4
+    assert len(home) >= 25 * 20 and all(home)
+
+
+def test_every_layout_gives_the_learner_the_same_batch() -> None:
+    batches = {}
+    for layout in ("flagged", "blocks", "rows"):
+        config = small(DQNConfig, Counting, "prioritized", layout=layout, seed=3).training(n_step=(1, 3))
+        config.debugging(seed=0).training(num_steps_sampled_before_learning_starts=1000)  # no TD errors: equal draws
+        algorithm = rllib_ext.configure(config).build_algo()
+        algorithm.train()
+        buffer, learner = algorithm.local_replay_buffer, algorithm.learner_group._learner
+        episodes = buffer.sample(num_items=64, n_step=(1, 3), gamma=0.9)
+        places = buffer.modules["default_policy"]._expected[0]
+        batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
+        order = np.lexsort((batch["default_policy"]["n_step"], places))  # a row drawn twice may differ in its length
+        batches[layout] = {key: column[order] for key, column in batch["default_policy"].items()}
+        algorithm.stop()
+    flagged = batches.pop("flagged")
+    for batch in batches.values():
+        assert (
+            set(batch) == set(flagged) >= {"obs", "new_obs", "actions", "rewards", "terminateds", "weights", "n_step"}
+        )
+        for key, column in flagged.items():
+            assert torch.equal(column, batch[key]), key
+
+
+def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    config = small(DQNConfig, Counting, "uniform").learners(learner_connector=lambda *spaces: ScaleRewards())
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.config"):
+        algorithm = rllib_ext.configure(config).build_algo()
+    assert "Learner connectors of its own" in caplog.text
+    trained(algorithm)
+    learner = algorithm.learner_group._learner
+    episodes = algorithm.local_replay_buffer.sample(num_items=8, n_step=1)
+    batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
+    algorithm.stop()
+    assert batch["default_policy"]["rewards"].tolist() == [10.0] * 8
+
+
+def test_a_connector_given_after_configure_is_told_what_is_missing() -> None:
+    config = rllib_ext.configure(small(DQNConfig, Counting, "uniform")).learners(learner_connector=lambda *spaces: [])
+    algorithm = config.build_algo()
+    with pytest.raises(ValueError, match=r"the piece that reads them. Let rllib_ext.configure\(config\) add it"):
+        trained(algorithm)
+    algorithm.stop()
+
+
+def test_the_users_hooks_stay_and_configuring_twice_is_configuring_once() -> None:
+    seen: list[Any] = []
+    config = small(DQNConfig, "CartPole-v1", "uniform").callbacks(
+        UserCallback, on_algorithm_init=lambda **rest: seen.append(rest)
+    )
+    config = rllib_ext.configure(rllib_ext.configure(config, restore=False))
+    assert config.callbacks_class is UserCallback
+    hooks = config.callbacks_on_algorithm_init
+    assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install
+    assert hooks[1].keywords == {"restore": True, "incremental": True}
+    algorithm = config.build_algo()
+    algorithm.stop()
+    assert len(seen) == 1
+
+
+def refused(config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rllib_ext.configure(config)
+
+
+def test_algorithms_that_read_offline_data_are_refused() -> None:
+    for algorithm in (CQLConfig, IQLConfig):
+        refused(algorithm(), "reads offline data and has no replay buffer on the new API stack")
+    refused(PPOConfig(), "PPO has no replay buffer")
+
+
+def test_the_old_api_stack_is_refused() -> None:
+    config = small(DQNConfig, "CartPole-v1", "uniform").api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    refused(config, "old API stack")
+
+
+def test_another_buffer_is_refused() -> None:
+    refused(DQNConfig().environment("CartPole-v1"), r"is of type 'PrioritizedEpisodeReplayBuffer'.*replay_config")
+
+
+def test_too_few_cpus_are_counted() -> None:
+    config = small(DQNConfig, "CartPole-v1", "uniform").env_runners(num_env_runners=7).learners(num_learners=2)
+    refused(config, r"7 EnvRunners, 2 Learners .* ask for 9 CPUs and Ray has 8: build_algo\(\) would wait for ever")
+    rllib_ext.configure(config, require_cpus=False)
+    config.env_runners(num_env_runners=2).evaluation(evaluation_interval=1, evaluation_num_env_runners=5)
+    refused(config, "ask for 9 CPUs")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"rollout_fragment_length": 60, "num_env_runners": 2},
+            "capacity is 100, and one round of sampling brings 120",
+        ),
+        ({"num_envs_per_env_runner": 101}, "one round of sampling brings 101 steps"),
+    ],
+)
+def test_a_capacity_below_one_round_is_refused(settings: dict[str, int], message: str) -> None:
+    refused(small(DQNConfig, "CartPole-v1", "uniform", capacity=100).env_runners(**settings), message)
+
+
+def test_a_capacity_below_a_batch_is_refused() -> None:
+    config = small(DQNConfig, "CartPole-v1", "uniform", capacity=100).training(train_batch_size_per_learner=101)
+    refused(config, "capacity is 100, below the 101 rows of a train batch")
+
+
+def test_annealing_follows_the_buffers_own_clocks() -> None:
+    exponent = {
+        "class_path": "lightning_replay.schedules.Linear",
+        "init_args": {"start": 0.0, "end": 1.0, "duration": 60, "clock": "env_steps"},
+    }
+    config = small(DQNConfig, "CartPole-v1", "prioritized", importance_exponent=exponent)
+    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm.train()
+    sampler = algorithm.local_replay_buffer.replay.sampler
+    early = sampler.beta
+    trained(algorithm)
+    late = sampler.beta
+    algorithm.stop()
+    assert 0.0 < early < late == 1.0
