@@ -59,9 +59,9 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
     The directory holds a manifest and the data it names. New data is written beside the old and the manifest is
     swapped last, so a save that is cut short (a crash, ``kill -9``) leaves the previous one loadable.
 
-    Stretches of the rows that an earlier save holds are hard-linked from it and take neither time nor room. What has
-    not changed is found by a hash of the content. Every save is complete on its own: earlier ones may be removed. But
-    damage done to a shared file on disk is in all the saves that share it; loading finds it.
+    Stretches of the rows that an earlier save holds are hard-linked from it instead of written; a hash of the content
+    tells which. Every save is complete on its own, and removing another never harms it. But a shared file that the
+    disk damages is damaged in all the saves that share it; loading and :func:`verify_replay` find that.
 
     Args:
         replay: the buffer; it is not changed.
@@ -163,13 +163,19 @@ class _Saved(NamedTuple):
 def _open(directory: Path) -> _Saved:
     manifest = _read_manifest(directory)
     data, files = _data_of(directory, manifest), manifest["files"]
-    for name in {TENSORS_FILE, VALUES_FILE, *files}:
+    for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
         if not name.endswith(CHUNK_SUFFIX):
             check_file(data / Path(name).name, files.get(name, {}))
     values, tensors = read_halves(data)
     if manifest["version"] == 1:
         return _Saved(manifest, values, tensors, {})
-    return _Saved(manifest, values["state"], tensors, locate_chunks(data, values["chunked"], files))
+    try:
+        state, records = values["state"], dict(values["chunked"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(
+            f"{data / VALUES_FILE} holds no saved state ({error!r}); load an earlier save"
+        ) from error
+    return _Saved(manifest, state, tensors, locate_chunks(data, records, files))
 
 
 def _write_data(
@@ -226,6 +232,8 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text())
         version = manifest["version"] = int(manifest["version"])
+        if version < 1:
+            raise ValueError(f"format version {version}")
         if version <= FORMAT_VERSION:
             _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
             _ = [record["bytes"] for record in manifest["files"].values()]

@@ -159,12 +159,12 @@ def check_file(file: Path, expected: Mapping[str, Any], target: memoryview | Non
     Raises:
         DamagedFileError: the file cannot be read, or has another size or content.
     """
-    kind = "crc32" if "crc32" in expected else "blake2b"
+    kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}
     try:
         found["bytes"] = file.stat().st_size
         if found["bytes"] == expected.get("bytes"):
-            found[kind] = _crc32(file) if kind == "crc32" else _blake2b(_blocks(file, target))
+            found[kind] = hash_of(_blocks(file, target))
     except OSError as error:
         raise _damaged(file, f"cannot be read ({error})") from error
     if found != expected:
@@ -253,9 +253,9 @@ def _blake2b(blocks: Iterable[memoryview]) -> str:
     return digest.hexdigest()
 
 
-def _crc32(file: Path) -> int:
+def _crc32(blocks: Iterable[memoryview]) -> int:
     checksum = 0
-    for block in _blocks(file):
+    for block in blocks:
         checksum = zlib.crc32(block, checksum)
     return checksum
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -114,7 +116,14 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"$tensor": reference}
     if isinstance(value, Mapping):
         prefix = f"{name}." if name else ""
-        return {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
+        halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
+        # TensorDict keeps batch sizes and the nesting of its keys in an attribute of its flat state.
+        metadata = getattr(value, "_metadata", None)
+        return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
+    if isinstance(value, torch.Size):
+        return {"$size": list(value)}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
     if isinstance(value, list | tuple):
         return [_split(item, f"{name}.{position}", tensors) for position, item in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
@@ -129,7 +138,16 @@ def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
-        return {key: _join(item, tensors) for key, item in value["$dict"].items()}
+        if "$size" in value:
+            return torch.Size(value["$size"])
+        if "$device" in value:
+            return torch.device(value["$device"])
+        joined = {key: _join(item, tensors) for key, item in value["$dict"].items()}
+        if "$metadata" not in value:
+            return joined
+        described = OrderedDict(joined)
+        described._metadata = _join(value["$metadata"], tensors)  # type: ignore[attr-defined]
+        return described
     if isinstance(value, list):
         return [_join(item, tensors) for item in value]
     return value

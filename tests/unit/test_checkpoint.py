@@ -2,23 +2,37 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
-from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint import MANIFEST
+from lightning_replay import checkpoint, chunk_files, load_replay, recipes, save_replay
+from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
 from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
 from lightning_replay.state_files import DamagedFileError
 from lightning_replay.storage import PackedStorage
 from tests.transitions import numbered_steps
+
+FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "replay_format_1"
+
+
+@pytest.fixture
+def small_chunks(monkeypatch) -> None:
+    """The rows of :func:`stored` lie in 13 chunks, 16 rows of 64 bytes in each and 8 in the last; all else is small."""
+    monkeypatch.setattr(chunk_files, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(checkpoint, "LARGE_BYTES", 6000)
 
 
 class Unrecorded(Transform):
@@ -34,6 +48,13 @@ def used(replay: Replay) -> Replay:
         replay.extend(numbered_steps(first, 12, done_every=10))
         batch = replay.sample()
         replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
+    return replay
+
+
+def stored(recipe=recipes.uniform) -> Replay:
+    """200 rows; the next one goes to slot 10."""
+    replay = recipe(capacity=200, batch_size=8)
+    replay.extend(numbered_steps(0, 210))
     return replay
 
 
@@ -107,14 +128,74 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:
         assert len(fresh) == 0
 
 
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    "which", ["tensors.safetensors", "values.json", "000000.chunk", "000005.chunk", "000012.chunk"]
+)
+def test_damage_of_any_file_is_found(which, tmp_path) -> None:
+    replay = stored(recipes.prioritized)
+    for number, damage in enumerate([_flip_a_byte, _truncate, _lengthen, _remove]):
+        folder = tmp_path / str(number)
+        replay.save(folder)
+        assert verify_replay(folder)["length"] == 200
+        damage(next(folder.glob(f"data-*/{which}")))
+        fresh = recipes.prioritized(capacity=200, batch_size=8)
+        fresh.extend(numbered_steps(500, 9))
+        for read in (load_replay, fresh.load, verify_replay):
+            with pytest.raises(DamagedFileError, match=f"{which}.*nothing was loaded"):
+                read(folder)
+        assert len(fresh) == 9
+
+
+def test_verifying_says_how_the_buffer_was_built(tmp_path) -> None:
+    replay = used(recipes.uniform(capacity=50, batch_size=8))
+    replay.save(tmp_path)
+    found = verify_replay(tmp_path)
+    assert set(found) == {"built_by", "length"} and found["length"] == 50
+    assert found["built_by"]["arguments"]["storage"]["arguments"]["capacity"] == 50
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_manifest_that_lacks_a_file_is_found(tmp_path) -> None:
+    stored().save(tmp_path)
+    complete = json.loads((tmp_path / MANIFEST).read_text())
+    assert len(complete["files"]) == 2 + 13
+    for name in complete["files"]:
+        files = {each: record for each, record in complete["files"].items() if each != name}
+        (tmp_path / MANIFEST).write_text(json.dumps(complete | {"files": files}))
+        for read in (load_replay, verify_replay):
+            with pytest.raises(DamagedFileError):
+                read(tmp_path)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_files_that_are_no_halves_of_a_state_are_refused(tmp_path) -> None:
+    stored().save(tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    values = tmp_path / manifest["data"] / "values.json"
+    content = json.loads(values.read_text())
+    for other in ({"state": content["state"]}, {"chunked": {}}, {"state": {"$tensor": "x"}, "chunked": {}}, [], 3):
+        values.write_text(json.dumps(other))
+        manifest["files"]["values.json"] = chunk_files.fingerprint(values).record()
+        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(DamagedFileError):
+            load_replay(tmp_path)
+
+
 def test_a_damaged_manifest_is_named(tmp_path) -> None:
     used(recipes.uniform(capacity=50, batch_size=8)).save(tmp_path)
     manifest = tmp_path / MANIFEST
     text = manifest.read_text()
-    for damaged in (text[:40], "[]", '{"version": 1}', '{"version": "x"}'):
+    odd = [{"version": "2x"}, {"version": 0}, {"files": {"values.json": 3}}, {"files": []}, {"data": 3}]
+    texts = [json.dumps(json.loads(text) | changed) for changed in odd]
+    for damaged in (text[:40], "[]", '{"version": 1}', '{"version": "x"}', *texts):
         manifest.write_text(damaged)
-        with pytest.raises(DamagedFileError, match="damaged"):
-            load_replay(tmp_path)
+        for read in (load_replay, verify_replay):
+            with pytest.raises(DamagedFileError, match="damaged"):
+                read(tmp_path)
+    manifest.write_bytes(b"\xff" + text.encode())
+    with pytest.raises(DamagedFileError, match="damaged"):
+        load_replay(tmp_path)
 
 
 def test_a_newer_version_and_a_missing_save_are_said(tmp_path) -> None:
@@ -122,10 +203,11 @@ def test_a_newer_version_and_a_missing_save_are_said(tmp_path) -> None:
     manifest = json.loads((tmp_path / MANIFEST).read_text())
     manifest["version"] = 99
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"version 99.*Install a newer"):
-        load_replay(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no saved replay buffer"):
-        load_replay(tmp_path / "nowhere")
+    for read in (load_replay, verify_replay):
+        with pytest.raises(ValueError, match=r"version 99.*Install a newer"):
+            read(tmp_path)
+        with pytest.raises(FileNotFoundError, match="no saved replay buffer"):
+            read(tmp_path / "nowhere")
 
 
 def test_a_buffer_of_another_capacity_refuses_the_save(tmp_path) -> None:
@@ -137,35 +219,278 @@ def test_a_buffer_of_another_capacity_refuses_the_save(tmp_path) -> None:
     assert len(other) == 5
 
 
+def test_a_save_of_format_1_still_loads(tmp_path) -> None:
+    """Written by the code of format 1: rows 0 to 19 in 16 slots, each of the priority of its slot's number plus one."""
+    assert json.loads((FORMAT_1 / MANIFEST).read_text())["version"] == 1
+    assert verify_replay(FORMAT_1)["length"] == 16
+    replay = load_replay(FORMAT_1)
+    rows = replay.storage.get(torch.arange(16))
+    assert rows["observation"][:, 0].tolist() == [16, 17, 18, 19, *range(4, 16)]
+    assert rows["generation"].tolist() == [2] * 4 + [1] * 12
+    assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == list(range(1, 17))
+    assert replay.sample()["index"].tolist() == [2, 8, 14, 6]
+    damaged = shutil.copytree(FORMAT_1, tmp_path / "damaged")
+    _flip_a_byte(next(damaged.glob("data-*/tensors.safetensors")))
+    for read in (load_replay, verify_replay):
+        with pytest.raises(DamagedFileError, match="nothing was loaded"):
+            read(damaged)
+
+
+def test_a_save_of_format_1_is_replaced_by_one_of_format_2(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, "lightning_replay")
+    folder = shutil.copytree(FORMAT_1, tmp_path / "old")
+    size = save_replay(load_replay(folder), folder)
+    assert size.written == size.total
+    assert f"{folder} is not used as an earlier save: format version 1" in caplog.text
+    assert json.loads((folder / MANIFEST).read_text())["version"] == 2
+    assert load_replay(folder).sample()["index"].tolist() == [2, 8, 14, 6]
+
+
+def _files(folder: Path) -> dict[str, os.stat_result]:
+    return {path.name: path.stat() for path in folder.rglob("*") if path.is_file()}
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """Bytes of all files of a save, and of those that no other save shares."""
+    files = _files(folder).values()
+    return sum(each.st_size for each in files), sum(each.st_size for each in files if each.st_nlink == 1)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_an_earlier_save_holds_is_linked_from_it(tmp_path) -> None:
+    """Slots 10 to 17 change, which are in the first two of 13 chunks."""
+    replay = stored()
+    first = save_replay(replay, tmp_path / "first")
+    assert first == SavedSize(*_sizes(tmp_path / "first")) and first.total == first.written
+    replay.extend(numbered_steps(500, 8))
+    assert replay.storage.get(slice(10, 18))["observation"][:, 0].tolist() == list(range(500, 508))
+    second = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert second == SavedSize(*_sizes(tmp_path / "second"))
+    assert second.total - second.written == 10 * 1024 + 512
+    one, other = _files(tmp_path / "first"), _files(tmp_path / "second")
+    shared = [name for name in other if one[name].st_ino == other[name].st_ino]
+    assert sorted(shared) == [f"{number:06d}.chunk" for number in range(2, 13)]
+    shutil.rmtree(tmp_path / "first")
+    assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_buffer_that_grows_shares_the_chunks_that_were_full(tmp_path) -> None:
+    replay = recipes.uniform(capacity=500, batch_size=8)
+    replay.extend(numbered_steps(0, 100))  # six chunks and a quarter
+    replay.save(tmp_path / "first")
+    replay.extend(numbered_steps(100, 20))
+    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert size.total - size.written == 6 * 1024
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None:
+    replay = stored()
+    replay.save(tmp_path)
+    inodes = {name: status.st_ino for name, status in _files(tmp_path).items()}
+    (tmp_path / "replay.0123abcd.tmp").touch()  # of a save that was killed
+    replay.extend(numbered_steps(500, 8))
+    size = save_replay(replay, tmp_path)
+    assert size.total - size.written == 10 * 1024 + 512
+    after = _files(tmp_path)
+    assert [name for name in sorted(inodes) if after[name].st_ino == inodes[name]] == [
+        f"{number:06d}.chunk" for number in range(2, 13)
+    ]
+    assert {status.st_nlink for status in after.values()} == {1}
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["data", MANIFEST]
+    assert torch.equal(load_replay(tmp_path).sample()["index"], replay.sample()["index"])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_both_the_directory_and_the_previous_save_are_shared_from(tmp_path) -> None:
+    replay = stored()
+    replay.save(tmp_path / "first")
+    replay.extend(numbered_steps(500, 8))
+    replay.save(tmp_path / "second")
+    replay.storage.all_rows["action"][:16] = 0.5  # first chunk
+    replay.save(tmp_path / "first")
+    replay.storage.all_rows["action"][199] = 0.5  # last chunk
+    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert size.total - size.written == 12 * 1024
+    links = {name: status.st_nlink for name, status in _files(tmp_path / "second").items() if name.endswith(".chunk")}
+    assert [links[name] for name in sorted(links)] == [2] + [2] * 11 + [1]
+
+
+def _missing(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _no_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def _half_a_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:50])
+
+
+def _newer(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
+
+
+def _older(folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(FORMAT_1, folder)
+
+
+def _another_buffer(folder: Path) -> None:
+    shutil.rmtree(folder)
+    other = recipes.uniform(capacity=200, batch_size=8)
+    other.extend(numbered_steps(7_000, 200))
+    other.save(folder)
+
+
+def _no_files(folder: Path) -> None:
+    for file in folder.glob("data-*/*"):
+        file.unlink()
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_missing, "no saved replay buffer"),
+        (_no_manifest, "no saved replay buffer"),
+        (_half_a_manifest, "is damaged"),
+        (_newer, "format version 99"),
+        (_older, "format version 1"),
+        (_another_buffer, "no file of .* could be shared"),
+        (_no_files, "missing or damaged in an earlier save"),
+    ],
+)
+def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, "lightning_replay")
+    replay = stored()
+    replay.save(tmp_path / "first")
+    spoil(tmp_path / "first")
+    size = save_replay(replay, tmp_path / "second", previous=str(tmp_path / "first"))
+    assert size.written == size.total
+    said = [record for record in caplog.records if record.name == "lightning_replay.checkpoint"]
+    assert {record.levelname for record in said} == {"INFO"}
+    assert any(re.search(message, record.getMessage()) for record in said)
+    assert load_replay(tmp_path / "second").sample()["index"].tolist() == replay.sample()["index"].tolist()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_nothing_is_said_of_a_save_that_shares_or_has_nothing_to_share_with(tmp_path, caplog) -> None:
+    replay = stored()
+    caplog.set_level(logging.INFO, "lightning_replay.checkpoint")
+    replay.save(tmp_path / "first")
+    save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert not [record for record in caplog.records if record.name == "lightning_replay.checkpoint"]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("spoil", ["_truncate", "_lengthen", "_remove"])
+def test_a_chunk_that_lost_its_size_is_not_linked(spoil, tmp_path) -> None:
+    replay = stored()
+    replay.save(tmp_path / "first")
+    globals()[spoil](next((tmp_path / "first").glob("data-*/000002.chunk")))
+    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert size.total - size.written == 11 * 1024 + 512
+    assert verify_replay(tmp_path / "second")["length"] == 200
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_without_hard_links_every_save_is_written_whole(tmp_path, monkeypatch) -> None:
+    def refuse(source, target):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    replay = stored()
+    replay.save(tmp_path / "first")
+    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert size == SavedSize(*_sizes(tmp_path / "second")) and size.written == size.total
+    shutil.rmtree(tmp_path / "first")
+    assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.filterwarnings("ignore:Loading the storage on an uninitialized TensorDict:UserWarning")  # TorchRL's own
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_columns_of_other_storages_are_kept_in_chunks_too(kind, tmp_path) -> None:
+    def built() -> Replay:
+        return Replay(storage=kind(2000), batch_size=8, seed=0)
+
+    replay = built()
+    steps = numbered_steps(0, 1600)
+    steps["half"] = torch.randn(1600, 7).to(torch.bfloat16)
+    if kind is LazyTensorStorage:  # TorchRL's memory maps hold no columns without bytes
+        steps["nothing"] = torch.zeros(1600, 0)
+    replay.extend(steps)
+    replay.save(tmp_path / "first")
+    replay.storage.get(slice(0, 2000))["half"][0] = 1.5
+    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
+    assert size.total - size.written > 0.7 * size.total
+    again = built()
+    again.load(tmp_path / "second")
+    batches = [each.sample() for each in (replay, again)]
+    assert batches[1]["half"].dtype == torch.bfloat16
+    assert (batches[0] == batches[1]).all()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_save_that_fails_leaves_the_earlier_one_and_nothing_else(tmp_path, monkeypatch) -> None:
+    replay = stored()
+    replay.save(tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    replay.extend(numbered_steps(500, 30))
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        replay.save(tmp_path)
+    monkeypatch.undo()
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert load_replay(tmp_path).storage.get(slice(0, 200))["observation"].max() < 500
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_no_pickle_in_a_save(tmp_path) -> None:
-    used(recipes.neighborhood_mixup(capacity=50, batch_size=8)).save(tmp_path)
+    stored(recipes.neighborhood_mixup).save(tmp_path)
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {MANIFEST, "tensors.safetensors", "values.json"}
+    chunks = {name for name in names if name.endswith(".chunk")}
+    assert len(chunks) >= 13 and names - chunks == {MANIFEST, "tensors.safetensors", "values.json"}
 
 
 SAVE_FOR_EVER = """
-import sys, torch
-from lightning_replay import recipes
+import sys
+from lightning_replay import chunk_files, recipes, save_replay
 from tests.transitions import numbered_steps
+chunk_files.CHUNK_BYTES = 1 << 20
 replay = recipes.uniform(capacity=200_000, batch_size=8)
 replay.extend(numbered_steps(0, 200_000))
+directories = [sys.argv[1] + "/a", sys.argv[1] + "/b"]
+for directory in directories:
+    replay.save(directory)
+print("saved", flush=True)
 while True:
-    replay.save(sys.argv[1])
-    print("saved", flush=True)
+    for directory, previous in zip(directories, reversed(directories)):
+        replay.extend(numbered_steps(300_000, 30_000))
+        save_replay(replay, directory, previous=previous)
 """
 
 
 def test_a_save_killed_in_the_middle_leaves_the_previous_one(tmp_path) -> None:
-    """kill -9 at many moments of a save that repeats; whatever is there must load."""
+    """kill -9 at many moments of saves that repeat and share files; whatever is there must load."""
     for moment in range(6):
         writer = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         writer.stdout.readline()
-        time.sleep(0.007 * moment)
+        time.sleep(0.017 * moment)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
-        assert len(load_replay(tmp_path)) == 200_000
+        for name in ("a", "b"):
+            assert len(load_replay(tmp_path / name)) == 200_000
 
 
 def _flip_a_byte(file) -> None:
@@ -176,6 +501,10 @@ def _flip_a_byte(file) -> None:
 
 def _truncate(file) -> None:
     file.write_bytes(file.read_bytes()[:-100])
+
+
+def _lengthen(file) -> None:
+    file.write_bytes(file.read_bytes() + b"0")
 
 
 def _remove(file) -> None:

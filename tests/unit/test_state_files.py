@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from tensordict import TensorDict
 
-from lightning_replay.state_files import TENSORS_FILE, DamagedFileError, read_state, write_state
+from lightning_replay.state_files import TENSORS_FILE, VALUES_FILE, DamagedFileError, read_state, write_state
 
 
 def test_nested_values_come_back(tmp_path) -> None:
@@ -22,6 +25,46 @@ def test_nested_values_come_back(tmp_path) -> None:
     assert again["b"]["c"] is None and again["b"]["f.g"] is True
 
 
+def test_the_state_of_a_tensordict_keeps_its_nesting_and_batch_sizes(tmp_path) -> None:
+    """TensorDict's state has flat keys; what they meant is in an attribute of the dictionary."""
+    data = TensorDict({"a": torch.arange(6), "next": TensorDict({"b": torch.ones(6, 2)}, [6, 2])}, [6])
+    write_state(tmp_path, {"data": data.state_dict(), "shape": torch.Size([3]), "device": torch.device("cpu")})
+    again = read_state(tmp_path)
+    assert again["shape"] == torch.Size([3]) and again["device"] == torch.device("cpu")
+    loaded = TensorDict().load_state_dict(again["data"], strict=False)
+    assert loaded.batch_size == (6,) and loaded["next"].batch_size == (6, 2)
+    assert torch.equal(loaded["next", "b"], data["next", "b"]) and loaded.device == data.device
+
+
+def test_names_with_dots_do_not_meet(tmp_path) -> None:
+    state = {"a": {"b": torch.tensor(1), "c": [torch.tensor(2)]}, "a.b": torch.tensor(3), "a.c.0": torch.tensor(4)}
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert [again["a"]["b"], again["a"]["c"][0], again["a.b"], again["a.c.0"]] == [1, 2, 3, 4]
+
+
+def test_what_is_still_to_be_conjugated_is_written_as_it_reads(tmp_path) -> None:
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"conjugate": number.conj(), "negative": number.conj().imag, "leaf": torch.ones(2, requires_grad=True)}
+    assert state["conjugate"].is_conj() and state["negative"].is_neg()
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert again["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+    assert again["negative"].tolist() == [-2, 4]
+    assert again["leaf"].tolist() == [1, 1] and not again["leaf"].requires_grad
+
+
+def test_tensors_that_share_memory_come_apart(tmp_path) -> None:
+    rows = torch.arange(6)
+    write_state(tmp_path, {"all": rows, "some": rows[2:4], "again": rows})
+    again = read_state(tmp_path)
+    assert [again[name].tolist() for name in ("all", "some", "again")] == [
+        [0, 1, 2, 3, 4, 5],
+        [2, 3],
+        [0, 1, 2, 3, 4, 5],
+    ]
+
+
 def test_what_is_not_plain_is_refused_by_name(tmp_path) -> None:
     with pytest.raises(TypeError, match=r"'sampler.clock' is a object"):
         write_state(tmp_path, {"sampler": {"clock": object()}})
@@ -32,6 +75,14 @@ def test_a_truncated_file_is_said_to_be_damaged(tmp_path) -> None:
     file = tmp_path / TENSORS_FILE
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(DamagedFileError, match="damaged or truncated"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("values", [{"$tensor": "b"}, {"a": 1}, {"$dict": 3}, {"$size": "x"}])
+def test_values_that_do_not_fit_the_tensors_are_said_to_be_damaged(values, tmp_path) -> None:
+    write_state(tmp_path, {"a": torch.arange(3)})
+    (tmp_path / VALUES_FILE).write_text(json.dumps(values))
+    with pytest.raises(DamagedFileError, match="do not fit together"):
         read_state(tmp_path)
 
 
