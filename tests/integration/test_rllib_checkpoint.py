@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffer in an algorithm's checkpoints: saved, restored, left out, refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import ray
+import torch
+from pyarrow import fs
+from ray import tune
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.tune.schedulers import PopulationBasedTraining
+
+import rllib_ext
+from lightning_replay.state_files import DamagedFileError
+from rllib_ext.checkpoint import FOLDER
+
+from .rllib_algorithms import Counting, small
+
+pytestmark = pytest.mark.slow
+
+
+class Wider(Counting):
+    """The same with two numbers in an observation."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset()
+        return observation.repeat(2), info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return observation.repeat(2), *rest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def config(recipe: str = "prioritized", env: Any = "CartPole-v1", **options: Any) -> AlgorithmConfig:
+    return small(DQNConfig, env, recipe, **options).training(n_step=(1, 3))
+
+
+def built(config: AlgorithmConfig, **options: Any) -> Algorithm:
+    return rllib_ext.configure(config, **options).build_algo()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, _cluster: None) -> tuple[Path, dict[str, Any], list[Any]]:
+    """A checkpoint, the state of its buffer and the ten draws that followed it."""
+    algorithm = built(config())
+    for _ in range(3):
+        algorithm.train()
+    path = Path(algorithm.save_to_path(tmp_path_factory.mktemp("checkpoint") / "saved"))
+    state = snapshot(algorithm)
+    drawn = draws(algorithm)
+    algorithm.stop()
+    return path, state, drawn
+
+
+def snapshot(algorithm: Algorithm) -> dict[str, Any]:
+    """Contents and counters of a buffer, copied."""
+    buffer = algorithm.local_replay_buffer
+    rows = buffer.replay.storage.get(slice(0, len(buffer))).clone()
+    return {"rows": rows, "counters": buffer.plain_state()["counters"], "stats": buffer.replay.stats()}
+
+
+def draws(algorithm: Algorithm) -> list[Any]:
+    """Ten batches as columns."""
+    batches = []
+    for _ in range(10):
+        (block,) = algorithm.local_replay_buffer.sample(num_items=16, n_step=(1, 3), gamma=0.99)
+        rows = slice(0, 16)
+        outputs = [block.get_extra_model_outputs(key, rows) for key in ("weights", "n_step")]
+        batches.append([block.get_observations(rows), block.get_actions(rows), block.get_rewards(rows), *outputs])
+    return batches
+
+
+def assert_same(algorithm: Algorithm, state: dict[str, Any], drawn: list[Any]) -> None:
+    present = snapshot(algorithm)
+    assert (present["rows"] == state["rows"]).all()
+    assert present["counters"] == state["counters"]
+    ages = {"drawn_age_mean", "drawn_age_max"}  # of the last batch, which is not kept
+    assert {key: value for key, value in state["stats"].items() if key not in ages} == present["stats"]
+    for before, after in zip(drawn, draws(algorithm), strict=True):
+        for one, other in zip(before, after, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_built_again_algorithm_goes_on_with_the_same_draws(saved: Any) -> None:
+    path, state, drawn = saved
+    again = Algorithm.from_checkpoint(path)
+    assert_same(again, state, drawn)
+    stored = len(again.local_replay_buffer)
+    result = again.train()
+    rows = again.local_replay_buffer.replay.storage.all_rows
+    interrupted = rows["next", "truncated"][:stored].flatten() & ~state["rows"]["next", "truncated"].flatten()
+    running = ~state["rows"]["next", "done"].flatten()[stored - 1]
+    again.stop()
+    assert result["replay_buffer"]["num_env_steps_stored"] == stored + 42
+    assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
+    assert interrupted.nonzero().flatten().tolist() == ([stored - 1] if running else [])
+
+
+def test_a_living_algorithm_is_put_back(saved: Any) -> None:
+    path, state, drawn = saved
+    algorithm = built(config())
+    algorithm.train()
+    algorithm.restore_from_path(path)
+    assert_same(algorithm, state, drawn)
+    algorithm.train()
+    algorithm.stop()
+
+
+def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr("lightning_replay.chunk_files.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("lightning_replay.checkpoint.LARGE_BYTES", 4096)
+    for incremental in (True, False):
+        algorithm = built(config("uniform"), incremental=incremental)
+        for _ in range(4):
+            algorithm.train()
+        first = Path(algorithm.save_to_path(tmp_path / f"first_{incremental}"))
+        algorithm.train()
+        with caplog.at_level(logging.INFO, logger="rllib_ext.checkpoint"):
+            second = Path(algorithm.save_to_path(tmp_path / f"second_{incremental}"))
+        state, drawn = snapshot(algorithm), draws(algorithm)
+        algorithm.stop()
+        shared = {file.stat().st_ino for file in (first / FOLDER).rglob("*") if file.is_file()}
+        linked = [file for file in (second / FOLDER).rglob("*") if file.stat().st_ino in shared]
+        assert bool(linked) is incremental
+        size = sum(file.stat().st_size for file in (second / FOLDER).rglob("module-*/**/*") if file.is_file())
+        assert f"{size:,} bytes" in caplog.text
+        shutil.rmtree(first)
+        again = Algorithm.from_checkpoint(second)
+        assert_same(again, state, drawn)
+        again.stop()
+
+
+def test_another_file_system_takes_the_buffer_too(tmp_path: Path) -> None:
+    algorithm = built(config())
+    algorithm.train()
+    remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    algorithm.save_to_path("there", filesystem=remote)
+    state, drawn = snapshot(algorithm), draws(algorithm)
+    algorithm.stop()
+    assert (tmp_path / "there" / FOLDER / "buffer.json").is_file()
+    again = built(config())
+    again.restore_from_path("there", filesystem=remote)
+    assert_same(again, state, drawn)
+    again.stop()
+
+
+@pytest.mark.parametrize("said_by", ["configure", "from_checkpoint"])
+def test_without_the_buffer_a_new_warm_up_begins(saved: Any, said_by: str, tmp_path: Path) -> None:
+    path, _, _ = saved
+    if said_by == "configure":
+        algorithm = built(config(), restore=False)
+        algorithm.restore_from_path(path)
+    else:
+        algorithm = Algorithm.from_checkpoint(path, restore_replay=False)
+    buffer = algorithm.local_replay_buffer
+    assert len(buffer) == 0
+    start = algorithm.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"))
+    while len(buffer) < 39:
+        algorithm.training_step()
+        assert buffer.get_sampled_timesteps() == 0
+    algorithm.train()
+    assert buffer.get_sampled_timesteps() > 0
+    assert algorithm.config.num_steps_sampled_before_learning_starts == start + 40
+    # saved and restored without the buffer once more, the warm-up is as long as the first one
+    again = Algorithm.from_checkpoint(algorithm.save_to_path(tmp_path / "again"), restore_replay=False)
+    steps = again.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"))
+    assert steps > start
+    assert again.config.num_steps_sampled_before_learning_starts <= steps + 40 + start
+    algorithm.stop()
+    again.stop()
+
+
+def test_restoring_one_component_leaves_the_buffer(saved: Any) -> None:
+    path, _, _ = saved
+    algorithm = built(config())
+    algorithm.train()
+    stored = len(algorithm.local_replay_buffer)
+    algorithm.restore_from_path(path / "learner_group", component="learner_group")
+    assert len(algorithm.local_replay_buffer) == stored
+    algorithm.stop()
+
+
+def weights(algorithm: Algorithm) -> torch.Tensor:
+    module = algorithm.learner_group._learner.module["default_policy"]
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def damaged(path: Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    largest = max((copy / FOLDER).glob("module-*/data-*/*"), key=os.path.getsize)
+    largest.write_bytes(largest.read_bytes()[:-7])
+    return copy
+
+
+def without(path: Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    shutil.rmtree(copy / FOLDER)
+    return copy
+
+
+def with_broken_manifest(path: Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    manifest = copy / FOLDER / "buffer.json"
+    manifest.write_text(
+        manifest.read_text().replace('"steps_added', '"steps_addfd').replace("steps_added", "steps_addfd")
+    )
+    return copy
+
+
+def of_a_newer_version(path: Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    manifest = copy / FOLDER / "buffer.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "error", "message"),
+    [
+        (damaged, {}, DamagedFileError, "truncated or changed"),
+        (without, {}, FileNotFoundError, "saved without rllib_ext.configure.*restore_replay=False"),
+        (with_broken_manifest, {}, DamagedFileError, "its checksum differs"),
+        (of_a_newer_version, {}, ValueError, "format version 99"),
+        (None, {"recipe": "uniform"}, ValueError, "state is of recipe 'prioritized'; this buffer is 'uniform'"),
+        (None, {"capacity": 500}, ValueError, "capacity 1000, here 500"),
+        (None, {"env": Wider}, ValueError, r"observations of shapes \[\(4,\)\]; here they have .*\(2,\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_overwritten(
+    saved: Any, tmp_path: Path, change: Any, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    path = saved[0] if change is None else change(saved[0], tmp_path / "changed")
+    algorithm = built(config(**settings))
+    algorithm.train()
+    before, parameters = snapshot(algorithm), weights(algorithm)
+    with pytest.raises(error, match=message):
+        algorithm.restore_from_path(path)
+    after = snapshot(algorithm)
+    assert (after["rows"] == before["rows"]).all() and after["counters"] == before["counters"]
+    assert torch.equal(weights(algorithm), parameters)
+    algorithm.train()
+    algorithm.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Consider boosting PBT performance")
+def test_tune_pauses_and_restores_with_the_buffer(tmp_path: Path) -> None:
+    # Population based training pauses both trials and restores the worse one from the better one's checkpoint.
+    space = rllib_ext.configure(config()).training(lr=tune.grid_search([1e-3, 1e-4]))
+    score = {"metric": "env_runners/episode_return_mean", "mode": "max"}
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        quantile_fraction=0.5,
+        hyperparam_mutations={"lr": [1e-3, 1e-4]},
+        synch=True,
+        **score,
+    )
+    run = tune.RunConfig(name="run", stop={"training_iteration": 5}, storage_path=str(tmp_path), verbose=0)
+    settings = tune.TuneConfig(scheduler=scheduler)
+    results = tune.Tuner(space.algo_class, param_space=space, run_config=run, tune_config=settings).fit()
+    histories = [result.metrics_dataframe for result in results]
+    assert all(result.error is None for result in results)
+    assert any((history["iterations_since_restore"] < history["training_iteration"]).any() for history in histories)
+    for history in histories:
+        steps = history["env_runners/num_env_steps_sampled_lifetime"]
+        assert (history["replay_buffer/num_env_steps_stored"] == steps).all()
+
+
+def test_without_configure_the_buffer_says_that_it_is_not_saved(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    algorithm = config().build_algo()
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.episode_buffer"):
+        algorithm.train()
+        algorithm.train()
+    algorithm.save_to_path(tmp_path / "checkpoint")
+    algorithm.stop()
+    assert caplog.text.count("not part of the algorithm's checkpoints") == 1
+    assert not (tmp_path / "checkpoint" / FOLDER).exists()
