@@ -43,8 +43,9 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
 
-experiments: .venv/.stamp  ## TD3 with neighbourhood mixup against uniform replay, five paired seeds
+experiments: .venv/.stamp  ## TD3 with neighbourhood mixup against uniform replay, five paired seeds; DQN and SAC in RLlib with both buffers
 	$(BIN)/python examples/demo.py --seeds 5
+	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
 
 clean:  ## removes .venv, the peers' environments and every output
 	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
