@@ -18,8 +18,9 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     """Pieces in the order to hand them to RLlib, and the places of each module's rows as their TD errors come back.
 
     RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
-    Learner after Learner. Where there are several modules every long piece is first cut in as many as there are
-    Learners, so that each Learner gets rows of each module.
+    Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, and
+    the modules in the same order: Learners average gradients in the order in which they have them, whosever they are,
+    and without a word their weights drift apart.
 
     Args:
         pieces: of each module, the longest first.
@@ -30,7 +31,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     """
     owned = [(module, piece) for module, parts in pieces.items() for piece in parts]
     if num_learners > 1 and len(pieces) > 1:
-        owned = [(module, part) for module, piece in owned for part in _cut(piece, num_learners)]
+        owned = _in_rounds(pieces, num_learners)
     if num_learners <= 1 or len(owned) == 1:  # each module's pieces are sorted already, and one piece is cut in order
         return owned, {
             module: np.concatenate([piece.places for piece in parts]) if len(parts) > 1 else parts[0].places
@@ -76,10 +77,25 @@ class _Span:
         return self[rows]
 
 
+def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
+    """Of each module a round of as many pieces of one length as there are Learners, then single rows.
+
+    RLlib deals such rounds out evenly; where the single rows behind them go does not matter any more.
+    """
+    rounds: list[Owned] = []
+    others: list[Owned] = []
+    for module, (longest, *singles) in pieces.items():
+        parts = [*_cut(longest, num_learners), *singles]
+        rounds += [(module, part) for part in parts[:num_learners]]
+        others += [(module, part) for part in parts[num_learners:]]
+    return rounds + others
+
+
 def _cut(piece: Piece, parts: int) -> list[Piece]:
-    """As many pieces of one length, which are dealt out in turns, and one row each of what remains."""
-    size = len(piece.places) // parts
-    if size == 0:
+    """As many pieces of one length, where there are rows enough, and one row each of what remains."""
+    count = len(piece.places)
+    if count == 1:
         return [piece]
-    bounds = [*range(0, size * parts + 1, size), *range(size * parts + 1, len(piece.places) + 1)]
+    size = count // parts
+    bounds = [*range(0, size * parts, size or 1), *range(size * parts, count + 1)]
     return [Piece(piece.episode[start:stop], piece.places[start:stop]) for start, stop in pairwise(bounds)]
