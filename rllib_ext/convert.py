@@ -103,7 +103,7 @@ class EpisodeConverter:
             "next": [array[first + 1 :] for array in flat.observations],
             "action": [array[first:] for array in flat.actions],
             "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
-            "ends": (bool(episode.is_terminated), bool(episode.is_truncated)),
+            "ends": _ends(episode),
             "trajectory": trajectory,
         }
 
@@ -114,6 +114,14 @@ def _structs(episode: SingleAgentEpisode) -> tuple[Any, Any]:
     observations = episode.get_observations(slice(0, length + 1))
     actions = episode.get_actions(slice(0, length))
     return _stacked(observations), _stacked(actions)
+
+
+def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
+    """Whether the last row is terminated, and whether it is truncated."""
+    terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
+    # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
+    several_agents = episode.multi_agent_episode_id is not None
+    return terminated and not (truncated and several_agents), truncated
 
 
 def _stacked(values: Any) -> Any:
