@@ -42,8 +42,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             with an episode than read its columns (ten times slower).
         num_learners: Learners the batch is dealt out to, when there are 2 or more: the TD errors come back in
             another order then.
-        modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``; ``None`` in place of
-            the options stores nothing of a module (one that does not learn).
+        modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``, where ``None`` leaves
+            an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
         metrics_num_episodes_for_smoothing: given by RLlib; not needed.
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``.
 
@@ -72,6 +72,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self._layout, self.num_learners = layout, num_learners
         self.is_in_checkpoints = False
         self._counters = BufferMetrics()
+        self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
         self.modules = {DEFAULT_MODULE_ID: self._built(DEFAULT_MODULE_ID)}
         self.capacity = self.replay.capacity
@@ -107,15 +108,14 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self._by_module(episodes)
-        for name in grouped:
-            if name not in self.modules:
-                self._open(name)
+        self._open(grouped, several_agents=any(isinstance(episode, MultiAgentEpisode) for episode in episodes))
         # Everything is checked before anything is stored.
         flat = {name: self.modules[name].flatten(parts) for name, parts in grouped.items()}
         for name, parts in flat.items():
             self._store(name, parts)
-        several = sum(episode.env_steps() for episode in episodes if isinstance(episode, MultiAgentEpisode))
-        self._counters.count_env_steps(several)
+        for episode in episodes:
+            if isinstance(episode, MultiAgentEpisode):
+                self._counters.count_fragment(episode, stored=grouped)
 
     def sample(
         self,
@@ -149,6 +149,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 "buffer draws single transitions. Use a module without state, or RLlib's own EpisodeReplayBuffer."
             )
         drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
+        if not drawable:
+            raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
         pieces = {name: module.draw(num_items or 1, n_step or 1, gamma) for name, module in drawable.items()}
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
@@ -164,10 +166,13 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module_id: the module that learned; may be left out where there is one.
 
         Raises:
-            ValueError: another number of TD errors than rows drawn, no draw to update, or NaN or infinite values.
+            ValueError: another number of TD errors than rows drawn, no draw to update, NaN or infinite values, or a
+                module that has no replay.
         """
-        if module_id is None:
-            module_id = DEFAULT_MODULE_ID
+        if module_id is None and len(self.modules) == 1:
+            module_id = next(iter(self.modules))
+        if module_id not in self.modules:
+            raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
         self.modules[module_id].update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -210,6 +215,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """The state without the replays', of values that JSON takes."""
         return {
             "recipe": self.recipe,
+            "several_agents": self._several_agents,
             "modules": {name: module.state() for name, module in self.modules.items()},
             "counters": self._counters.state(),
         }
@@ -225,14 +231,14 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
                 "Build it with the recipe and options it was saved with."
             )
-        modules = {name: self._built(name) for name in state["modules"]}
+        modules = {name: self._built(name, state["several_agents"]) for name in state["modules"]}
         for name, module in modules.items():
             module.load_state(state["modules"][name])
         return modules
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
         """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
-        self.modules = modules
+        self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
 
     def try_options_of(self, name: str) -> None:
@@ -240,20 +246,23 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         if self._options_of[name] is not None:
             self._built(name)
 
-    def _built(self, name: str) -> ModuleReplay:
+    def _built(self, name: str, several_agents: bool = False) -> ModuleReplay:
         special = self._options_of.get(name) or {}
         options = {**self._options, **special}
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
         recipe = options.pop("recipe", self.recipe)
         seed = options.get("seed")
         if seed is not None and name != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(name.encode())  # modules draw independently of each other
-        module_id = None if name == DEFAULT_MODULE_ID else name
-        return ModuleReplay(build_replay(recipe, options), self._layout, seed, module_id)
+        return ModuleReplay(build_replay(recipe, options), self._layout, seed, name if several_agents else None)
 
-    def _open(self, name: str) -> None:
-        if not len(self):
-            self.modules.pop(DEFAULT_MODULE_ID, None)  # there are several agents after all
-        self.modules[name] = self._built(name)
+    def _open(self, names: Iterable[str], several_agents: bool) -> None:
+        """Builds the replays that these modules lack; with several agents, rows say whose they are."""
+        if several_agents and not self._several_agents and not len(self):
+            self._several_agents, self.modules = True, {}
+        for name in names:
+            if name not in self.modules:
+                self.modules[name] = self._built(name, self._several_agents)
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]
@@ -262,11 +271,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self._counters.count("steps_added", added, name)
         self._counters.count("steps_evicted", before + added - len(module), name)
         self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
-        if name == DEFAULT_MODULE_ID:
+        if not self._several_agents:
             self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
-            return
-        for episode in (one.episode for one in flat):
-            self._counters.count(AGENT_STEPS_ADDED, len(episode), episode.agent_id)
 
     def _by_module(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
         """Single-agent episodes by the module that acted; those of modules that store nothing are left out."""

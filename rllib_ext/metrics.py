@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_ext.fragments import Fragments
 
 if TYPE_CHECKING:
     from rllib_ext.module_replay import ModuleReplay
@@ -32,21 +35,39 @@ _Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
 
 
 class BufferMetrics:
-    """Counters under RLlib's usual keys; logging each where it changes would cost more than a draw."""
+    """Counters under RLlib's usual keys; logging each where it changes would cost more than a draw.
+
+    With one agent a row is a step of the environment. With several, a step of the environment is a row of each agent
+    that acted in it: ``num_module_steps_*`` and ``num_agent_steps_*`` count rows, and of ``num_env_steps_*``
+
+    * ``added`` are steps of the environment, however many agents acted in each;
+    * ``stored`` are those back to which the rows of one module reach, of the module that reaches furthest: all steps
+      added while there is a module that has lost no row, then its share of rows kept, times the steps added;
+    * ``evicted`` are the others;
+    * ``sampled`` are rows drawn, of all modules together, as RLlib's own buffer for several agents counts them.
+
+    Episodes, gaps and duplicates are then those of the environment, not of each agent.
+    """
 
     def __init__(self) -> None:
         self._counts: _Counts = Counter()
-        self._env_steps = 0
-        self._logged: _Counts = Counter()
+        self._environment = Fragments()  # stays empty where there is one agent
+        self._logged: _Counts = Counter()  # sums of all modules under the module ""
         self._logger = MetricsLogger(root=False)
 
     def count(self, counter: str, amount: int, module_id: str = DEFAULT_MODULE_ID) -> None:
         """Adds to a counter of a module."""
         self._counts[counter, module_id] += amount
 
-    def count_env_steps(self, amount: int) -> None:
-        """Adds steps of an environment of several agents, each of which may be several rows or none."""
-        self._env_steps += amount
+    def count_fragment(self, episode: MultiAgentEpisode, stored: Container[str]) -> None:
+        """Adds steps of an environment of several agents, and those of each agent whose module is ``stored``."""
+        steps = episode.env_steps()
+        _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
+        if first_new == steps:
+            return  # sent twice
+        for part in episode.agent_episodes.values():
+            if part.module_id in stored:
+                self.count(AGENT_STEPS_ADDED, len(part), str(part.agent_id))
 
     def total(self, counter: str, module_id: str | None = None) -> int:
         """The sum over the whole run, of a module or of all."""
@@ -57,40 +78,60 @@ class BufferMetrics:
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
         """What RLlib's metrics logger takes, and the start of the next interval."""
         log = self._logger.log_value
+        stored = self._env_steps_stored(modules)
         for counter, (key, lifetime_key) in _SUMS.items():
-            now, before = self._sum(self._counts, counter), self._sum(self._logged, counter)
-            log(key, now - before, reduce="sum")
-            log(lifetime_key, now - before, reduce="lifetime_sum")
+            increase = self._increase(counter, "", self._sum(counter, stored))
+            log(key, increase, reduce="sum")
+            log(lifetime_key, increase, reduce="lifetime_sum")
         for name, module in modules.items():
             for counter, key in _SUMS_BY_MODULE.items():
-                amount = self._counts[counter, name] - self._logged[counter, name]
-                log((key, name), amount, reduce="lifetime_sum")
+                log((key, name), self._increase(counter, name, self._counts[counter, name]), reduce="lifetime_sum")
             log((keys.NUM_MODULE_STEPS_STORED, name), len(module), reduce="item")
         for (counter, agent), amount in self._counts.items():
             if counter == AGENT_STEPS_ADDED:
-                added = amount - self._logged[counter, agent]
+                added = self._increase(counter, agent, amount)
                 log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
+        log(keys.NUM_ENV_STEPS_STORED, stored, reduce="item")
         self._log_items(modules)
-        self._logged = self._counts.copy()
-        self._logged["env_steps", ""] = self._env_steps
         return self._logger.reduce()
 
     def state(self) -> dict[str, Any]:
         """Plain values from which :meth:`load` restores the counters."""
-        counts = [[counter, module, amount] for (counter, module), amount in self._counts.items()]
-        return {"counts": counts, "env_steps": self._env_steps}
+        counters = {"counts": self._counts, "logged": self._logged}
+        plain = {name: [[*key, amount] for key, amount in counts.items()] for name, counts in counters.items()}
+        return {**plain, "environment": self._environment.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from saved counters; what was logged before the save is not logged again."""
-        self._counts = Counter({(counter, module): amount for counter, module, amount in state["counts"]})
-        self._env_steps = state["env_steps"]
-        self._logged = self._counts.copy()
-        self._logged["env_steps", ""] = self._env_steps
+        self._counts, self._logged = (
+            Counter({(counter, module): amount for counter, module, amount in state[name]})
+            for name in ("counts", "logged")
+        )
+        self._environment.load_state(state["environment"])
 
-    def _sum(self, counts: _Counts, counter: str) -> int:
-        if counter == "steps_added" and self._env_steps:
-            return self._env_steps if counts is self._counts else counts["env_steps", ""]
-        return sum(amount for (name, _), amount in counts.items() if name == counter)
+    def _env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
+        if not self._environment.episodes:
+            return sum(map(len, modules.values()))
+        kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
+        return round(self._environment.steps * max(kept, default=0.0))
+
+    def _sum(self, counter: str, env_steps_stored: int) -> int:
+        """Of the whole run, in steps and episodes of the environment."""
+        if self._environment.episodes and counter != "steps_sampled":
+            steps = self._environment.steps
+            of_environment = {
+                "steps_added": steps,
+                "steps_evicted": steps - env_steps_stored,
+                "episodes_added": self._environment.episodes,
+            }
+            return of_environment[counter]
+        return self.total(counter)
+
+    def _increase(self, counter: str, module_id: str, amount: int) -> int:
+        """Since the last call with these names; an estimate that goes down is not logged."""
+        increase = max(amount - self._logged[counter, module_id], 0)
+        self._logged[counter, module_id] += increase
+        return increase
 
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
         """Numbers that hold now: fill, ages, and what was lost on the way."""
@@ -98,13 +139,14 @@ class BufferMetrics:
         every = list(modules.values())
         stats = [module.replay.stats() for module in every]
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
-        log(keys.NUM_ENV_STEPS_STORED, sum(map(len, every)), reduce="item")
-        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / len(every), reduce="item")
+        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1), reduce="item")
         if ages:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
             log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
         late = sum(one["late_updates_dropped"] for one in stats)
         log("num_late_updates_dropped_lifetime", late, reduce="item")
         fragments = [module.converter.fragments for module in every]
+        if self._environment.episodes:
+            fragments = [self._environment]
         log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments), reduce="item")
         log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments), reduce="item")
