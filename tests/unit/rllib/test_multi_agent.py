@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several agents: every row stored is a step that an agent took, and every TD error comes back to its row."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+
+from .episodes import column
+from .multi_agent_episodes import (
+    AGENTS,
+    OBSERVED,
+    SILENT,
+    TERMINATED,
+    TERMINATED_SILENTLY,
+    TRUNCATED,
+    Row,
+    by_name,
+    number,
+    play,
+)
+
+GAMMA = 0.5
+
+
+def pairs(agent: str, *args: Any, **rest: Any) -> str:
+    """Agents a and b share a module."""
+    return "shared" if agent in "ab" else "own"
+
+
+def stored_rows(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> list[Row]:
+    """What a module's replay holds, in the order of its slots."""
+    if module_id not in buffer.modules:
+        return []
+    rows = buffer.modules[module_id].replay.storage.get(slice(0, len(buffer.modules[module_id])))
+    following = rows["next"]
+    columns = (
+        rows["observation"][:, 0].int(),
+        rows["action"],
+        following["reward"][:, 0],
+        following["observation"][:, 0].int(),
+        following["terminated"][:, 0],
+        following["truncated"][:, 0],
+    )
+    return [Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def drawn_numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
+    return column(episodes, "get_observations")[:, 0].astype(int)
+
+
+def agents_do(words: dict[str, str]) -> list[dict[str, int]]:
+    """Steps from a line of each agent: o observed, . silent, x terminated, t truncated, ! terminated unseen."""
+    meaning = {"o": OBSERVED, ".": SILENT, "x": TERMINATED, "t": TRUNCATED, "!": TERMINATED_SILENTLY}
+    length = max(map(len, words.values()))
+    return [{agent: meaning[line[step]] for agent, line in words.items() if step < len(line)} for step in range(length)]
+
+
+lines = st.text("..oooxt!", min_size=1, max_size=14)
+episodes_of_three = st.builds(
+    play,
+    first=st.lists(st.sampled_from(AGENTS), min_size=1, unique=True),
+    steps=st.fixed_dictionaries({agent: lines for agent in AGENTS}).map(agents_do),
+    fragment=st.integers(1, 6),
+    lookback=st.integers(1, 3),
+    module_of=st.just(pairs),
+)
+
+
+@settings(max_examples=60)
+@given(
+    played=st.lists(episodes_of_three, min_size=1, max_size=3),
+    faults=st.lists(st.sampled_from(["sent", "sent", "sent", "sent twice", "lost"]), min_size=60, max_size=60),
+)
+def test_every_row_is_a_step_an_agent_took(played: list[Any], faults: list[str]) -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=1000, seed=0)
+    fate = iter(faults)
+    expected: dict[str, list[Row]] = defaultdict(list)
+    runs: list[list[Row]] = []  # of one agent, without a step missing
+    gaps = duplicates = 0
+    for episode in played:
+        open_runs: dict[str, list[Row]] = {}
+        known = lost = False
+        for fragment, rows in zip(episode.fragments, episode.rows, strict=True):
+            outcome = next(fate)
+            if outcome == "lost":
+                open_runs = {agent: run for agent, run in open_runs.items() if not rows.get(agent)}
+                lost = True
+                continue
+            gaps += known and lost
+            known, lost = True, False
+            for _ in range(1 + (outcome == "sent twice")):
+                buffer.add([fragment])
+            duplicates += (outcome == "sent twice") * fragment.env_steps()
+            for agent, new in rows.items():
+                expected[pairs(agent)] += new
+                if agent not in open_runs:
+                    open_runs[agent] = []
+                    runs.append(open_runs[agent])
+                open_runs[agent] += new
+    for module_id in ("shared", "own"):
+        assert sorted(stored_rows(buffer, module_id)) == sorted(expected[module_id])
+    if not any(expected.values()):
+        return
+    metrics = buffer.get_metrics()
+    assert metrics["num_fragment_gaps_lifetime"].peek() == gaps
+    assert metrics["num_duplicate_env_steps_lifetime"].peek() == duplicates
+    returns = defaultdict(list)  # a number may be in several episodes
+    for run in runs:
+        for place, row in enumerate(run):
+            rewards = [later.reward for later in run[place : place + 3]]
+            returns[row.observation].append(sum(GAMMA**step * reward for step, reward in enumerate(rewards)))
+    drawn = buffer.sample(num_items=50, n_step=3, gamma=GAMMA)
+    for observed, summed in zip(drawn_numbers(drawn), column(drawn, "get_rewards"), strict=True):
+        assert summed in returns[observed]
+
+
+def test_an_action_without_answer_is_completed_in_a_later_fragment() -> None:
+    #  step     0   1   2 | 3   4 | 5   6 | 7
+    #  a        o   .   . | .   o | .   . | x        acts at 0 and 4
+    #  b            o   o | .   x |       |          appears at 1, ends at 4
+    #  c        o   o   ! |       |       |          ends at 2 without a last observation
+    steps = agents_do({"a": "...o..x", "b": "oo.x", "c": "o!"})
+    played = play(["a", "c"], steps, fragment=2)
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
+    stored = []
+    for fragment in played.fragments:
+        buffer.add(fragment)
+        stored.append([len(buffer.modules.get(by_name(agent), ())) for agent in AGENTS])
+    assert stored == [[0, 1, 2], [1, 2, 2], [1, 2, 2], [2, 2, 2]]
+    assert stored_rows(buffer, "module_a") == [
+        Row(0, 0, 2.0 + 4 + 8 + 16, 4, False, False),
+        Row(4, 0, 32.0 + 64 + 128, 7, True, False),
+    ]
+    assert stored_rows(buffer, "module_b") == [
+        Row(1001, 1, 4.0, 1002, False, False),
+        Row(1002, 0, 8.0 + 16, 1004, True, False),
+    ]
+    assert stored_rows(buffer, "module_c") == [
+        Row(2000, 0, 2.0, 2001, False, False),
+        Row(2001, 1, 4.0, 2001, True, False),
+    ]
+    assert played.never_completed == []
+
+
+def test_a_last_step_without_observation_is_lost_where_rllib_cut_before_it() -> None:
+    played = play(["a", "b"], agents_do({"a": "o..!", "b": "oooo"}), fragment=2)
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
+    buffer.add(played.fragments)
+    assert [row.observation for row in stored_rows(buffer, "module_a")] == [0]
+    assert played.never_completed == [Row(1, 1, 4.0 + 8 + 16, 1, True, False)]
+
+
+def test_agents_that_are_all_truncated_are_not_terminated() -> None:
+    played = play(["a", "b"], agents_do({"a": "ot", "b": "ot", "c": ".."}), fragment=5)
+    parts = played.fragments[0].agent_episodes
+    assert all(part.is_terminated and part.is_truncated for part in parts.values())  # what RLlib says
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100)
+    buffer.add(played.fragments)
+    for agent in "ab":
+        assert [row[-2:] for row in stored_rows(buffer, by_name(agent))] == [(False, False), (False, True)]
+    stored = buffer.modules["module_a"].replay.storage.get(slice(0, 2))
+    assert stored["next", "done"].flatten().tolist() == [False, True]
+
+
+def default_for_a(agent: str, *args: Any, **rest: Any) -> str:
+    return "default_policy" if agent == "a" else "other"
+
+
+def three_agents(**options: Any) -> RecipeEpisodeReplayBuffer:
+    """Six steps of agents a and c, two of b."""
+    buffer = RecipeEpisodeReplayBuffer(**{"recipe": "prioritized", "capacity": 100, "seed": 0, **options})
+    played = play(AGENTS, agents_do({"a": "oooooo", "b": "ox", "c": "oooooo"}), fragment=6, module_of=default_for_a)
+    buffer.add(played.fragments)
+    return buffer
+
+
+def test_one_of_several_modules_may_have_the_default_name() -> None:
+    buffer = three_agents()
+    assert {name: len(module) for name, module in buffer.modules.items()} == {"default_policy": 6, "other": 8}
+    for episode in buffer.sample(num_items=4):
+        assert episode.module_id in ("default_policy", "other") and episode.agent_id is not None
+    assert buffer.get_num_timesteps("other") == 8 and buffer.get_num_timesteps() == 14
+    with pytest.raises(ValueError, match=r"a replay for each of \['default_policy', 'other'\]"):
+        buffer.replay  # noqa: B018
+
+
+def test_options_of_single_modules() -> None:
+    special = {"capacity": 9, "recipe": "uniform", "priority_exponent": None}
+    buffer = three_agents(priority_exponent=0.5, modules={"other": special})
+    capacities = {name: module.replay.capacity for name, module in buffer.modules.items()}
+    assert capacities == {"default_policy": 100, "other": 9}
+    assert buffer.modules["default_policy"].replay.is_prioritized
+    assert not buffer.modules["other"].replay.is_prioritized
+
+
+def test_a_module_can_store_nothing() -> None:
+    buffer = three_agents(modules={"other": None})
+    assert list(buffer.modules) == ["default_policy"] and len(buffer) == 6
+    assert {episode.module_id for episode in buffer.sample(num_items=4)} == {"default_policy"}
+    nothing = three_agents(modules={"other": None, "default_policy": None})
+    with pytest.raises(RuntimeError, match="no module that stores steps has any yet"):
+        nothing.sample(num_items=4)
+
+
+def test_modules_draw_independently_of_each_other() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0, layout="flagged")
+    buffer.add(play(AGENTS, agents_do({agent: "oooooooooo" for agent in AGENTS}), fragment=20).fragments)
+    drawn = {tuple(drawn_numbers([block]) % 1000) for block in buffer.sample(num_items=20)}
+    assert len(drawn) == 3
+
+
+def test_rows_that_do_not_fit_leave_every_module_as_it_was() -> None:
+    buffer = three_agents()
+    wide = play(["a", "b"], agents_do({"a": "oo", "b": "oo"}), fragment=2, module_of=default_for_a).fragments
+    part = wide[0].agent_episodes["b"]
+    part.observations.data = np.concatenate([part.observations.data] * 2, axis=1)
+    with pytest.raises(ValueError, match="One buffer stores rows of one space"):
+        buffer.add(wide)
+    assert {name: len(module) for name, module in buffer.modules.items()} == {"default_policy": 6, "other": 8}
+    assert buffer.get_metrics()["num_env_steps_added_lifetime"].peek() == 6
+
+
+def test_td_errors_name_their_module() -> None:
+    buffer = three_agents()
+    buffer.sample(num_items=4)
+    with pytest.raises(ValueError, match=r"module_id is None; there is a replay for each of \['default_policy', 'ot"):
+        buffer.update_priorities(np.zeros(4))
+    with pytest.raises(ValueError, match="module_id is 'third'"):
+        buffer.update_priorities(np.zeros(4), "third")
+    only = three_agents(modules={"default_policy": None})
+    only.sample(num_items=4)
+    only.update_priorities(np.zeros(4))
+
+
+@settings(max_examples=60)
+@given(
+    layout=st.sampled_from(["flagged", "blocks", "rows"]),
+    num_learners=st.integers(0, 4),
+    rows=st.integers(4, 20),
+    lengths=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=2, max_size=3),
+)
+def test_td_errors_come_home_and_each_learner_has_each_module(
+    layout: str, num_learners: int, rows: int, lengths: list[list[int]]
+) -> None:
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=0, layout=layout, num_learners=num_learners)
+    for agent, parts in zip(AGENTS, lengths, strict=False):  # short episodes: many done rows, which are dealt singly
+        for length in parts:
+            buffer.add(play([agent], agents_do({agent: "o" * (length - 1) + "x"}), fragment=9).fragments)
+    home: list[bool] = []
+    for module in buffer.modules.values():
+        storage = module.replay.storage
+
+        def compared(index: torch.Tensor, td_error: torch.Tensor, storage: Any = storage, **rest: Any) -> None:
+            home.extend((storage.get(index)["observation"][:, 0] == td_error).tolist())
+
+        module.replay.update_priority = compared  # type: ignore[method-assign]
+    shards = list(ShardEpisodesIterator(buffer.sample(num_items=rows), num_shards=max(num_learners, 1)))
+    orders = {tuple(dict.fromkeys(episode.module_id for episode in shard)) for shard in shards}
+    assert len(orders) == 1 and set(*orders) == set(buffer.modules)
+    for name in buffer.modules:
+        parts = [episode for shard in shards for episode in shard if episode.module_id == name]
+        buffer.update_priorities(drawn_numbers(parts), name)
+    assert len(home) == rows * len(buffer.modules) and all(home)
+
+
+def reduced(buffer: RecipeEpisodeReplayBuffer, root: MetricsLogger) -> dict[str, Any]:
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    return root.compile()["replay_buffer"]
+
+
+def test_environment_steps_are_counted_once_however_many_agents_act() -> None:
+    #  a acts in each of 10 steps and keeps 5 rows, c in every second and keeps all 5
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=5, seed=0)
+    played = play(["a", "c"], agents_do({"a": "oooooooooo", "c": ".o.o.o.o.o"}), fragment=5)
+    root = MetricsLogger(root=True)
+    buffer.add(played.fragments[0])
+    buffer.sample(num_items=3)
+    result = reduced(buffer, root)
+    assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (5, 5)
+    buffer.add(played.fragments[1:])
+    buffer.add(played.fragments[:1])  # again
+    buffer.sample(num_items=4)
+    result = reduced(buffer, root)
+    assert result["num_agent_steps_added_lifetime"] == {"a": 10, "c": 5}
+    assert result["num_module_steps_stored"] == {"module_a": 5, "module_c": 5}
+    assert result["num_module_steps_evicted_lifetime"] == {"module_a": 5, "module_c": 0}
+    assert result["num_env_steps_added_lifetime"] == result["num_env_steps_stored"] == 10  # c's rows reach back to all
+    assert result["num_env_steps_evicted_lifetime"] == 0
+    assert result["num_env_steps_sampled_lifetime"] == 2 * (3 + 4)
+    assert result["num_episodes_added_lifetime"] == 1
+    assert (result["num_duplicate_env_steps_lifetime"], result["num_fragment_gaps_lifetime"]) == (5, 0)
+    for fragment in play(["a", "c"], agents_do({"a": "oooooooooo", "c": ".o.o.o.o.o"}), fragment=5).fragments:
+        buffer.add(fragment)
+    buffer.sample(num_items=1)
+    result = reduced(buffer, root)
+    assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (20, 10)
+    assert (result["num_env_steps_evicted_lifetime"], result["num_env_steps_evicted"]) == (10, 10)
+
+
+def test_a_restored_buffer_goes_on_with_the_same_draws_and_counters() -> None:
+    buffer = three_agents()
+    for name, errors in (("default_policy", np.arange(8.0)), ("other", np.ones(8))):
+        buffer.sample(num_items=8)
+        buffer.update_priorities(errors, name)
+    again = RecipeEpisodeReplayBuffer("prioritized", capacity=100, seed=5)
+    again.set_state(buffer.get_state())
+    assert json.loads(json.dumps(again.plain_state()["counters"])) == json.loads(
+        json.dumps(buffer.plain_state()["counters"])
+    )
+    for expected, restored in zip(buffer.sample(num_items=20), again.sample(num_items=20), strict=True):
+        assert (restored.id_, restored.module_id, restored.agent_id) == (
+            expected.id_,
+            expected.module_id,
+            expected.agent_id,
+        )
+        assert drawn_numbers([restored]).tolist() == drawn_numbers([expected]).tolist()
+    late = play(["b"], agents_do({"b": "ooo"}), fragment=9).fragments
+    again.add(late)  # a module that was not there before
+    assert len(again.modules["module_b"]) == 3
+    assert all(isinstance(fragment, MultiAgentEpisode) for fragment in late)
+    assert stored_rows(again, "module_b")[0].observation == number("b", 0)
