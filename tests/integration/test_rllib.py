@@ -106,21 +106,6 @@ def test_tune_runs_the_config(tmp_path: Path) -> None:
     assert result.metrics["replay_buffer"]["num_env_steps_stored"] >= 40
 
 
-def test_several_agents_are_refused() -> None:
-    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
-
-    config = small(DQNConfig, MultiAgentCartPole, "uniform").multi_agent(policies={"p"}, policy_mapping_fn=_to_p)
-    config.environment(env_config={"num_agents": 2})
-    algorithm = config.build_algo()
-    with pytest.raises(TypeError, match="this buffer stores episodes of one agent"):
-        algorithm.train()
-    algorithm.stop()
-
-
-def _to_p(*args: Any, **kwargs: Any) -> str:
-    return "p"
-
-
 def test_the_example_runs() -> None:
     example = Path(__file__).parents[2] / "examples" / "rllib_sac_nmer.py"
     environment = {**os.environ, "PYTHONPATH": str(example.parents[1])}
