@@ -134,5 +134,5 @@ class SavingMachine(RuleBasedStateMachine):
             assert replay.sample()["index"].tolist() == draws
 
 
-SavingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+SavingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestSaving = SavingMachine.TestCase

@@ -453,6 +453,25 @@ def test_a_save_that_fails_leaves_the_earlier_one_and_nothing_else(tmp_path, mon
     assert load_replay(tmp_path).storage.get(slice(0, 200))["observation"].max() < 500
 
 
+def test_the_earlier_save_goes_last(tmp_path, monkeypatch) -> None:
+    replay = used(recipes.uniform(capacity=50, batch_size=8))
+    replay.save(tmp_path)
+    replay.extend(numbered_steps(500, 50))
+
+    def full(source, target):
+        assert Path(target).name == MANIFEST
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        replay.save(tmp_path)
+    monkeypatch.undo()
+    assert load_replay(tmp_path).storage.get(slice(0, 50))["observation"].max() < 500
+    replay.save(tmp_path)
+    assert load_replay(tmp_path).storage.get(slice(0, 50))["observation"].min() >= 500
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["data", MANIFEST]
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_no_pickle_in_a_save(tmp_path) -> None:
     stored(recipes.neighborhood_mixup).save(tmp_path)
