@@ -21,7 +21,7 @@ from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
-from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
 from lightning_replay.state_files import DamagedFileError
@@ -264,28 +264,23 @@ def test_what_does_not_fit_is_refused_and_nothing_is_overwritten(
     algorithm.stop()
 
 
-@pytest.mark.filterwarnings("ignore:Consider boosting PBT performance")
+class PauseOnce(FIFOScheduler):
+    """Stops the trial's actor after its second iteration; Tune restores it from its checkpoint in a new one."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        due = result["training_iteration"] == 2 and result["iterations_since_restore"] == 2
+        return TrialScheduler.PAUSE if due else TrialScheduler.CONTINUE
+
+
 def test_tune_pauses_and_restores_with_the_buffer(tmp_path: Path) -> None:
-    # Population based training pauses both trials and restores the worse one from the better one's checkpoint.
-    space = rllib_ext.configure(config()).training(lr=tune.grid_search([1e-3, 1e-4]))
-    score = {"metric": "env_runners/episode_return_mean", "mode": "max"}
-    scheduler = PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=2,
-        quantile_fraction=0.5,
-        hyperparam_mutations={"lr": [1e-3, 1e-4]},
-        synch=True,
-        **score,
-    )
-    run = tune.RunConfig(name="run", stop={"training_iteration": 5}, storage_path=str(tmp_path), verbose=0)
-    settings = tune.TuneConfig(scheduler=scheduler)
-    results = tune.Tuner(space.algo_class, param_space=space, run_config=run, tune_config=settings).fit()
-    histories = [result.metrics_dataframe for result in results]
-    assert all(result.error is None for result in results)
-    assert any((history["iterations_since_restore"] < history["training_iteration"]).any() for history in histories)
-    for history in histories:
-        steps = history["env_runners/num_env_steps_sampled_lifetime"]
-        assert (history["replay_buffer/num_env_steps_stored"] == steps).all()
+    space = rllib_ext.configure(config())
+    run = tune.RunConfig(name="run", stop={"training_iteration": 4}, storage_path=str(tmp_path), verbose=0)
+    settings = tune.TuneConfig(scheduler=PauseOnce())
+    (result,) = tune.Tuner(space.algo_class, param_space=space, run_config=run, tune_config=settings).fit()
+    assert result.error is None
+    history = result.metrics_dataframe
+    assert history["iterations_since_restore"].tolist() == [1, 2, 1, 2]
+    assert history["replay_buffer/num_env_steps_stored"].tolist() == [42, 84, 126, 168]
 
 
 def test_without_configure_the_buffer_says_that_it_is_not_saved(
