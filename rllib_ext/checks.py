@@ -41,7 +41,11 @@ def check_algorithm(config: AlgorithmConfig) -> None:
 
 def check_capacity(config: AlgorithmConfig) -> None:
     """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch."""
-    capacity = config.replay_buffer_config["capacity"]
+    given = config.replay_buffer_config
+    special = [
+        options["capacity"] for options in (given.get("modules") or {}).values() if "capacity" in (options or {})
+    ]
+    capacity = min(given["capacity"], *special) if special else given["capacity"]
     environments = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
     steps = environments * config.get_rollout_fragment_length()
     if capacity < steps:

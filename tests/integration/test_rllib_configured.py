@@ -200,6 +200,11 @@ def test_a_capacity_below_one_round_is_refused(settings: dict[str, int], message
     refused(small(DQNConfig, "CartPole-v1", "uniform", capacity=100).env_runners(**settings), message)
 
 
+def test_the_smallest_capacity_of_all_modules_counts() -> None:
+    config = small(DQNConfig, "CartPole-v1", "uniform", capacity=100, modules={"a": {"capacity": 10}, "b": None})
+    refused(config, "capacity is 10, below the 16 rows")
+
+
 def test_a_capacity_below_a_batch_is_refused() -> None:
     config = small(DQNConfig, "CartPole-v1", "uniform", capacity=100).training(train_batch_size_per_learner=101)
     refused(config, "capacity is 100, below the 101 rows of a train batch")
