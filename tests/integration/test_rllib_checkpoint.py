@@ -299,7 +299,7 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
 def test_rllib_itself_loses_its_buffer() -> None:
     """Why we save ours: ray 2.60.0 takes the option and ignores it. A release that heeds it fails here."""
     assert ray.__version__ == "2.60.0"
-    plain = small(DQNConfig, "CartPole-v1", "uniform").checkpointing(store_buffer_in_checkpoints=True)
+    plain = small(DQNConfig, "CartPole-v1", "uniform").training(store_buffer_in_checkpoints=True)
     plain.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 1000})
     algorithm = plain.build_algo()
     algorithm.train()
