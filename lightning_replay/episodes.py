@@ -92,6 +92,10 @@ class EpisodeLinks:
             slots.append(current)
         return torch.stack(slots, dim=1), steps_used
 
+    def predecessors(self, index: Tensor) -> Tensor:
+        """Slots of the steps before, of the shape of ``index``; -1 where none is stored."""
+        return self._predecessor[index]
+
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots: nothing follows them, now or later."""
         index = index.reshape(-1)

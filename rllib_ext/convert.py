@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
+from ray.rllib.core.columns import Columns as RLlibColumns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 
@@ -25,6 +26,8 @@ class FlatEpisode(NamedTuple):
     action: Columns
     observations: list[np.ndarray]
     actions: list[np.ndarray]
+    state: Columns | None
+    states: list[np.ndarray]
 
 
 class EpisodeConverter:
@@ -32,7 +35,8 @@ class EpisodeConverter:
 
     The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
     module computed (what RLlib's own buffers store), not the unsquashed ones the environment got. Rewards are stored
-    as float32, everything else in the dtype of the first rows (:class:`Columns`).
+    as float32, everything else in the dtype of the first rows (:class:`Columns`). Where a recurrent module played, its
+    state after each step is stored too, and the number of the step in its episode.
 
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
@@ -47,6 +51,7 @@ class EpisodeConverter:
         self.fragments = Fragments()
         self.observation: Columns | None = None
         self.action: Columns | None = None
+        self.state_out: Columns | None = None
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
         """Episodes with their observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; nothing is remembered.
@@ -60,9 +65,22 @@ class EpisodeConverter:
         # Remembered by transitions(): a fragment that is refused must not decide what fits.
         observation = self.observation or Columns("observation", structs[0][1])
         action = self.action or Columns("action", structs[0][2])
+        stateful = structs[0][3] is not None if self.observation is None else self.state_out is not None
+        for episode, *_, states in structs:
+            if (states is not None) != stateful:
+                _refuse_mixed(episode, stateful)
+        state = (self.state_out or Columns("state_out", structs[0][3])) if stateful else None
         return [
-            FlatEpisode(episode, observation, action, observation.flatten(first), action.flatten(second))
-            for episode, first, second in structs
+            FlatEpisode(
+                episode=episode,
+                observation=observation,
+                action=action,
+                observations=observation.flatten(first),
+                actions=action.flatten(second),
+                state=state,
+                states=[] if state is None else state.flatten(third),
+            )
+            for episode, first, second, third in structs
         ]
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> TensorDict | None:
@@ -72,13 +90,14 @@ class EpisodeConverter:
             observation, action, ("next", "observation"): as the spaces say, nested for Dict and Tuple spaces.
             ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
+            state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
         if not flat:
             return None
-        self.observation, self.action = flat[0].observation, flat[0].action
+        self.observation, self.action, self.state_out = flat[0].observation, flat[0].action, flat[0].state
         parts = [self._new_rows(episode) for episode in flat]
         parts = [part for part in parts if len(part["reward"])]
-        return _concatenate(parts, self.observation, self.action) if parts else None
+        return _concatenate(parts, self.observation, self.action, self.state_out) if parts else None
 
     def state(self) -> dict[str, Any]:
         """Plain values from which :meth:`load_state` restores everything."""
@@ -90,9 +109,10 @@ class EpisodeConverter:
         self.fragments.load_state(state["fragments"])
         loaded = {name: Columns.from_state(part) for name, part in state["columns"].items()}
         self.observation, self.action = loaded.get("observation"), loaded.get("action")
+        self.state_out = loaded.get("state_out")
 
     def _columns(self) -> dict[str, Columns | None]:
-        return {"observation": self.observation, "action": self.action}
+        return {"observation": self.observation, "action": self.action, "state_out": self.state_out}
 
     def _new_rows(self, flat: FlatEpisode) -> dict[str, Any]:
         episode = flat.episode
@@ -105,15 +125,28 @@ class EpisodeConverter:
             "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
             "ends": _ends(episode),
             "trajectory": trajectory,
+            "state_out": [array[first:] for array in flat.states],
+            "steps": (episode.t_started + first, episode.t_started + length),
         }
 
 
-def _structs(episode: SingleAgentEpisode) -> tuple[Any, Any]:
-    """Observations ``[n + 1, ...]`` and actions ``[n, ...]`` without the lookback buffer, lists stacked."""
+def _structs(episode: SingleAgentEpisode) -> tuple[Any, Any, Any]:
+    """Observations ``[n + 1, ...]``, actions ``[n, ...]`` and states or ``None``, no lookback buffer, lists stacked."""
     length = len(episode)
     observations = episode.get_observations(slice(0, length + 1))
     actions = episode.get_actions(slice(0, length))
-    return _stacked(observations), _stacked(actions)
+    states = None
+    if RLlibColumns.STATE_OUT in episode.extra_model_outputs:
+        states = _stacked(episode.get_extra_model_outputs(RLlibColumns.STATE_OUT, slice(0, length)))
+    return _stacked(observations), _stacked(actions), states
+
+
+def _refuse_mixed(episode: SingleAgentEpisode, stateful: bool) -> NoReturn:
+    given, others = ("no state_out", "one with every step") if stateful else ("state_out", "none")
+    raise ValueError(
+        f"episode {episode.id_} carries {given} among its extra model outputs, and the episodes before it {others}. "
+        "One buffer stores what one module played, either a recurrent one (use_lstm) or one without state"
+    )
 
 
 def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
@@ -128,7 +161,9 @@ def _stacked(values: Any) -> Any:
     return stack_structs(values) if isinstance(values, list) else values
 
 
-def _concatenate(parts: list[dict[str, Any]], observation: Columns, action: Columns) -> TensorDict:
+def _concatenate(
+    parts: list[dict[str, Any]], observation: Columns, action: Columns, state_out: Columns | None
+) -> TensorDict:
     import torch
     from tensordict import TensorDict
 
@@ -154,6 +189,10 @@ def _concatenate(parts: list[dict[str, Any]], observation: Columns, action: Colu
         _put(following, leaf.key, column("next", place))
     for place, leaf in enumerate(action.leaves):
         _put(rows, leaf.key, column("action", place))
+    if state_out is not None:
+        rows["step"] = torch.from_numpy(np.concatenate([np.arange(*part["steps"], dtype=np.int64) for part in parts]))
+        for place, leaf in enumerate(state_out.leaves):
+            _put(rows, leaf.key, column("state_out", place))
     return TensorDict(rows, batch_size=[int(last_rows[-1]) + 1])
 
 

@@ -125,29 +125,31 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         gamma: float = 0.99,
         beta: float | None = None,
         batch_length_T: int | None = None,
+        min_batch_length_T: int = 0,
         **ignored: Any,
     ) -> list[SingleAgentEpisode]:
         """Draws a train batch.
 
         Args:
-            num_items: rows, of each module.
+            num_items: rows, of each module; of sequences, their steps together.
             n_step: rewards summed into one return: a number, or a closed interval one is drawn from for each row.
             gamma: discount of that return.
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
-            batch_length_T: above 1 for recurrent modules, which need sequences: refused.
+            batch_length_T: steps of a sequence at most, for a recurrent module; 0 or ``None`` draws single rows.
+            min_batch_length_T: the burn-in of sequences; each is longer.
             ignored: what else RLlib passes (lookback, sample_episodes, ...).
 
         Returns:
-            Blocks whose rows carry ``weights`` and ``n_step`` among their extra model outputs.
+            Blocks, or sequences as episodes, whose rows carry ``weights`` and ``n_step`` among their extra model
+            outputs; sequences also ``state_out``.
 
         Raises:
             RuntimeError: the buffer is empty.
+            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without state, or with a
+                burn-in that is longer than the episodes.
         """
-        if batch_length_T and batch_length_T > 1:
-            raise ValueError(
-                f"batch_length_T is {batch_length_T}: a recurrent module (use_lstm) learns from sequences, and this "
-                "buffer draws single transitions. Use a module without state, or RLlib's own EpisodeReplayBuffer."
-            )
+        if batch_length_T:
+            return self._sequences(num_items or 1, n_step or 1, batch_length_T, min_batch_length_T)
         drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
         if not drawable:
             raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
@@ -158,11 +160,25 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             self._counters.count("steps_sampled", len(places[name]), name)
         return [piece.episode for _, piece in dealt]
 
+    def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
+        if n_step != 1:
+            raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
+        if self._several_agents:
+            raise ValueError(
+                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
+                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
+            )
+        module = self.modules[DEFAULT_MODULE_ID]
+        episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
+        self._counters.count("steps_sampled", sum(map(len, episodes)))
+        return episodes
+
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
         """Returns the TD errors of the last draw to the rows they belong to; replays without priorities ignore them.
 
         Args:
-            priorities: one TD error per row, in the order in which the Learners got the rows.
+            priorities: one TD error per row, in the order in which the Learners got the rows; of sequences
+                ``[chunks, batch_length_T]``, see :class:`~rllib_ext.sequence_priorities.SequencePriorities`.
             module_id: the module that learned; may be left out where there is one.
 
         Raises:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from lightning_replay.replay import Replay
+    from rllib_ext.sequence_priorities import SequencePriorities
 
 
 class ModuleReplay:
@@ -46,7 +47,7 @@ class ModuleReplay:
         self._running: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
         self._interrupted = False
         self._batch: TensorDictBase | None = None
-        self._expected: tuple[Any, Any] | None = None
+        self._expected: tuple[Any, Any, SequencePriorities | None] | None = None
 
     def __len__(self) -> int:
         return len(self.replay)
@@ -55,7 +56,8 @@ class ModuleReplay:
         """Checks episodes without storing them.
 
         Raises:
-            ValueError: rows that do not fit the first ones, or more of them than the buffer holds.
+            ValueError: rows that do not fit the first ones, more of them than the buffer holds, or the steps of a
+                recurrent module where there are several agents.
         """
         steps = sum(len(episode) for episode in episodes)
         if steps > self.replay.capacity:
@@ -63,7 +65,13 @@ class ModuleReplay:
                 f"capacity is {self.replay.capacity}, and {steps} steps came with one add(). Give the buffer room for "
                 "several rounds of all EnvRunners, or shorten rollout_fragment_length"
             )
-        return self.converter.flatten(episodes)
+        flat = self.converter.flatten(episodes)
+        if flat and flat[0].state is not None and self._module_id is not None:
+            raise ValueError(
+                f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
+                "supported with one agent. Use modules without state, or RLlib's own MultiAgentEpisodeReplayBuffer"
+            )
+        return flat
 
     def add(self, flat: Sequence[FlatEpisode]) -> int:
         """Stores the new rows of checked episodes with one ``extend``; returns how many they are."""
@@ -72,6 +80,8 @@ class ModuleReplay:
         rows = self.converter.transitions(flat)
         if rows is None:
             return 0
+        if self.converter.state_out is not None:
+            self.follow_episodes()  # from the first row on: sequences are drawn along the links
         index = self.replay.extend(rows)
         self._remember_running(rows, index)
         self.replay.advance(env_steps=self.converter.fragments.steps)
@@ -82,19 +92,47 @@ class ModuleReplay:
         if n_step != 1 or self._follows_episodes:
             self._returns.ask(n_step, gamma)
             self.follow_episodes()
-        self._draws += 1
-        self.replay.advance(updates=self._draws)
+        self._count_draw()
         self._batch = self.replay.sample(num_items)
         assert self.converter.observation is not None and self.converter.action is not None
         rows = DrawnRows(self._batch, self.converter.observation, self.converter.action, self._module_id)
         self.mean_n_step = rows.mean_n_step if self._follows_episodes else 1.0
         return self._layout(rows)
 
+    def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
+        """Draws sequences of ``num_steps`` steps together; see :func:`~rllib_ext.sequences.draw_sequences`.
+
+        Args:
+            num_steps: steps of the train batch.
+            longest: ``max_seq_len`` of the module.
+            burn_in: steps at the start of each sequence from which nothing is learned.
+            num_learners: Learners the sequences are dealt out to.
+
+        Raises:
+            ValueError: the rows or the recipe cannot give sequences, or none is longer than the burn-in.
+        """
+        from rllib_ext.sequence_priorities import SequencePriorities
+        from rllib_ext.sequences import draw_sequences, read_episodes
+
+        self._check_sequences(longest, burn_in)
+        self._count_draw()
+        links, converter = self._returns.links, self.converter
+        assert links is not None and converter.observation is not None
+        assert converter.action is not None and converter.state_out is not None
+        sequences = draw_sequences(self.replay, links, num_steps, longest, shortest=burn_in + 1)
+        priorities = SequencePriorities(sequences.lengths.tolist(), num_learners, longest, burn_in)
+        self.mean_n_step = 1.0
+        if self.replay.is_prioritized:
+            self._expected = sequences.drawn, sequences.generation, priorities
+        return read_episodes(
+            sequences, self.replay.storage, converter.observation, converter.action, converter.state_out
+        )
+
     def expect(self, places: np.ndarray) -> None:
         """Keeps index and generation of the drawn rows in the order in which their TD errors will come back."""
         if self.replay.is_prioritized:
             assert self._batch is not None
-            self._expected = self._batch["index"][places], self._batch["generation"][places]
+            self._expected = self._batch["index"][places], self._batch["generation"][places], None
         self._batch = None
 
     def update(self, td_errors: Any) -> None:
@@ -111,7 +149,10 @@ class ModuleReplay:
             )
         import torch
 
-        index, generation = self._expected
+        index, generation, priorities = self._expected
+        if priorities is not None:
+            learned, td_errors = priorities.of(td_errors)
+            index, generation = index[learned], generation[learned]
         td_error = torch.as_tensor(np.asarray(td_errors)).reshape(-1)
         self.replay.update_priority(index, td_error, generation=generation)
         self._expected = None
@@ -145,6 +186,28 @@ class ModuleReplay:
         if state["follows_episodes"]:
             self.follow_episodes()
         self._batch = self._expected = None
+
+    def _count_draw(self) -> None:
+        self._draws += 1
+        self.replay.advance(updates=self._draws)
+
+    def _check_sequences(self, longest: int, burn_in: int) -> None:
+        from rllib_ext.sequences import check_sequences
+
+        check_sequences(self.replay)
+        if longest <= burn_in:
+            raise ValueError(
+                f"burn_in_len is {burn_in} and max_seq_len is {longest}: nothing is left to learn from. "
+                "Give sequences longer than the burn-in"
+            )
+        if not len(self):
+            raise RuntimeError("cannot sample from an empty replay buffer; call add first")
+        if self.converter.state_out is None:
+            raise ValueError(
+                f"batch_length_T is {longest}: a recurrent module learns from sequences with its state, and the stored "
+                "episodes carry no state_out among their extra model outputs. Fill the buffer with episodes that the "
+                "module itself has played, from a new buffer on"
+            )
 
     def _remember_running(self, rows: TensorDictBase, index: Any) -> None:
         trajectory = rows["trajectory"].numpy()

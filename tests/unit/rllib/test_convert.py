@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from rllib_ext.convert import EpisodeConverter
 
 from .episodes import numbered, played, sampled
+from .recurrent_episodes import recurrent
 
 
 def transitions_of(converter: EpisodeConverter, episodes: list[SingleAgentEpisode]) -> TensorDict | None:
@@ -110,6 +111,45 @@ def test_every_space_comes_back_as_it_went_in(name: str, numpy: bool) -> None:
         for mine, theirs in zip(_leaves(taken), _leaves(expected), strict=True):
             np.testing.assert_array_equal(mine, theirs[part])
             assert mine.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_states_of_a_recurrent_module_and_the_steps_they_follow(numpy: bool) -> None:
+    converter = EpisodeConverter()
+    transitions_of(converter, [recurrent("a", 2, numpy=numpy), recurrent("b", 1, offset=100, numpy=numpy)])
+    rows = transitions_of(
+        converter,
+        [
+            recurrent("a", 3, start=1, lookback=1, numpy=numpy),  # its first step came before
+            recurrent("b", 2, start=7, lookback=1, offset=100, numpy=numpy),  # a gap
+        ],
+    )
+    assert rows["step"].tolist() == [2, 3, 7, 8] and rows["step"].dtype == torch.int64
+    assert rows["state_out", "h"][:, 0, 0].tolist() == [2, 3, 107, 108]
+    assert rows["state_out", "c"][:, 0, 1].tolist() == [-2, -3, -107, -108]
+    assert rows["state_out", "h"].shape == (4, 1, 2) and rows["state_out", "h"].dtype == torch.float32
+
+
+def test_episodes_without_states_have_no_columns_for_them() -> None:
+    rows = transitions_of(EpisodeConverter(), [numbered("a", 2)])
+    assert set(rows.keys()) == {"observation", "action", "next", "trajectory"}
+
+
+def test_episodes_with_and_without_states_are_not_mixed() -> None:
+    stateful, stateless = EpisodeConverter(), EpisodeConverter()
+    with pytest.raises(ValueError, match="episode b carries no state_out .* before it one with every step"):
+        stateful.flatten([recurrent("a", 2), numbered("b", 2)])
+    transitions_of(stateful, [recurrent("a", 2)])
+    with pytest.raises(ValueError, match="episode b carries no state_out"):
+        stateful.flatten([numbered("b", 2)])
+    transitions_of(stateless, [numbered("a", 2)])
+    with pytest.raises(ValueError, match="episode b carries state_out .* before it none"):
+        stateless.flatten([recurrent("b", 2)])
+    again = EpisodeConverter()
+    again.load_state(stateful.state())
+    with pytest.raises(ValueError, match="episode b carries no state_out"):
+        again.flatten([numbered("b", 2)])
+    assert transitions_of(again, [recurrent("a", 1, start=2)])["trajectory"].tolist() == [0]
 
 
 def _leaves(struct: object) -> list[np.ndarray]:

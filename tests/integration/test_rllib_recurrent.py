@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DQN with an LSTM on a real Ray: training, and TD errors that come home from one and several Learners."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import TD_ERROR_KEY
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+
+import rllib_ext
+
+pytestmark = pytest.mark.slow
+
+LSTM = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 6}
+
+
+class Counting(gym.Env):
+    """Observes the number of its step over all episodes; episodes of 9, 4, 9, 4, ... steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self.count = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.count += 1
+        return np.array([self.count], np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        place = self.count % 15
+        return np.array([self.count], np.float32), 1.0, place == 9, place == 14, {}
+
+
+class EchoLearner(DQNTorchLearner):
+    """Returns the first number of each step's observation as its TD error, and a million for padding."""
+
+    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
+        echo = torch.where(batch["loss_mask"], batch["obs"][..., 0], 1e6)
+        self.metrics.log_value((module_id, TD_ERROR_KEY), echo, reduce="item_series")
+        return (fwd_out["qf_preds"] ** 2).mean()
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def recurrent(env: Any, recipe: str, num_learners: int, burn_in: int, batch: int = 24) -> DQNConfig:
+    """DQN with a tiny LSTM and short iterations."""
+    config = (
+        DQNConfig()
+        .environment(env)
+        .training(
+            replay_buffer_config=rllib_ext.replay_config(recipe, capacity=300, seed=0),
+            train_batch_size_per_learner=batch,
+            num_steps_sampled_before_learning_starts=60,
+            burn_in_len=burn_in,
+        )
+        .rl_module(model_config=LSTM)
+        .learners(num_learners=num_learners)
+        .reporting(min_sample_timesteps_per_iteration=60, min_time_s_per_iteration=0)
+        .debugging(seed=1)
+    )
+    return rllib_ext.configure(config)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "burn_in", "num_learners"),
+    [("uniform", 0, 0), ("uniform", 3, 2), ("prioritized", 3, 0), ("prioritized", 0, 2)],
+)
+def test_two_iterations(recipe: str, burn_in: int, num_learners: int) -> None:
+    algorithm = recurrent("CartPole-v1", recipe, num_learners, burn_in).build_algo()
+    algorithm.train()
+    result = algorithm.train()
+    buffer = algorithm.local_replay_buffer
+    algorithm.stop()
+    learner = result["learners"]["default_policy"]
+    assert np.isfinite(learner["total_loss"]) and learner["num_module_steps_trained_lifetime"] > 0
+    assert len(buffer) >= 120
+    state = buffer.replay.storage.get(slice(0, len(buffer)))["state_out"]
+    assert state["h"].shape[1:] == state["c"].shape[1:] == (1, 4) and state["h"].abs().max() > 0
+    if recipe == "prioritized":
+        assert buffer.replay.stats()["priorities_updated"] > 100
+        assert buffer.replay.stats()["late_updates_dropped"] == 0
+
+
+def priorities_by_hand(episodes: list[SingleAgentEpisode], num_learners: int, burn_in: int) -> list[tuple[int, float]]:
+    """First step and priority of each sequence from which Learners learn, when a step's number is its TD error."""
+    names = [episode.id_.split("_")[0] for episode in episodes]
+    steps: dict[str, list[float]] = {name: [] for name in names}
+    shards = ShardEpisodesIterator(episodes, num_shards=max(num_learners, 1), len_lookback_buffer=1)
+    for part in itertools.chain.from_iterable(shards):
+        numbers = part.get_observations(slice(0, len(part)))[:, 0].tolist()
+        steps[part.id_.split("_")[0]] += numbers[burn_in:]
+    return [
+        (int(episode.get_observations(0)[0]), 0.9 * max(steps[name]) + 0.1 * float(np.mean(steps[name])))
+        for name, episode in zip(names, episodes, strict=True)
+        if steps[name]
+    ]
+
+
+@pytest.mark.parametrize(("num_learners", "burn_in"), [(0, 2), (1, 0), (2, 2)])
+def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recurrent(Counting, "prioritized", num_learners, burn_in, batch=19)
+    algorithm = config.learners(learner_class=EchoLearner).build_algo()
+    buffer = algorithm.local_replay_buffer
+    draw, update = buffer.sample, buffer.replay.update_priority
+    drawn: list[list[SingleAgentEpisode]] = []
+    home: list[bool] = []
+
+    def remembered(**request: Any) -> list[SingleAgentEpisode]:
+        drawn.append(draw(**request))
+        return drawn[-1]
+
+    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
+        starts = buffer.replay.storage.get(index)["observation"][:, 0].int().tolist()
+        expected = priorities_by_hand(drawn[-1], num_learners, burn_in)
+        for start, magnitude, (first, priority) in zip(starts, td_error.tolist(), expected, strict=True):
+            home.append(start == first and abs(magnitude - priority) < 1e-3)
+        update(index, td_error, **rest)
+
+    monkeypatch.setattr(buffer, "sample", remembered)
+    monkeypatch.setattr(buffer.replay, "update_priority", compared)
+    for _ in range(2):
+        algorithm.train()
+    algorithm.stop()
+    assert len(home) > 100 and all(home)
+
+
+def test_states_stored_are_those_of_the_module() -> None:
+    algorithm = recurrent(Counting, "uniform", 0, 0).build_algo()
+    buffer = algorithm.local_replay_buffer
+    module = algorithm.env_runner.module
+    for _ in range(10):
+        buffer.add(algorithm.env_runner.sample(num_timesteps=7))  # fragments that end anywhere, one set of weights
+    episodes = buffer.sample(num_items=200, n_step=1, batch_length_T=6, min_batch_length_T=0)
+    algorithm.stop()
+    assert any(episode.t_started for episode in episodes) and any(not episode.t_started for episode in episodes)
+    for episode in episodes:
+        if episode.t_started:
+            state = episode.get_extra_model_outputs("state_out", -1, neg_index_as_lookback=True)
+        else:
+            state = {name: value.numpy() for name, value in module.get_initial_state().items()}
+        batch = {
+            "obs": torch.from_numpy(episode.get_observations(slice(0, len(episode))))[None],
+            "state_in": {name: torch.from_numpy(np.asarray(value))[None] for name, value in state.items()},
+        }
+        with torch.no_grad():
+            after = module.compute_q_values(batch)["state_out"]
+        for name, value in after.items():
+            last = episode.get_extra_model_outputs("state_out", -1)[name]
+            np.testing.assert_allclose(value[0].numpy(), last, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_brings_back_the_same_sequences(tmp_path: Path) -> None:
+    def sequences(algorithm: Algorithm) -> list[list[Any]]:
+        request = {"num_items": 100, "n_step": 1, "batch_length_T": 6, "min_batch_length_T": 2}
+        return [episode.get_observations().tolist() for episode in algorithm.local_replay_buffer.sample(**request)]
+
+    algorithm = recurrent("CartPole-v1", "prioritized", 0, 2).build_algo()
+    algorithm.train()
+    path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    again = Algorithm.from_checkpoint(path)
+    assert sequences(again) == sequences(algorithm)
+    assert np.isfinite(again.train()["learners"]["default_policy"]["total_loss"])
+    algorithm.stop()
+    again.stop()
+
+
+def test_a_module_without_max_seq_len_is_refused_by_rllib() -> None:
+    config = recurrent("CartPole-v1", "uniform", 0, 0)
+    config.rl_module(model_config={name: value for name, value in LSTM.items() if name != "max_seq_len"})
+    algorithm = config.build_algo()
+    with pytest.raises(ValueError, match="not providing a 'max_seq_len' key"):
+        algorithm.train()
+    algorithm.stop()
+
+
+def test_sac_has_no_recurrent_module() -> None:
+    # RLlib 2.60 passes no state through SAC's module: it fails in the first forward pass, whatever the buffer.
+    config = SACConfig().environment("Pendulum-v1").rl_module(model_config=LSTM)
+    config.training(replay_buffer_config=rllib_ext.replay_config("uniform", capacity=300))
+    algorithm = config.build_algo()
+    assert not algorithm.env_runner.module.is_stateful()
+    with pytest.raises(AssertionError, match="desired batch and time dimensions"):
+        algorithm.env_runner.sample(num_timesteps=2)
+    algorithm.stop()

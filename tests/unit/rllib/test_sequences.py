@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences for recurrent modules, on episodes whose numbers say where they belong."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
+from torchrl.data.replay_buffers import SliceSampler
+
+from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
+from rllib_ext.buffer_files import read_buffer, write_buffer
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.sequences import check_sequences
+
+from .episodes import numbered
+from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
+
+
+def test_every_sequence_of_three_episodes() -> None:
+    found = {numbers(episode)[0]: episode for episode in drawn(filled(), 2000, longest=4)}
+    assert {start: numbers(episode) for start, episode in found.items()} == {
+        **{0: [0, 1, 2, 3], 1: [1, 2, 3, 4], 2: [2, 3, 4], 3: [3, 4], 4: [4]},
+        **{n: list(range(n, min(n + 4, 107))) for n in range(100, 107)},
+        **{200: [200, 201, 202], 201: [201, 202], 202: [202]},
+    }
+    for start, episode in found.items():
+        last, step = numbers(episode)[-1], start % 100
+        assert (episode.is_terminated, episode.is_truncated) == (last == 4, last == 106)
+        assert episode.t_started == step and episode.t == step + len(episode)
+        assert state_before(episode) == (start - 1 if step else None)
+        assert episode.get_observations(-1).tolist() == [last + 1, -(last % 100) - 1]
+        assert episode.get_rewards().tolist() == numbers(episode)
+        assert episode.get_actions().tolist() == [number % 2 for number in numbers(episode)]
+        states = episode.get_extra_model_outputs("state_out")
+        assert states["h"].shape == (len(episode), 1, 2) and states["h"].dtype == np.float32
+        assert states["h"][:, 0, 0].tolist() == (-states["c"])[:, 0, 1].tolist() == numbers(episode)
+        assert episode.is_numpy and "_" not in episode.id_
+
+
+def test_lookback_is_the_step_before() -> None:
+    for episode in drawn(filled(), 200, longest=4):
+        if episode.t_started:
+            before = numbers(episode)[0] - 1
+            assert episode.get_observations(-1, neg_index_as_lookback=True)[0] == before
+            assert episode.get_actions(-1, neg_index_as_lookback=True) == before % 2
+            assert episode.get_rewards(-1, neg_index_as_lookback=True) == before
+
+
+def test_weights_and_n_step_are_those_of_rllib() -> None:
+    for episode in drawn(filled(), 50, longest=4):
+        weights = episode.get_extra_model_outputs("weights")
+        assert weights.dtype == np.float32 and weights.tolist() == [1.0] * len(episode)
+        assert episode.get_extra_model_outputs("n_step").tolist() == [1] * len(episode)
+
+
+def test_steps_are_counted_and_sequences_sorted_by_length() -> None:
+    buffer = filled()
+    for steps in (1, 4, 5, 33):
+        before = buffer.get_sampled_timesteps()
+        lengths = [len(episode) for episode in drawn(buffer, steps, longest=4)]
+        assert steps <= sum(lengths) < steps + 4
+        assert lengths == sorted(lengths, reverse=True)
+        assert buffer.get_sampled_timesteps() - before == sum(lengths)
+        assert len({episode.id_ for episode in drawn(buffer, steps, longest=4)}) > 1 or steps < 5
+
+
+def test_sequences_are_longer_than_the_burn_in() -> None:
+    starts = {numbers(episode)[0] for episode in drawn(filled(), 2000, longest=5, burn_in=3)}
+    assert starts == {0, 1, 100, 101, 102, 103}
+
+
+def test_a_start_whose_state_was_overwritten_begins_one_step_later() -> None:
+    # slot  0 1 2 3 4 5 6 7      the ring of 8 holds 102 to 109; 101, the state before 102, is gone
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=8, seed=0)
+    buffer.add(recurrent("a", 6, offset=100))
+    buffer.add(recurrent("a", 4, start=6, offset=100))
+    found = drawn(buffer, 1000, longest=3)
+    assert {tuple(numbers(episode)) for episode in found} == {
+        *((n, n + 1, n + 2) for n in range(103, 108)),
+        (108, 109),
+        (109,),
+    }
+    assert all(state_before(episode) == numbers(episode)[0] - 1 for episode in found)
+    starts = [numbers(episode)[0] for episode in found]
+    assert (
+        1.3 < starts.count(103) / np.mean([starts.count(n) for n in range(104, 110)]) < 2.7
+    )  # its own draws and 102's
+
+
+def test_prioritized_starts_and_their_weights() -> None:
+    buffer = filled("prioritized", priority_exponent=1.0, importance_exponent=1.0, priority_offset=0.0)
+    numbers_stored = buffer.replay.storage.get(slice(0, 15))["observation"][:, 0]
+    buffer.replay.update_priority(torch.arange(15), torch.where(numbers_stored < 100, 4.0, 1.0))
+    episodes = drawn(buffer, 3000, longest=3)
+    low = [episode for episode in episodes if numbers(episode)[0] < 100]
+    assert 0.6 < len(low) / len(episodes) < 0.73  # 5 rows of 4 among 5 of 4 and 10 of 1: two thirds
+    for episode in episodes:
+        expected = 0.25 if numbers(episode)[0] < 100 else 1.0
+        np.testing.assert_allclose(episode.get_extra_model_outputs("weights"), expected, rtol=1e-6)
+
+
+def test_a_lost_fragment_and_one_sent_twice() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50, seed=0)
+    buffer.add(recurrent("a", 3))
+    buffer.add(recurrent("a", 3))
+    buffer.add(recurrent("a", 2, start=1, lookback=1))
+    buffer.add(recurrent("a", 3, start=5, lookback=1))  # 3 and 4 were lost: the state before 5 is not stored
+    buffer.add(recurrent("a", 1, start=9, lookback=1))  # 8 was lost, and nothing follows 9
+    episodes = drawn(buffer, 500, longest=9)
+    assert {tuple(numbers(episode)) for episode in episodes} == {(0, 1, 2), (1, 2), (2,), (6, 7), (7,)}
+    assert all(episode.observations.lookback == min(episode.t_started, 1) for episode in episodes)
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_nested_spaces_and_states(numpy: bool) -> None:
+    space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 255, (2, 2), np.uint8), "goal": gym.spaces.Discrete(3)})
+    space.seed(0)
+    episode = SingleAgentEpisode(
+        observations=[space.sample() for _ in range(4)],
+        actions=[(np.int64(t), np.full(2, t, np.float32)) for t in range(3)],
+        rewards=[0.0, 1.0, 2.0],
+        extra_model_outputs={"state_out": [{"encoder": {"lstm": state_after(t)}} for t in range(3)]},
+        len_lookback_buffer=0,
+    )
+    whole = episode.to_numpy() if numpy else episode
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10, seed=0)
+    buffer.add(whole)
+    whole.to_numpy()
+    for part in drawn(buffer, 30, longest=2):
+        rows = slice(part.t_started, part.t_started + len(part))
+        observations = part.get_observations()
+        expected = whole.get_observations(slice(rows.start, rows.stop + 1))
+        for name in ("camera", "goal"):
+            assert observations[name].tolist() == expected[name].tolist()
+            assert observations[name].dtype == expected[name].dtype
+        assert part.get_actions()[1].tolist() == whole.get_actions(rows)[1].tolist()
+        states = part.get_extra_model_outputs("state_out")["encoder"]["lstm"]
+        assert states["h"][:, 0, 0].tolist() == list(range(rows.start, rows.stop))
+
+
+# RLlib's own buffer and connectors
+
+
+def learner_batch(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    """What the connectors of a DQN Learner make of sequences of up to 6 steps, for an LSTM of two cells."""
+    if not hasattr(learner_batch, "learner"):
+        config = DQNConfig().environment(
+            observation_space=gym.spaces.Box(-1e3, 1e3, (2,)), action_space=gym.spaces.Discrete(2)
+        )
+        model = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 2, "max_seq_len": 6}
+        learner_batch.learner = config.rl_module(model_config=model).build_learner()  # type: ignore[attr-defined]
+        learner_batch.learner.build()  # type: ignore[attr-defined]
+    learner = learner_batch.learner  # type: ignore[attr-defined]
+    connector = learner._learner_connector
+    return connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})["default_policy"]
+
+
+def test_batches_equal_those_of_rllibs_own_buffer() -> None:
+    import tree
+
+    fragments = [
+        recurrent("a", 9),
+        recurrent("b", 4, offset=100, terminated=True),
+        recurrent("a", 5, start=9, truncated=True),
+        recurrent("c", 8, offset=200),
+    ]
+    buffer, theirs = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0), EpisodeReplayBuffer(capacity=100)
+    buffer.add(fragments)
+    for fragment in fragments:
+        theirs.add(fragment)
+    theirs.rng = np.random.default_rng(0)
+    sampled = theirs.sample(600, n_step=1, batch_length_T=6, lookback=1, sample_episodes=True)
+    known = {numbers(episode)[0]: episode for episode in sampled}
+    assert len(known) == 26
+    mine = drawn(buffer, 60, longest=6, burn_in=2)
+    same = [known[numbers(episode)[0]] for episode in mine]
+    for copy, original in enumerate(same):  # drawn twice, it needs two names
+        same[copy] = original[:]
+        same[copy].id_ = f"copy{copy}"
+    ours, expected = learner_batch(mine), learner_batch(same)
+    assert {"state_in", "next_state_in", "loss_mask", "seq_lens", "new_obs", "weights", "n_step"} <= set(ours)
+    assert set(ours) == set(expected)
+    for name in expected:
+        tree.map_structure(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), ours[name], expected[name])
+        if name not in ("weights", "n_step"):
+            assert tree.map_structure(lambda a: a.dtype, ours[name]) == tree.map_structure(
+                lambda a: a.dtype, expected[name]
+            )
+    starts = torch.tensor([numbers(episode)[0] for episode in mine])
+    inner = starts % 100 > 0
+    assert ours["state_in"]["h"][inner][:, 0, 0].tolist() == (starts[inner] - 1).tolist()
+    assert not ours["state_in"]["h"][~inner].any() and not inner.all()
+    assert ours["next_state_in"]["c"][:, 0, 0].tolist() == (-starts).tolist()
+
+
+def test_parts_of_one_sequence_in_one_learner_stay_apart() -> None:
+    # RLlib deals sequences of 6, 5, 5 and 5 steps so that the first of two Learners gets both parts of one
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
+    buffer.add([recurrent(f"e{n}", n, offset=100 * i, terminated=True) for i, n in enumerate([6, 5, 5, 5])])
+    for _ in range(50):
+        episodes = drawn(buffer, 20, longest=6, burn_in=4)
+        if [len(episode) for episode in episodes] == [6, 5, 5, 5]:
+            break
+    first, second = ShardEpisodesIterator(episodes, num_shards=2, len_lookback_buffer=1)
+    assert [len(part) for part in first] == [6, 4, 1] and [len(part) for part in second] == [5, 5]
+    batch = learner_batch(first)
+    assert batch["obs"].shape[:2] == batch["loss_mask"].shape == (3, 6)
+    assert batch["loss_mask"].sum(1).tolist() == [6, 4, 1]
+
+
+# What is refused
+
+
+def test_an_empty_buffer_says_so() -> None:
+    with pytest.raises(RuntimeError, match="empty"):
+        drawn(RecipeEpisodeReplayBuffer("uniform", capacity=10), 3, longest=2)
+
+
+def test_episodes_no_longer_than_the_burn_in_are_refused() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50, seed=0)
+    buffer.add([recurrent(f"e{n}", 4, offset=10 * n, terminated=True) for n in range(5)])
+    drawn(buffer, 20, longest=9, burn_in=3)
+    with pytest.raises(ValueError, match=r"no sequence of 5 steps or more among the 20 steps .* burn_in_len=4"):
+        drawn(buffer, 20, longest=9, burn_in=4)
+
+
+def test_a_burn_in_as_long_as_the_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="burn_in_len is 4 and max_seq_len is 4"):
+        drawn(filled(), 20, longest=4, burn_in=4)
+
+
+def test_rows_without_state_are_refused() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50)
+    buffer.add(numbered("a", 5))
+    with pytest.raises(ValueError, match="batch_length_T is 20: .* carry no state_out"):
+        drawn(buffer, 3, longest=20)
+
+
+@pytest.mark.parametrize("n_step", [3, (1, 2)])
+def test_n_step_returns_of_sequences_are_refused(n_step: Any) -> None:
+    with pytest.raises(ValueError, match="n_step=1 alone"):
+        filled().sample(num_items=3, n_step=n_step, batch_length_T=4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [("mixup", "RandomPairSampler draws pairs"), ("noisy", "GaussianNoise changes single transitions")],
+)
+def test_recipes_of_more_than_single_rows_are_refused(recipe: str, reason: str) -> None:
+    buffer = RecipeEpisodeReplayBuffer(recipe, capacity=50)
+    buffer.add(recurrent("a", 5))
+    with pytest.raises(ValueError, match=f"{reason}.* learns from sequences as they were played"):
+        drawn(buffer, 3, longest=2)
+
+
+def test_samplers_of_slices_are_refused() -> None:
+    replay = Replay(storage=PackedStorage(50), sampler=SliceSampler(num_slices=1), batch_size=1)
+    with pytest.raises(ValueError, match="SliceSampler draws slices"):
+        check_sequences(replay)
+
+
+def played_by_two(state: bool) -> MultiAgentEpisode:
+    outputs = {"state_out": state_after(0)} if state else {"action_logp": 0.0}
+    return MultiAgentEpisode(
+        observations=[{"x": np.zeros(2, np.float32), "y": np.zeros(2, np.float32)}] * 2,
+        actions=[{"x": np.int64(0), "y": np.int64(0)}],
+        rewards=[{"x": 0.0, "y": 0.0}],
+        extra_model_outputs=[{"x": outputs, "y": outputs}],
+        agent_module_ids={"x": "p", "y": "q"},
+        agent_to_module_mapping_fn=lambda agent, *rest: {"x": "p", "y": "q"}[agent],
+        len_lookback_buffer=0,
+    )
+
+
+def test_recurrent_modules_of_several_agents_are_refused() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=50)
+    with pytest.raises(ValueError, match="module 'p' is recurrent .* supported with one agent"):
+        buffer.add(played_by_two(state=True))
+    assert len(buffer) == 0
+    buffer.add(played_by_two(state=False))
+    with pytest.raises(ValueError, match=r"several agents \(\['p', 'q'\]\)"):
+        drawn(buffer, 3, longest=2)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+@pytest.mark.parametrize("files", [False, True])
+def test_a_restored_buffer_draws_the_same_sequences(recipe: str, files: bool, tmp_path: Path) -> None:
+    buffer = filled(recipe, capacity=12)  # 0, 1 and 100 are overwritten
+    episodes = drawn(buffer, 20, longest=3)
+    buffer.update_priorities(np.arange(3.0 * len(episodes)).reshape(-1, 3))
+    again = RecipeEpisodeReplayBuffer(recipe, capacity=12, seed=5)
+    if files:
+        write_buffer(buffer, tmp_path / "buffer", warmup_steps=0)
+        saved = read_buffer(again, tmp_path / "buffer")
+        again.take_over(saved.modules, saved.state)
+    else:
+        again.set_state(buffer.get_state())
+    for _ in range(5):
+        expected, restored = drawn(buffer, 20, longest=3), drawn(again, 20, longest=3)
+        assert [numbers(episode) for episode in restored] == [numbers(episode) for episode in expected]
+        assert [state_before(episode) for episode in restored] == [state_before(episode) for episode in expected]
+        for one, other in zip(restored, expected, strict=True):
+            np.testing.assert_array_equal(
+                one.get_extra_model_outputs("weights"), other.get_extra_model_outputs("weights")
+            )
+        for each in (buffer, again):
+            each.update_priorities(np.ones((len(expected), 3)))
+
+
+def test_episodes_interrupted_by_a_restore_end_there() -> None:
+    again = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
+    again.set_state(filled().get_state())
+    again.add(recurrent("c", 2, start=3, offset=200))  # the same name, from a runner that was started anew
+    found = {tuple(numbers(episode)): episode for episode in drawn(again, 1000, longest=9)}
+    assert found[200, 201, 202].is_truncated
+    assert not any({202, 203} <= set(sequence) for sequence in found)
+
+
+# Any fragments
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> list[tuple[int, int, int, bool, bool]]:
+    """Fragments (episode, first step, steps, whether the episode ends, whether the fragment is sent) of two runners."""
+    fragments, episodes, running = [], itertools.count(), {}
+    for _ in range(draw(st.integers(1, 12))):
+        runner = draw(st.integers(0, 1))
+        episode, step = running.get(runner) or (next(episodes), 0)
+        length, ends = draw(st.integers(1, 5)), draw(st.booleans())
+        fragments.append((episode, step, length, ends, draw(st.sampled_from([True, True, True, False]))))
+        running[runner] = None if ends else (episode, step + length)
+    return fragments
+
+
+@given(plays(), st.integers(1, 5), st.integers(0, 2))
+def test_sequences_are_consecutive_steps_of_the_true_episodes(
+    fragments: list[tuple[int, int, int, bool, bool]], longest: int, burn_in: int
+) -> None:
+    capacity = 11
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=capacity, seed=0)
+    ring: list[tuple[int, bool]] = []  # number, whether it ends its episode; 100 * episode + step
+    for episode, step, length, ends, sent in fragments:
+        if sent:
+            buffer.add(recurrent(str(episode), length, start=step, offset=100 * episode, terminated=ends))
+            rows = range(100 * episode + step, 100 * episode + step + length)
+            ring = [*ring, *((number, ends and number == rows[-1]) for number in rows)][-capacity:]
+    stored = dict(ring)
+    starts = {}  # start -> the whole sequence
+    for number in stored:
+        if number % 100 == 0 or number - 1 in stored:
+            run = [number]
+            while len(run) < longest and run[-1] + 1 in stored:
+                run.append(run[-1] + 1)
+            if len(run) > burn_in:
+                starts[number] = run
+    if burn_in >= longest or not starts:
+        if stored:
+            with pytest.raises(ValueError, match="burn_in_len"):
+                drawn(buffer, 20, longest, burn_in)
+        return
+    for episode in drawn(buffer, 20, longest, burn_in):
+        number = numbers(episode)[0]
+        assert numbers(episode) == starts[number]
+        assert episode.t_started == number % 100
+        assert episode.observations.lookback == min(episode.t_started, 1)
+        assert state_before(episode) == (number - 1 if number % 100 else None)
+        assert episode.is_terminated == stored[starts[number][-1]] and not episode.is_truncated
+        assert episode.get_observations(-1)[0] == starts[number][-1] + 1
+
+
+def test_links_that_skip_a_step_do_not_arise_late() -> None:
+    # followed from the first row on: a link made later could pass over a step that another writer has evicted
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
+    buffer.add(recurrent("a", 3))
+    links = buffer.modules["default_policy"]._returns.links
+    assert isinstance(links, EpisodeLinks) and links.successor[:3].tolist() == [1, 2, -1]
