@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def write_chunks(
 
     Args:
         directory: a new one.
-        tensors: on any device; a few chunks at a time are copied to the CPU.
+        tensors: on any device.
         earlier: chunk files that may be linked; they are never written to.
 
     Returns:
@@ -79,17 +79,13 @@ def write_chunks(
     records: dict[str, Any] = {}
     chunks: list[Chunk] = []
     stored: deque[Future[Chunk]] = deque()
-    # Copies, used in turn: what is hashed must be what is written, even while another thread adds rows.
-    copies = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in range(_THREADS + 1)]
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in tensors.items():
             files = []
             for piece in tensor.contiguous().view(-1).view(torch.uint8).split(CHUNK_BYTES):
-                number = len(chunks) + len(stored)
-                content = copies[number % len(copies)][: len(piece)].copy_(piece)
-                files.append(f"{number:06d}{CHUNK_SUFFIX}")
-                stored.append(pool.submit(_store, content, directory / files[-1], earlier))
-                if len(stored) == len(copies):  # the next copy takes the place of the oldest
+                files.append(f"{len(chunks) + len(stored):06d}{CHUNK_SUFFIX}")
+                stored.append(pool.submit(_store, piece.cpu(), directory / files[-1], earlier))
+                if len(stored) > _THREADS:  # rows on a GPU are copied a few chunks at a time
                     chunks.append(stored.popleft().result())
             dtype = str(tensor.dtype).removeprefix("torch.")
             records[name] = {"dtype": dtype, "shape": list(tensor.shape), "files": files}
@@ -186,17 +182,26 @@ def is_regular(file: Path, num_bytes: Any) -> bool:
 
 
 def _store(content: Tensor, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
-    data = content.numpy().data
-    identity = Fingerprint(len(data), _blake2b([data]))
-    source = earlier.get(identity)
-    if source is not None and _link(source, file):
-        return Chunk(file.name, identity, linked=True)
+    if earlier:
+        identity = Fingerprint(len(content), _blake2b([content.numpy().data]))
+        source = earlier.get(identity)
+        if source is not None and _link(source, file):
+            return Chunk(file.name, identity, linked=True)
     # Written under another name: should a link be there after all, its file belongs to the earlier save as well.
     temporary = file.with_suffix(".tmp")
     with temporary.open("xb") as stream:
-        stream.write(data)
+        identity = Fingerprint(len(content), _blake2b(_written(content, stream)))
     os.replace(temporary, file)
     return Chunk(file.name, identity, linked=False)
+
+
+def _written(content: Tensor, stream: BinaryIO) -> Iterator[memoryview]:
+    """Writes block by block and gives each block to be hashed: as it was written, even while rows are added."""
+    copy = torch.empty(min(_BLOCK_BYTES, len(content)), dtype=torch.uint8)
+    for block in content.split(_BLOCK_BYTES):
+        data = copy[: len(block)].copy_(block).numpy().data
+        stream.write(data)
+        yield data
 
 
 def _link(source: Path, file: Path) -> bool:

@@ -85,7 +85,6 @@ def test_a_tensor_of_nothing_is_kept_too(tmp_path) -> None:
 
 
 def test_many_chunks_of_several_tensors_stay_in_order(tmp_path) -> None:
-    """More chunks than copies in memory: each copy is used again and again."""
     tensors = {name: torch.randint(0, 1000, (count,)) for name, count in (("a", 500), ("b", 3), ("c", 333))}
     records, chunks = write_chunks(tmp_path, tensors, {})
     assert len(chunks) == 63 + 1 + 42
@@ -171,11 +170,13 @@ def test_what_is_hashed_is_what_is_written_while_another_thread_writes_rows(tmp_
 
     writer = threading.Thread(target=write_rows)
     writer.start()
+    earlier: dict = {}
     try:
-        for attempt in range(5):
+        for attempt in range(6):
             folder = tmp_path / str(attempt)
             folder.mkdir()
-            records, chunks = write_chunks(folder, {"rows": rows}, {})
+            records, chunks = write_chunks(folder, {"rows": rows}, earlier)
+            earlier = earlier_of(folder, chunks) if attempt % 2 else {}
             check_chunks(locate_chunks(folder, records, expected_of(chunks)))
     finally:
         stop.set()
