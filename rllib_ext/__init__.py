@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rllib_ext.config import configure, replay_config
     from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.from_yaml import load_config
+    from rllib_ext.rows_to_episodes import fill
 
-__all__ = ["RecipeEpisodeReplayBuffer", "configure", "replay_config"]
+__all__ = ["RecipeEpisodeReplayBuffer", "configure", "fill", "load_config", "replay_config"]
 
-_MODULES = {"RecipeEpisodeReplayBuffer": "episode_buffer", "configure": "config", "replay_config": "config"}
+_MODULES = {
+    "RecipeEpisodeReplayBuffer": "episode_buffer",
+    "configure": "config",
+    "fill": "rows_to_episodes",
+    "load_config": "from_yaml",
+    "replay_config": "config",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``python -m rllib_ext FILE.yaml``: trains what a file describes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_DESCRIPTION = """Trains an RLlib algorithm with a replay method, both as a YAML file says.
+
+  python -m rllib_ext configs/rllib/per_dqn_cartpole.yaml
+  python -m rllib_ext FILE --set training.gamma=0.98 --set replay.recipe=uniform
+  python -m rllib_ext FILE --restore runs/rllib/per_dqn_cartpole --set stop.env_steps=40_000
+"""
+_SMALLEST_CLUSTER = 8
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line.
+
+    Args:
+        arguments: without the program's name; those of the process if absent.
+    """
+    options = _parser().parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small lose by more
+    import ray
+
+    started = not ray.is_initialized()
+    if started:
+        _start_ray(options.num_cpus)
+    try:
+        _train(options)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _parser() -> argparse.ArgumentParser:
+    from lightning_replay.shipped_configs import config_directory, config_files
+
+    shipped = [f"  {config_directory() / name}" for name in config_files() if name.startswith("rllib/")]
+    parser = argparse.ArgumentParser(
+        prog="python -m rllib_ext",
+        description=_DESCRIPTION,
+        epilog="\n".join(["files that come with the library:", *shipped]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", help="YAML; see docs/rllib.md")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
+    parser.add_argument("--checkpoint", metavar="PATH", help="where the last checkpoint is written")
+    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to go on from, its replay buffer included")
+    parser.add_argument(
+        "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
+    )
+    return parser
+
+
+def _start_ray(num_cpus: int | None) -> None:
+    import ray
+
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init()
+        return
+    # An EnvRunner or Learner asks for one CPU each, and small ones share a core well.
+    count = num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
+    ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from rllib_ext.from_yaml import load_config
+
+    try:
+        config, settings = load_config(options.file, _overrides(options))
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise SystemExit(f"python -m rllib_ext: error: {error}") from error
+    algorithm = config.build_algo()
+    try:
+        if options.restore is not None:
+            algorithm.restore_from_path(_location(options.restore))
+        print(f"{'env_steps':>9}{'return':>9}{'stored':>9}{'drawn':>10}", flush=True)
+        is_over = False
+        while not is_over:
+            result = algorithm.train()
+            _print(result, len(algorithm.local_replay_buffer))
+            is_over = settings.stop.is_reached(result)
+        if settings.checkpoint is not None:
+            print(f"checkpoint with the replay buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
+    finally:
+        algorithm.stop()
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    from rllib_ext.from_yaml import parse
+
+    given = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text} has no value; give --set {text}=VALUE")
+        given[key] = parse(value)
+    if options.checkpoint is not None:
+        given["checkpoint"] = options.checkpoint
+    return given
+
+
+def _location(path: str) -> str:
+    """RLlib takes absolute paths and URIs."""
+    return path if "://" in path else str(Path(path).resolve())
+
+
+def _print(result: dict[str, Any], stored: int) -> None:
+    runners = result["env_runners"]
+    episode_return = runners.get("episode_return_mean", float("nan"))
+    drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
+    steps = runners["num_env_steps_sampled_lifetime"]
+    print(f"{steps:>9.0f}{episode_return:>9.1f}{stored:>9}{drawn:>10.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An algorithm's config from a YAML file whose keys are the methods of ``AlgorithmConfig``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray._common.deprecation import DEPRECATED_VALUE
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from rllib_ext.config import configure, replay_config
+
+ALGORITHMS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
+METHODS = (
+    *("environment", "env_runners", "learners", "training", "rl_module", "multi_agent", "evaluation"),
+    *("reporting", "debugging", "fault_tolerance", "checkpointing", "resources", "framework"),
+)
+OWN_KEYS = ("algorithm", "replay", "configure", "stop", "checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """When training is over: as soon as one of these is reached.
+
+    Args:
+        env_steps: steps of the environment, those before a restore included.
+        iterations: calls of ``train()``, those before a restore included.
+        episode_return: mean return of the last training episodes.
+    """
+
+    env_steps: int | None = None
+    iterations: int | None = None
+    episode_return: float | None = None
+
+    def is_reached(self, result: Mapping[str, Any]) -> bool:
+        """Whether the result of an iteration is the last one."""
+        runners = result["env_runners"]
+        reached = (
+            (self.env_steps, runners["num_env_steps_sampled_lifetime"]),
+            (self.iterations, result["training_iteration"]),
+            (self.episode_return, runners.get("episode_return_mean", -float("inf"))),
+        )
+        return any(limit is not None and value >= limit for limit, value in reached)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a file says beside the config.
+
+    Args:
+        stop: when training is over.
+        checkpoint: where the last checkpoint is written; ``None`` writes none.
+    """
+
+    stop: Stop
+    checkpoint: str | None
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
+    """Reads a file such as those in ``configs/rllib``; ``config.build_algo()`` is all that is left to do.
+
+    ``algorithm`` is DQN, SAC or TQC; each other key is a method of its config with the arguments, or ``replay``
+    (:func:`rllib_ext.replay_config`), ``configure`` (:func:`rllib_ext.configure`), ``stop`` (:class:`Stop`) or
+    ``checkpoint``, a path.
+
+    Args:
+        path: of the file.
+        overrides: values by dotted key, ``{"training.gamma": 0.98}``, put in place of the file's.
+
+    Returns:
+        The config, on which :func:`rllib_ext.configure` was called, and the other settings.
+
+    Raises:
+        FileNotFoundError: no such file; the message lists those that come with the library.
+        ValueError: no valid YAML, an unknown algorithm, key or argument, or values that are refused.
+    """
+    sections = _with_overrides(_read(Path(path)), overrides or {})
+    _check_names("the file", sections, [*OWN_KEYS, *METHODS])
+    for name in ("algorithm", "environment", "replay", "stop"):
+        if name not in sections:
+            raise ValueError(f"the file has no key {name!r}; algorithm, environment, replay and stop are needed")
+    for name, value in sections.items():
+        if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
+            raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
+    if sections["algorithm"] not in list(ALGORITHMS):  # it may be unhashable
+        raise ValueError(f"algorithm is {sections['algorithm']!r}; accepted are {', '.join(ALGORITHMS)}")
+    config = ALGORITHMS[sections["algorithm"]]()
+    config.training(replay_buffer_config=replay_config(**sections["replay"]))
+    for name in METHODS:
+        if name in sections:
+            _call(config, name, sections[name])
+    return _configured(config, sections.get("configure", {})), _settings(sections)
+
+
+def _configured(config: AlgorithmConfig, options: Mapping[str, Any]) -> AlgorithmConfig:
+    _check_names("configure", options, [name for name in _arguments(configure) if name != "config"])
+    return configure(config, **options)
+
+
+def _settings(sections: Mapping[str, Any]) -> Settings:
+    stop, checkpoint = sections["stop"], sections.get("checkpoint")
+    _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
+    for name, value in stop.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"stop.{name} is {value!r}; a number is accepted")
+    if not stop:
+        raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
+    if not isinstance(checkpoint, str | None):
+        raise ValueError(f"checkpoint is {checkpoint!r}; a path is accepted")
+    return Settings(Stop(**stop), checkpoint)
+
+
+def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) -> None:
+    if method == "training" and "replay_buffer_config" in arguments:
+        raise ValueError("training.replay_buffer_config is not accepted; the key replay says what the buffer is")
+    functions = [vars(kind)[method] for kind in type(config).__mro__ if method in vars(kind)]
+    _check_names(method, arguments, list(dict.fromkeys(name for one in functions for name in _arguments(one))))
+    model = arguments.get("model_config", {})
+    if isinstance(model, Mapping):  # RLlib takes no notice of a misspelt one
+        _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
+    getattr(config, method)(**arguments)
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that are not deprecated."""
+    every = inspect.signature(function).parameters.values()
+    named = [one for one in every if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return [one.name for one in named if one.name != "self" and one.default != DEPRECATED_VALUE]
+
+
+def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
+    for name in given:
+        if name not in accepted:
+            near = difflib.get_close_matches(str(name), accepted, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{owner} has no {name!r}; accepted are {', '.join(sorted(accepted))}.{hint}")
+
+
+def _with_overrides(sections: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in overrides.items():
+        *parents, last = key.split(".")
+        place: Any = sections
+        for name in parents:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{key} cannot be set: {name} is {place!r} and holds no arguments by name")
+        place[last] = value
+    return sections
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        from lightning_replay.shipped_configs import config_directory, config_files
+
+        shipped = [str(config_directory() / name) for name in config_files() if name.startswith("rllib/")]
+        raise FileNotFoundError(f"there is no file {path}; these come with the library: {', '.join(shipped)}")
+    try:
+        sections = parse(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {error}") from error
+    if not isinstance(sections, dict):
+        raise ValueError(f"{path} holds no keys; algorithm, environment, replay and stop are needed")
+    return sections
+
+
+def parse(text: str) -> Any:
+    """The value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
+
+    Example:
+        >>> parse("{lr: 3e-4, hiddens: [64, 64], capacity: 50_000}")
+        {'lr': 0.0003, 'hiddens': [64, 64], 'capacity': 50000}
+    """
+    return yaml.load(text, _Loader)
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        twice = sorted({str(name) for name in names if names.count(name) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"given twice: {', '.join(twice)}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 3e-4 for a text, because it lacks the dot.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)

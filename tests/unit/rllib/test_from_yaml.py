@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+
+import rllib_ext
+from lightning_replay.schedules import Linear
+from lightning_replay.shipped_configs import config_directory, config_files
+from rllib_ext.__main__ import main
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.from_yaml import Settings, Stop, parse
+
+CONFIGS = [name for name in config_files() if name.startswith("rllib/")]
+SMALL: dict[str, Any] = {
+    "algorithm": "DQN",
+    "environment": {"env": "CartPole-v1"},
+    "training": {"n_step": [1, 3], "gamma": 0.9},
+    "replay": {"recipe": "uniform", "capacity": 500},
+    "stop": {"env_steps": 40},
+}
+
+
+def written(folder: Path, **sections: Any) -> Path:
+    """A file of ``SMALL`` with other sections; ``None`` leaves one out."""
+    given = {name: value for name, value in {**SMALL, **sections}.items() if value is not None}
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(given))
+    return path
+
+
+def refused(message: str, path: Path, overrides: dict[str, Any] | None = None) -> None:
+    with pytest.raises(ValueError, match=message):
+        rllib_ext.load_config(path, overrides)
+
+
+def test_sections_are_method_calls(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        algorithm="SAC",
+        environment={"env": "Pendulum-v1"},
+        env_runners={"num_envs_per_env_runner": 2},
+        rl_module={"model_config": {"fcnet_hiddens": [8]}},
+        debugging={"seed": 7},
+        checkpoint="somewhere",
+        stop={"iterations": 3, "episode_return": 100},
+    )
+    config, settings = rllib_ext.load_config(path)
+    assert type(config) is SACConfig and config.env == "Pendulum-v1" and config.seed == 7
+    assert config.num_envs_per_env_runner == 2 and config.gamma == 0.9 and config.n_step == [1, 3]
+    assert config.model_config["fcnet_hiddens"] == [8]
+    assert settings == Settings(Stop(iterations=3, episode_return=100), "somewhere")
+
+
+def test_the_config_is_configured(tmp_path: Path) -> None:
+    path = written(tmp_path, configure={"restore": False})
+    config, settings = rllib_ext.load_config(path, {"configure.incremental": False})
+    assert type(config) is DQNConfig and settings.checkpoint is None
+    assert config.replay_buffer_config == {
+        "type": RecipeEpisodeReplayBuffer,
+        "recipe": "uniform",
+        "capacity": 500,
+        "layout": "flagged",
+    }
+    (hook,) = config.callbacks_on_algorithm_init
+    assert hook.keywords == {"restore": False, "incremental": False}
+
+
+def test_class_paths_reach_the_buffer(tmp_path: Path) -> None:
+    annealed = {
+        "class_path": "lightning_replay.schedules.Linear",
+        "init_args": {"start": 0.4, "end": 1.0, "duration": 9},
+    }
+    replay = {"recipe": "prioritized", "capacity": 500, "importance_exponent": annealed}
+    config, _ = rllib_ext.load_config(written(tmp_path, replay=replay))
+    options = {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+    sampler = RecipeEpisodeReplayBuffer(**options).replay.sampler
+    assert isinstance(sampler.init_arguments["importance_exponent"], Linear) and sampler.beta == 0.4
+    parts = {"capacity": 500, "sampler": "lightning_replay.samplers.RandomPairSampler", "transform": "no.Such"}
+    refused("transform names the class 'no.Such', which cannot be imported", written(tmp_path, replay=parts))
+
+
+def test_overrides_by_dotted_key(tmp_path: Path) -> None:
+    overrides = {"training.gamma": 0.5, "learners.num_learners": 0, "replay": {"recipe": "prioritized", "capacity": 60}}
+    config, settings = rllib_ext.load_config(written(tmp_path), {**overrides, "checkpoint": "there"})
+    assert (config.gamma, config.num_learners, settings.checkpoint) == (0.5, 0, "there")
+    assert config.replay_buffer_config["recipe"] == "prioritized" and config.n_step == [1, 3]
+    refused(
+        "checkpoint.a cannot be set: checkpoint is 'here'", written(tmp_path, checkpoint="here"), {"checkpoint.a": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"algorithm": None}, "the file has no key 'algorithm'"),
+        ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
+        ({"algorithm": "PPO"}, "algorithm is 'PPO'; accepted are DQN, SAC, TQC"),
+        ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),
+        ({"trainig": {}}, "the file has no 'trainig'; accepted are algorithm, .*training. Did you mean 'training'?"),
+        ({"offline_data": {}}, "the file has no 'offline_data'"),
+        (
+            {"training": {"gama": 0.9}},
+            "training has no 'gama'; accepted are .*double_q, .*gamma.* Did you mean 'gamma'?",
+        ),
+        ({"training": {"optimizer_lr": 1}}, "training has no 'optimizer_lr'"),
+        ({"env_runners": {"num_rollout_workers": 1}}, "env_runners has no 'num_rollout_workers'"),  # deprecated
+        ({"training": {"replay_buffer_config": {}}}, "the key replay says what the buffer is"),
+        ({"training": 3}, "training is 3; it holds arguments by name"),
+        ({"rl_module": {"model_config": {"fcnet_hidden": [8]}}}, "rl_module.model_config has no 'fcnet_hidden'"),
+        ({"replay": {"recipe": "unifrom", "capacity": 10}}, "there is no recipe 'unifrom'"),
+        ({"replay": {"recipe": "uniform"}}, "needs capacity"),
+        ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
+        (
+            {"configure": {"restores": True}},
+            "configure has no 'restores'; accepted are incremental, require_cpus, restore",
+        ),
+        ({"stop": {}}, "stop is empty: training would never end"),
+        ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
+        ({"stop": {"env_steps": "many"}}, "stop.env_steps is 'many'; a number is accepted"),
+        ({"stop": {"env_steps": True}}, "stop.env_steps is True; a number is accepted"),
+        ({"checkpoint": 3}, "checkpoint is 3; a path is accepted"),
+    ],
+)
+def test_what_is_not_accepted_is_said(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+    refused(message, written(tmp_path, **sections))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("algorithm: [", "no valid YAML"), ("a: 1\na: 2", "no valid YAML: given twice: a"), ("", "holds no keys")],
+)
+def test_files_that_are_no_configs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    refused(message, tmp_path / "config.yaml")
+
+
+def test_a_missing_file_lists_those_of_the_library(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere.yaml; .*rllib/per_dqn_cartpole.yaml"):
+        rllib_ext.load_config(tmp_path / "nowhere.yaml")
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert parse("[3e-4, -1E+2, 2e5, 1.0e-3, 50_000, 3e, e4]") == [3e-4, -100.0, 2e5, 1e-3, 50_000, "3e", "e4"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "is_reached"),
+    [
+        (Stop(env_steps=100), True),
+        (Stop(env_steps=101), False),
+        (Stop(iterations=4), True),
+        (Stop(iterations=5), False),
+        (Stop(episode_return=7.5), True),
+        (Stop(episode_return=7.6), False),
+        (Stop(env_steps=101, iterations=4), True),
+    ],
+)
+def test_the_first_limit_reached_ends_training(stop: Stop, is_reached: bool) -> None:
+    runners = {"num_env_steps_sampled_lifetime": 100, "episode_return_mean": 7.5}
+    assert stop.is_reached({"env_runners": runners, "training_iteration": 4}) is is_reached
+
+
+def test_a_return_is_not_reached_before_the_first_episode_ends() -> None:
+    result = {"env_runners": {"num_env_steps_sampled_lifetime": 100}, "training_iteration": 4}
+    assert not Stop(episode_return=-1e9).is_reached(result)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_file_begins_with_its_command_and_its_paper(name: str) -> None:
+    text = (config_directory() / name).read_text()
+    assert text.startswith(f"# python -m rllib_ext configs/{name}\n# ")
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert "https://" in "".join(comments)
+    assert yaml.safe_load(text)["checkpoint"] == f"runs/{name.removesuffix('.yaml')}"
+
+
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+TINY = [
+    *("--set", "stop.env_steps=80", "--set", "reporting.min_sample_timesteps_per_iteration=40"),
+    *("--set", "training.num_steps_sampled_before_learning_starts=40"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_file_trains(name: str, _cluster: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    main([str(config_directory() / name), *TINY])
+    header, *lines, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["env_steps", "return", "stored", "drawn"]
+    env_steps, _, stored, drawn = lines[-1].split()
+    assert int(env_steps) == int(stored) >= 80 and int(drawn) >= 64
+    folder = tmp_path / "runs" / name.removesuffix(".yaml")
+    assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
+    assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_gone_on_from(_cluster: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, reporting={"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0})
+    main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
+    steps = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()[1:3]]
+    main([str(path), "--restore", "first", "--set", "stop={iterations: 3}"])
+    _, line = capsys.readouterr().out.splitlines()
+    assert int(line.split()[0]) == int(line.split()[2]) > steps[-1] >= 80
+
+
+def test_errors_of_the_command_are_one_line(_cluster: None, tmp_path: Path) -> None:
+    for arguments, message in (
+        ([str(tmp_path / "no.yaml")], "python -m rllib_ext: error: there is no file"),
+        ([str(written(tmp_path)), "--set", "training.gama=3"], "error: training has no 'gama'"),
+        ([str(written(tmp_path)), "--set", "training.gamma"], "error: --set training.gamma has no value"),
+        ([str(written(tmp_path)), "--set", "env_runners.num_env_runners=9"], "error: 9 EnvRunners"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(arguments)
