@@ -52,7 +52,8 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         trial["memmap"] = None
     buffer = RecipeEpisodeReplayBuffer(recipe, **trial)
     for name in options.get("modules") or {}:
-        buffer.try_options_of(name)
+        if buffer.options.stores(name):
+            buffer.options.build(name)
     return {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, **options}
 
 

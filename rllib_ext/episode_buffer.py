@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import zlib
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,18 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_ext.building import build_replay
-from rllib_ext.draws import LAYOUTS
 from rllib_ext.gates import BufferType
 from rllib_ext.learner_order import deal
 from rllib_ext.metrics import AGENT_STEPS_ADDED, BufferMetrics
-from rllib_ext.module_replay import ModuleReplay
+from rllib_ext.module_options import ModuleOptions
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from rllib_ext.convert import FlatEpisode
+    from rllib_ext.module_replay import ModuleReplay
+
+
+logger = logging.getLogger(__name__)
 
 
 class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
@@ -63,18 +65,16 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     ) -> None:
         # The constructor of the base class is left out on purpose: see the class docstring.
         del metrics_num_episodes_for_smoothing
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
         if num_learners < 0:
             raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
         self.recipe = recipe
-        self._options, self._options_of = options, modules or {}
-        self._layout, self.num_learners = layout, num_learners
-        self.is_in_checkpoints = False
+        self.num_learners = num_learners
+        self.options = ModuleOptions(recipe, layout, options, modules or {})
+        self.is_in_checkpoints = self._has_warned = False
         self._counters = BufferMetrics()
         self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
-        self.modules = {DEFAULT_MODULE_ID: self._built(DEFAULT_MODULE_ID)}
+        self.modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         self.capacity = self.replay.capacity
 
     @property
@@ -106,8 +106,14 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             TypeError: something else than an episode.
             ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
         """
+        if not (self.is_in_checkpoints or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "the replay buffer is not part of the algorithm's checkpoints, which RLlib restores without it; "
+                "rllib_ext.configure(config) makes it so"
+            )
         episodes = episodes if isinstance(episodes, list) else [episodes]
-        grouped = self._by_module(episodes)
+        grouped = self.options.group(episodes)
         self._open(grouped, several_agents=any(isinstance(episode, MultiAgentEpisode) for episode in episodes))
         # Everything is checked before anything is stored.
         flat = {name: self.modules[name].flatten(parts) for name, parts in grouped.items()}
@@ -247,7 +253,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
                 "Build it with the recipe and options it was saved with."
             )
-        modules = {name: self._built(name, state["several_agents"]) for name in state["modules"]}
+        modules = {name: self.options.build(name, state["several_agents"]) for name in state["modules"]}
         for name, module in modules.items():
             module.load_state(state["modules"][name])
         return modules
@@ -257,28 +263,13 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
 
-    def try_options_of(self, name: str) -> None:
-        """Builds and drops the replay of a module, so that what is wrong with its options is said."""
-        if self._options_of[name] is not None:
-            self._built(name)
-
-    def _built(self, name: str, several_agents: bool = False) -> ModuleReplay:
-        special = self._options_of.get(name) or {}
-        options = {**self._options, **special}
-        options = {key: value for key, value in options.items() if value is not None or key not in special}
-        recipe = options.pop("recipe", self.recipe)
-        seed = options.get("seed")
-        if seed is not None and name != DEFAULT_MODULE_ID:
-            options["seed"] = seed = seed + zlib.crc32(name.encode())  # modules draw independently of each other
-        return ModuleReplay(build_replay(recipe, options), self._layout, seed, name if several_agents else None)
-
     def _open(self, names: Iterable[str], several_agents: bool) -> None:
         """Builds the replays that these modules lack; with several agents, rows say whose they are."""
         if several_agents and not self._several_agents and not len(self):
             self._several_agents, self.modules = True, {}
         for name in names:
             if name not in self.modules:
-                self.modules[name] = self._built(name, self._several_agents)
+                self.modules[name] = self.options.build(name, self._several_agents)
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]
@@ -289,19 +280,3 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
         if not self._several_agents:
             self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
-
-    def _by_module(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Single-agent episodes by the module that acted; those of modules that store nothing are left out."""
-        grouped: dict[str, list[SingleAgentEpisode]] = {}
-        for episode in episodes:
-            if isinstance(episode, SingleAgentEpisode):
-                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
-            elif isinstance(episode, MultiAgentEpisode):
-                for part in episode.agent_episodes.values():
-                    if self._options_of.get(part.module_id, {}) is not None:
-                        grouped.setdefault(part.module_id, []).append(part)
-            else:
-                raise TypeError(
-                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
-                )
-        return grouped

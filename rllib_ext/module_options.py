@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which replay each module gets, and which module an agent's steps belong to."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_ext.building import build_replay
+from rllib_ext.draws import LAYOUTS
+from rllib_ext.module_replay import ModuleReplay
+
+
+class ModuleOptions:
+    """The options of a buffer, for all modules and for single ones.
+
+    Args:
+        recipe: name of the recipe, or ``None`` where the options name parts.
+        layout: how drawn rows travel.
+        options: of every module's replay.
+        special: of single modules by name, what differs; ``None`` for a module of which nothing is stored.
+
+    Raises:
+        ValueError: an unknown layout.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None,
+        layout: str,
+        options: Mapping[str, Any],
+        special: Mapping[str, Mapping[str, Any] | None],
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
+        self.recipe = recipe
+        self._layout, self._options, self._special = layout, options, special
+
+    def stores(self, module_id: str) -> bool:
+        """Whether steps of this module are kept."""
+        return self._special.get(module_id, {}) is not None
+
+    def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
+        """The replay of a module, empty.
+
+        Raises:
+            ValueError: options that are unknown or refused.
+        """
+        special = self._special.get(module_id) or {}
+        options = {**self._options, **special}
+        # None takes an option of all modules back, as another recipe may not have it.
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
+        recipe = options.pop("recipe", self.recipe)
+        seed = options.get("seed")
+        if seed is not None and module_id != DEFAULT_MODULE_ID:
+            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
+        return ModuleReplay(build_replay(recipe, options), self._layout, seed, module_id if several_agents else None)
+
+    def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
+        """Single-agent episodes by the module that acted; those of modules that store nothing are left out.
+
+        Raises:
+            TypeError: something else than an episode.
+        """
+        grouped: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            if isinstance(episode, SingleAgentEpisode):
+                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
+            elif isinstance(episode, MultiAgentEpisode):
+                for part in episode.agent_episodes.values():
+                    if self.stores(part.module_id):
+                        grouped.setdefault(part.module_id, []).append(part)
+            else:
+                raise TypeError(
+                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
+                )
+        return grouped
