@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         relative = item.path.relative_to(item.config.rootpath).as_posix()
-        group = "ray" if "rllib" in relative else relative
+        group = "ray" if "integration/test_rllib" in relative else relative
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
