@@ -30,9 +30,7 @@ class RingOracle:
             self.number[slot] = self.written + len(done) - kept + offset
             self.done[slot] = done[len(done) - kept + offset]
             self.generation[slot] += 1
-            self.priority[slot] = 1.0 if self.largest is None else self.largest
-        if self.largest is None:
-            self.largest = 1.0
+            self.priority[slot] = self.largest or 1.0  # 1 where none, or only zeros, were given
         self.written += len(done)
         self.cursor = (start + kept) % self.capacity
         self.length = min(self.capacity, self.length + kept)
