@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster of several nodes on this machine: EnvRunners and Learners live on other nodes than the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.dqn import DQNConfig
+
+import rllib_ext
+
+from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def node_of(_: Any) -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+def learner_state(learner: Any) -> Any:
+    return learner.get_state(components="rl_module")["rl_module"]["default_policy"]
+
+
+def nodes(algorithm: Algorithm) -> tuple[set[str], set[str]]:
+    """Where EnvRunners and Learners run."""
+    runners = algorithm.env_runner_group.foreach_env_runner(node_of, local_env_runner=False)
+    learners = [result.get() for result in algorithm.learner_group.foreach_learner(node_of)]
+    assert (len(runners), len(learners)) == (2, 2)
+    return set(runners), set(learners)
+
+
+def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(DQNConfig, Counting, "prioritized").training(train_batch_size_per_learner=25)
+    config.env_runners(num_env_runners=2).learners(num_learners=2, learner_class=EchoLearner)
+    algorithm = rllib_ext.configure(config).build_algo()
+    buffer = algorithm.local_replay_buffer
+    here = ray.get_runtime_context().get_node_id()
+    runners, learners = nodes(algorithm)
+    assert here not in runners | learners and len(runners | learners) == 2  # four actors, two CPUs on each node
+    home = watch_td_errors(algorithm, monkeypatch)
+    result = trained(algorithm)
+    assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    assert len(home) >= 2 * 25 * 10 and all(home)
+    weights = [state.get() for state in algorithm.learner_group.foreach_learner(learner_state)]
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(array, weights[1][name])
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    rows, stats = buffer.replay.storage.get(slice(0, len(buffer))), buffer.replay.stats()
+    (drawn,) = buffer.sample(num_items=40)
+    algorithm.stop()
+
+    again = Algorithm.from_checkpoint(path)
+    restored = again.local_replay_buffer
+    assert here not in set.union(*nodes(again))
+    assert (restored.replay.storage.get(slice(0, len(restored))) == rows).all()
+    assert restored.replay.stats()["priorities_updated"] == stats["priorities_updated"] == len(home)
+    (block,) = restored.sample(num_items=40)
+    np.testing.assert_array_equal(block.get_observations(slice(0, 40)), drawn.get_observations(slice(0, 40)))
+    for state in again.learner_group.foreach_learner(learner_state):
+        for name, array in state.get().items():
+            np.testing.assert_array_equal(array, weights[0][name])
+    again.train()
+    again.stop()
+    assert len(restored) > len(rows)
