@@ -8,15 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay import recipes
-    from lightning_replay.checkpoint import load_replay, save_replay
+    from lightning_replay.checkpoint import SavedSize, load_replay, save_replay, verify_replay
     from lightning_replay.replay import Replay
     from lightning_replay.storage import PackedStorage
 
 __version__ = "0.1.0"
 
-__all__ = ["PackedStorage", "Replay", "__version__", "load_replay", "recipes", "save_replay"]
+__all__ = [
+    "PackedStorage",
+    "Replay",
+    "SavedSize",
+    "__version__",
+    "load_replay",
+    "recipes",
+    "save_replay",
+    "verify_replay",
+]
 
-_MODULES = {"PackedStorage": "storage", "Replay": "replay", "load_replay": "checkpoint", "save_replay": "checkpoint"}
+_MODULES = {
+    "PackedStorage": "storage",
+    "Replay": "replay",
+    "SavedSize": "checkpoint",
+    "load_replay": "checkpoint",
+    "save_replay": "checkpoint",
+    "verify_replay": "checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -360,11 +360,11 @@ class Replay(TensorDictReplayBuffer):
         """Takes over what :meth:`state_dict` gave, from a buffer built with the same options."""
         restore_state(self, state_dict)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
         """Saves the buffer into the directory ``path``; see :func:`lightning_replay.save_replay`."""
         from lightning_replay.checkpoint import save_replay
 
-        save_replay(self, path)
+        save_replay(self, path, previous=previous)
 
     def load(self, path: str | Path) -> None:
         """Restores a saved buffer into this one, which must have been built with the same options."""

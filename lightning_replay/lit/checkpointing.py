@@ -63,7 +63,7 @@ class ReplayCheckpointIO(CheckpointIO):
                 return
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
-        self.datamodule.replay.save(target)
+        self.datamodule.replay.save(target, previous=None if self._newest is None else self._newest[1])
         self._newest = (stamp, target)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
