@@ -294,7 +294,7 @@ class Replay(TensorDictReplayBuffer):
             )
 
     def follow_episodes(self, episodes: EpisodeTracker) -> None:
-        """Forms n-step rows along ``episodes`` from the next draw on; stored rows are linked first, the oldest before all.
+        """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
 
         For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
         """

@@ -65,7 +65,7 @@ def check_cpus(config: AlgorithmConfig) -> None:
 
     The driver itself asks for nothing outside Tune.
     """
-    if not ray.is_initialized() and os.environ.get("RAY_ADDRESS"):
+    if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not known yet
     actors = config.algo_class.default_resource_request(config).bundles[1:]
     needed = sum(bundle.get("CPU", 0) for bundle in actors)
