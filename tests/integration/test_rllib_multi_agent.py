@@ -195,7 +195,7 @@ def test_rows_are_true_and_every_td_error_reaches_its_row(
 
 
 def test_modules_that_do_not_learn() -> None:
-    config = uneven(each_its_own, modules={"of_early": {"capacity": 20}, "of_rare": None})
+    config = uneven(each_its_own, modules={"of_early": {"capacity": 25}, "of_rare": None})
     config.multi_agent(policies_to_train=["of_early"]).env_runners(num_env_runners=2)
     algorithm = rllib_ext.configure(config).build_algo()
     before = algorithm.get_module("of_late").state_dict()
@@ -204,14 +204,14 @@ def test_modules_that_do_not_learn() -> None:
     buffer, rows, record = algorithm.local_replay_buffer, stored(algorithm), recorded(algorithm, each_its_own)
     algorithm.stop()
     assert set(buffer.modules) == {"of_early", "of_late"}
-    assert rows["of_early"] <= record["of_early"] and rows["of_early"].total() == 20
+    assert rows["of_early"] <= record["of_early"] and rows["of_early"].total() == 25
     assert rows["of_late"] == record["of_late"]
     assert buffer.modules["of_early"].replay.stats()["priorities_updated"] > 0
     assert buffer.modules["of_late"].replay.stats()["priorities_updated"] == 0
     assert all(torch.equal(torch.as_tensor(before[name]), torch.as_tensor(after[name])) for name in before)
     metrics = result["replay_buffer"]
     assert set(metrics["num_agent_steps_added_lifetime"]) == {"early", "late"}
-    assert metrics["num_module_steps_stored"] == {"of_early": 20, "of_late": record["of_late"].total()}
+    assert metrics["num_module_steps_stored"] == {"of_early": 25, "of_late": record["of_late"].total()}
 
 
 def test_counters_agree_with_those_of_rllib() -> None:
