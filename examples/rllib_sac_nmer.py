@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SAC with neighbourhood mixup in RLlib: nothing but ``replay_buffer_config`` changes.
+"""SAC with neighbourhood mixup in RLlib: ``replay_buffer_config``, and one line that prepares the algorithm for it.
 
     python examples/rllib_sac_nmer.py           # 4,000 steps of Pendulum
     python examples/rllib_sac_nmer.py --fast    # 100 steps, to see it run
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 import ray
+import torch
 from ray.rllib.algorithms.sac import SACConfig
 
 import rllib_ext
@@ -23,10 +24,11 @@ def main() -> None:
     parser.add_argument("--recipe", default="neighborhood_mixup", help="any function of lightning_replay.recipes")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # networks this small lose by more
     total_steps, warmup_steps, batch_size = (100, 10, 32) if options.fast else (4_000, 300, 128)
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         SACConfig()
         .environment("Pendulum-v1")
@@ -42,7 +44,7 @@ def main() -> None:
         .reporting(min_sample_timesteps_per_iteration=total_steps // 10, min_time_s_per_iteration=0)
         .debugging(seed=0, log_level="ERROR")
     )
-    algorithm = config.build_algo()
+    algorithm = rllib_ext.configure(config).build_algo()
     print("env_steps  return  stored  drawn")
     for _ in range(10):
         result = algorithm.train()

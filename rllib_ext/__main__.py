@@ -61,12 +61,12 @@ def _parser() -> argparse.ArgumentParser:
 def _start_ray(num_cpus: int | None) -> None:
     import ray
 
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init()
+    if os.environ.get("RAY_ADDRESS", "local") != "local":
+        ray.init()  # a running cluster
         return
     # An EnvRunner or Learner asks for one CPU each, and small ones share a core well.
     count = num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
-    ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -220,6 +220,7 @@ def test_a_checkpoint_is_gone_on_from(_cluster: None, tmp_path: Path, capsys: An
     assert int(line.split()[0]) == int(line.split()[2]) > steps[-1] >= 80
 
 
+@pytest.mark.slow
 def test_errors_of_the_command_are_one_line(_cluster: None, tmp_path: Path) -> None:
     for arguments, message in (
         ([str(tmp_path / "no.yaml")], "python -m rllib_ext: error: there is no file"),

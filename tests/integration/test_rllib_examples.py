@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of the RLlib door and its command, shortened, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def run(folder: Path, example: str, *arguments: str) -> list[str]:
+    """The lines an example prints with ``--fast``, started in ``folder``."""
+    return printed(folder, str(ROOT / "examples" / example), "--fast", *arguments)
+
+
+def printed(folder: Path, *command: str) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.splitlines()
+
+
+def rows(lines: list[str], header: str) -> list[list[str]]:
+    """The cells of the lines of numbers behind the header."""
+    start = next(place for place, line in enumerate(lines) if line.startswith(header))
+    return [line.split() for line in lines[start + 1 :] if re.match(r" *[a-z_0-9]+ +[-\d.nan]+ ", line)]
+
+
+def test_sac_with_neighborhood_mixup(tmp_path: Path) -> None:
+    lines = run(tmp_path, "rllib_sac_nmer.py")
+    table = rows(lines, "env_steps  return  stored  drawn")
+    assert len(table) == 10 and [table[-1][0], table[-1][2]] == ["100", "100"] and int(table[-1][3]) >= 80 * 32
+
+
+def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(tmp_path: Path) -> None:
+    lines = run(tmp_path, "rllib_dqn_prioritized.py")
+    table = rows(lines, "env_steps  return  stored  steps/second")
+    steps, stored = ([int(line[place]) for line in table] for place in (0, 2))
+    assert steps == stored and len(steps) == 6 and steps[3] >= 200
+    assert lines[-1] == f"{stored[3]} rows saved, {stored[3]} restored"
+    assert (tmp_path / "runs" / "rllib_dqn_prioritized" / "replay_buffer").is_dir()
+
+
+def test_rllibs_own_buffer_for_comparison(tmp_path: Path) -> None:
+    lines = run(tmp_path, "rllib_dqn_prioritized.py", "--buffer", "rllib")
+    assert len(rows(lines, "env_steps  return  stored  steps/second")) == 6
+    assert re.fullmatch(r"2\d\d rows saved, 0 restored", lines[-1])
+
+
+def test_tune_compares_recipes(tmp_path: Path) -> None:
+    lines = run(tmp_path, "rllib_tune.py", "--directory", str(tmp_path / "trials"))
+    table = rows(lines, "recipe ")
+    assert [line[0] for line in table] == ["uniform", "prioritized", "neighborhood_mixup"]
+    for _, episode_return, stored, checkpoint in table:
+        assert float(episode_return) < 0 and stored == "220"
+        assert checkpoint.startswith(str(tmp_path / "trials")) and (Path(checkpoint) / "replay_buffer").is_dir()
+
+
+def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
+    lines = run(tmp_path, "lightning_to_rllib.py")
+    assert lines[0].startswith("Lightning: 600 rows, return -")
+    assert "RLlib: 600 rows filled in" in lines
+    table = rows(lines, "env_steps")
+    assert len(table) == 5 and int(table[-1][2]) == 600 + int(table[-1][0]) >= 810
+    assert int(table[0][3]) >= 32 * 42  # from the first step on
+
+
+def test_the_command_starts_ray_itself(tmp_path: Path) -> None:
+    settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=3")
+    file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")
+    lines = printed(tmp_path, "-m", "rllib_ext", file, "--checkpoint=here", *(f"--set={text}" for text in settings))
+    assert [line.split()[0] for line in lines[:2]] == ["env_steps", "30"]
+    assert lines[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
+
+
+def test_the_command_lists_the_files_of_the_library(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "-m", "rllib_ext", "--help")
+    assert f"  {ROOT / 'configs' / 'rllib' / 'nmer_sac_pendulum.yaml'}" in lines
