@@ -69,7 +69,7 @@ def agents_do(words: dict[str, str]) -> list[dict[str, int]]:
     return [{agent: meaning[line[step]] for agent, line in words.items() if step < len(line)} for step in range(length)]
 
 
-lines = st.text("..oooxt!", min_size=1, max_size=14)
+lines = st.text("...oooooooooxt!", min_size=1, max_size=14)
 episodes_of_three = st.builds(
     play,
     first=st.lists(st.sampled_from(AGENTS), min_size=1, unique=True),
@@ -162,6 +162,24 @@ def test_a_last_step_without_observation_is_lost_where_rllib_cut_before_it() -> 
     buffer.add(played.fragments)
     assert [row.observation for row in stored_rows(buffer, "module_a")] == [0]
     assert played.never_completed == [Row(1, 1, 4.0 + 8 + 16, 1, True, False)]
+
+
+def test_a_lost_fragment_ends_the_returns_before_it() -> None:
+    #  fragment       0       1 lost      2
+    #  a            o o o  |  o o o  |  o o x     the return from step 2 stops there
+    #  b            o o .  |  . . .  |  . o x     acts at 2, is answered at 8: nothing of b's was lost
+    played = play(["a", "b"], agents_do({"a": "oooooooox", "b": "oo.....ox"}), fragment=3)
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=100, seed=0)
+    buffer.add(played.fragments[0])
+    buffer.add(played.fragments[2])
+    drawn = buffer.sample(num_items=100, n_step=2, gamma=1.0)
+    returns = dict(zip(drawn_numbers(drawn).tolist(), column(drawn, "get_rewards").tolist(), strict=True))
+    waited = sum(2**step for step in range(3, 9))  # b from step 2 to step 8
+    assert returns == {
+        **{0: 2 + 4, 1: 4 + 8, 2: 8, 6: 128 + 256, 7: 256 + 512, 8: 512},
+        **{1000: 2 + 4, 1001: 4 + waited, 1002: waited + 512, 1008: 512},
+    }
+    assert buffer.get_metrics()["num_fragment_gaps_lifetime"].peek() == 1
 
 
 def test_agents_that_are_all_truncated_are_not_terminated() -> None:
