@@ -18,11 +18,10 @@ from ray.rllib.algorithms.sac import SACConfig
 
 import rllib_ext
 
-# layout="flagged" is what configure() gives the one buffer it sees; it does not see into a grid.
 BUFFERS = [
-    rllib_ext.replay_config("uniform", capacity=50_000, layout="flagged"),
-    rllib_ext.replay_config("prioritized", capacity=50_000, layout="flagged", priority_exponent=0.6),
-    rllib_ext.replay_config("neighborhood_mixup", capacity=50_000, layout="flagged", num_neighbors=10),
+    rllib_ext.replay_config("uniform", capacity=50_000),
+    rllib_ext.replay_config("prioritized", capacity=50_000, priority_exponent=0.6),
+    rllib_ext.replay_config("neighborhood_mixup", capacity=50_000, num_neighbors=10),
 ]
 
 

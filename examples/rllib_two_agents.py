@@ -40,7 +40,7 @@ def main() -> None:
     modules = {} if options.shared else MODULES
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = rllib_ext.configure(
         DQNConfig()
         .environment(MultiAgentCartPole, env_config={"num_agents": 2})

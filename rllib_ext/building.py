@@ -119,7 +119,8 @@ def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
     cls = _resolved(value["class_path"], name)
     given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
-    accepted = inspect.signature(cls).parameters
+    # Of the constructor: TorchRL's samplers have a __new__ that hides it.
+    accepted = [name for name in inspect.signature(_constructor(cls)).parameters if name != "self"]
     unknown = [key for key in given if key not in accepted]
     if unknown:
         raise ValueError(
@@ -127,6 +128,11 @@ def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
             f"accepted are {', '.join(accepted)}"
         )
     return cls(**{key: item for key, item in context.items() if key in accepted} | given)
+
+
+def _constructor(cls: type) -> Any:
+    """The ``__init__`` that a class has or inherits."""
+    return next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
 
 
 def _resolved(path: Any, name: str) -> type:

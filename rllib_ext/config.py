@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -13,8 +12,6 @@ from rllib_ext.checks import check_algorithm, check_capacity, check_cpus
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.flags import flags_connector
 from rllib_ext.install import install
-
-logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -89,27 +86,12 @@ def configure(config: C, *, restore: bool = True, incremental: bool = True, requ
     check_capacity(config)
     if require_cpus:
         check_cpus(config)
-    given = config.replay_buffer_config
-    layout = given.get("layout") or ("rows" if _has_own_connectors(config) else "flagged")
-    config.replay_buffer_config = {**given, "layout": layout}
-    if layout == "flagged":
+    if config._learner_connector is None:
         config.learners(learner_connector=flags_connector)
     others = [hook for hook in _as_list(config.callbacks_on_algorithm_init) if not _is_ours(hook)]
     ours = functools.partial(install, restore=restore, incremental=incremental)
     config.callbacks(on_algorithm_init=[*others, ours])
     return config
-
-
-def _has_own_connectors(config: AlgorithmConfig) -> bool:
-    own = config._learner_connector not in (None, flags_connector)
-    if own or not config.add_default_connectors_to_learner_pipeline:
-        logger.warning(
-            "the config has Learner connectors of its own, which may need real episodes: each row of a batch travels "
-            'as an episode, which is about ten times slower. If they only read columns, replay_config(layout="blocks") '
-            "keeps blocks."
-        )
-        return True
-    return False
 
 
 def _is_ours(hook: Any) -> bool:

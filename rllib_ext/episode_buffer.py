@@ -41,7 +41,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
         layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
             :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
-            with an episode than read its columns (ten times slower).
+            with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
+            what the algorithm's connectors allow.
         num_learners: Learners the batch is dealt out to, when there are 2 or more: the TD errors come back in
             another order then.
         modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``, where ``None`` leaves
@@ -57,7 +58,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self,
         recipe: str | None = None,
         *,
-        layout: str = "blocks",
+        layout: str | None = None,
         num_learners: int = 0,
         modules: dict[str, dict[str, Any] | None] | None = None,
         metrics_num_episodes_for_smoothing: int = 100,
@@ -69,13 +70,20 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
         self.recipe = recipe
         self.num_learners = num_learners
-        self.options = ModuleOptions(recipe, layout, options, modules or {})
+        self.layout_was_given = layout is not None
+        self.options = ModuleOptions(recipe, layout or "blocks", options, modules or {})
         self.is_in_checkpoints = self._has_warned = False
         self._counters = BufferMetrics()
         self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
         self.modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         self.capacity = self.replay.capacity
+
+    def use_layout(self, layout: str) -> None:
+        """Lets rows drawn from now on travel in this layout."""
+        self.options.layout = layout
+        for module in self.modules.values():
+            module.layout = layout
 
     @property
     def replay(self) -> Replay:

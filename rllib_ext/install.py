@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def install(algorithm: Any, *, restore: bool, incremental: bool, **ignored: Any) -> None:
-    """Tells the buffer how many Learners there are, and makes it a part of the algorithm's checkpoints.
+    """Fits the buffer to the algorithm's Learners, and makes it a part of the algorithm's checkpoints.
 
     Args:
         algorithm: just built.
@@ -17,5 +20,22 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, **ignored: Any)
     """
     from rllib_ext.checkpoint import CheckpointedReplay
 
-    algorithm.local_replay_buffer.num_learners = algorithm.config.num_learners
+    buffer = algorithm.local_replay_buffer
+    buffer.num_learners = algorithm.config.num_learners
+    if not buffer.layout_was_given:
+        buffer.use_layout(_layout_for(algorithm.config))
     CheckpointedReplay(algorithm, restore=restore, incremental=incremental).install()
+
+
+def _layout_for(config: Any) -> str:
+    """One block where the Learners have the piece that reads it; real episodes where the user's own may need them."""
+    from rllib_ext.flags import flags_connector
+
+    if config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline:
+        return "flagged"
+    logger.warning(
+        "the config has Learner connectors of its own, which may need real episodes: each row of a batch travels as an "
+        'episode, which is about ten times slower. If they only read columns, replay_config(layout="blocks") keeps '
+        "blocks."
+    )
+    return "rows"

@@ -38,8 +38,8 @@ class ModuleOptions:
     ) -> None:
         if layout not in LAYOUTS:
             raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
-        self.recipe = recipe
-        self._layout, self._options, self._special = layout, options, special
+        self.recipe, self.layout = recipe, layout
+        self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
         """Whether steps of this module are kept."""
@@ -59,7 +59,7 @@ class ModuleOptions:
         seed = options.get("seed")
         if seed is not None and module_id != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
-        return ModuleReplay(build_replay(recipe, options), self._layout, seed, module_id if several_agents else None)
+        return ModuleReplay(build_replay(recipe, options), self.layout, seed, module_id if several_agents else None)
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
         """Single-agent episodes by the module that acted; those of modules that store nothing are left out.

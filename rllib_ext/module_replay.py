@@ -39,8 +39,8 @@ class ModuleReplay:
         self.replay = replay
         self.converter = EpisodeConverter()
         self.mean_n_step = 1.0
+        self.layout = layout
         self._module_id = module_id
-        self._layout = LAYOUTS[layout]
         self._returns = AskedReturns(seed)
         self._follows_episodes = False
         self._draws = 0
@@ -97,7 +97,7 @@ class ModuleReplay:
         assert self.converter.observation is not None and self.converter.action is not None
         rows = DrawnRows(self._batch, self.converter.observation, self.converter.action, self._module_id)
         self.mean_n_step = rows.mean_n_step if self._follows_episodes else 1.0
-        return self._layout(rows)
+        return LAYOUTS[self.layout](rows)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
         """Draws sequences of ``num_steps`` steps together; see :func:`~rllib_ext.sequences.draw_sequences`.

@@ -122,7 +122,7 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
 
 def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig, Counting, "uniform").learners(learner_connector=lambda *spaces: ScaleRewards())
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.config"):
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.install"):
         algorithm = rllib_ext.configure(config).build_algo()
     assert "Learner connectors of its own" in caplog.text
     trained(algorithm)
@@ -133,11 +133,31 @@ def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFix
     assert batch["default_policy"]["rewards"].tolist() == [10.0] * 8
 
 
-def test_a_connector_given_after_configure_is_told_what_is_missing() -> None:
-    config = rllib_ext.configure(small(DQNConfig, Counting, "uniform")).learners(learner_connector=lambda *spaces: [])
-    algorithm = config.build_algo()
+def test_a_connector_given_after_configure_gets_real_episodes_too() -> None:
+    config = rllib_ext.configure(small(DQNConfig, Counting, "uniform"))
+    algorithm = config.learners(learner_connector=lambda *spaces: ScaleRewards()).build_algo()
+    trained(algorithm)
+    assert len(algorithm.local_replay_buffer.sample(num_items=8, n_step=1)) == 8
+    algorithm.stop()
+
+
+def test_one_block_without_configure_is_told_what_is_missing() -> None:
+    algorithm = small(DQNConfig, Counting, "uniform", layout="flagged").build_algo()
     with pytest.raises(ValueError, match=r"the piece that reads them. Let rllib_ext.configure\(config\) add it"):
         trained(algorithm)
+    algorithm.stop()
+
+
+def test_a_buffer_of_a_grid_gets_the_fast_layout_and_a_given_layout_stays() -> None:
+    config = rllib_ext.configure(small(DQNConfig, Counting, "uniform", layout="blocks"))
+    algorithm = config.build_algo()
+    assert algorithm.local_replay_buffer.options.layout == "blocks"
+    algorithm.stop()
+    config = config.copy(copy_frozen=False)
+    config.replay_buffer_config = rllib_ext.replay_config("prioritized", capacity=500)  # what Tune puts in
+    algorithm = config.build_algo()
+    trained(algorithm)
+    assert algorithm.local_replay_buffer.options.layout == "flagged"
     algorithm.stop()
 
 

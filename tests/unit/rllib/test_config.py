@@ -73,3 +73,56 @@ def test_discrete_actions_given_to_neighborhood_mixup_are_refused_at_the_first_r
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=100)
     with pytest.raises(ValueError, match=r"discrete|same_action"):
         buffer.add(numbered("a", 5))
+
+
+def test_parts_by_class_path_with_arguments() -> None:
+    config = rllib_ext.replay_config(
+        capacity=64,
+        seed=1,
+        sampler={
+            "class_path": "lightning_replay.samplers.NeighborhoodMixupSampler",
+            "init_args": {
+                "num_neighbors": 3,
+                "first": {
+                    "class_path": "lightning_replay.samplers.PrioritizedSampler",
+                    "init_args": {
+                        "priority_exponent": 0.7,
+                        "importance_exponent": {
+                            "class_path": "lightning_replay.schedules.Linear",
+                            "init_args": {"start": 0.4, "end": 1.0, "duration": 10},
+                        },
+                    },
+                },
+            },
+        },
+        transform=["lightning_replay.transforms.MixPairs"],
+        writer="lightning_replay.writers.FirstInFirstOutWriter",
+    )
+    options = copy.deepcopy(config)
+    options.pop("type")
+    sampler = RecipeEpisodeReplayBuffer(**options).replay.sampler
+    assert (sampler.num_neighbors, sampler.first.priority_exponent, sampler.first.max_size) == (3, 0.7, 64)
+    assert sampler.first.importance_exponent(10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, "needs a recipe .*, or a sampler, writer or transform"),
+        ({"sampler": "lightning_replay.samplers.Nothing"}, ValueError, "which cannot be imported"),
+        ({"sampler": "Nothing"}, ValueError, "which cannot be imported"),
+        ({"sampler": "lightning_replay.recipes.uniform"}, ValueError, "which is no class but a function"),
+        ({"sampler": "lightning_replay.transforms.MixPairs"}, TypeError, "a TorchRL Sampler is accepted"),
+        (
+            {"sampler": {"class_path": "lightning_replay.samplers.UniformSampler", "init_args": {"alpha": 1}}},
+            ValueError,
+            "UniformSampler has no argument 'alpha'; accepted are",
+        ),
+        ({"sampler": {"class_path": "x.Y", "arguments": {}}}, ValueError, "beside class_path only init_args"),
+        ({"sampler": "lightning_replay.samplers.UniformSampler", "alpha": 1}, ValueError, "no option 'alpha'"),
+        ({"recipe": "uniform", "sampler": "a.B"}, ValueError, "recipe 'uniform' chooses sampler itself"),
+    ],
+)
+def test_parts_that_cannot_be_built_are_refused(options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        rllib_ext.replay_config(**{"capacity": 50, **options})
