@@ -99,7 +99,7 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
         "files": files,
     }
     text = json.dumps(manifest, indent=1)
-    _replace_file(directory / MANIFEST, text)
+    replace_file(directory / MANIFEST, text)
     _remove_remains(directory, data)
     if previous is not None and chunks and not any(chunk.linked for chunk in chunks):
         logger.info("no file of %s could be shared; everything was written to %s", previous, directory)
@@ -247,7 +247,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _replace_file(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
     """Writes ``file`` so that a reader finds either the old text or the new, never a part."""
     temporary = file.with_suffix(f".{uuid.uuid4().hex[:8]}.tmp")
     with temporary.open("w") as stream:

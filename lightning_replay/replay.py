@@ -297,11 +297,20 @@ class Replay(TensorDictReplayBuffer):
         """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
 
         For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
+
+        Raises:
+            ValueError: rows are stored, and the writer does not know their order.
         """
         with self._replay_lock, self._write_lock:
             stored = torch.arange(len(self._storage), device=self._storage.device)
             if len(stored):
-                oldest_first = self._writer.age_of(stored).argsort(descending=True)
+                age_of = getattr(self._writer, "age_of", None)
+                if age_of is None:
+                    raise ValueError(
+                        f"{type(self._writer).__name__} does not know the order of its rows, along which returns over "
+                        "several steps are formed; FirstInFirstOutWriter does"
+                    )
+                oldest_first = age_of(stored).argsort(descending=True)
                 episodes.mark_update(stored[oldest_first], self._storage)
             self._episodes = episodes
 
@@ -361,7 +370,10 @@ class Replay(TensorDictReplayBuffer):
         restore_state(self, state_dict)
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """Saves the buffer into the directory ``path``; see :func:`lightning_replay.save_replay`."""
+        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
+
+        See :func:`lightning_replay.save_replay`.
+        """
         from lightning_replay.checkpoint import save_replay
 
         save_replay(self, path, previous=previous)

@@ -93,6 +93,8 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
     from rllib_ext.from_yaml import parse
 
     given = {}
@@ -100,7 +102,10 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set {text} has no value; give --set {text}=VALUE")
-        given[key] = parse(value)
+        try:
+            given[key] = parse(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {text}: the value is no YAML ({error})") from error
     if options.checkpoint is not None:
         given["checkpoint"] = options.checkpoint
     return given

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import uuid
 import zlib
 from collections.abc import Mapping
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rllib_ext.module_replay import ModuleReplay
 
 MANIFEST = "buffer.json"
+ROWS = "rows"
+FORMAT = "lightning-replay-rllib"
 FORMAT_VERSION = 1
 
 
@@ -28,42 +30,53 @@ class SavedBuffer(NamedTuple):
 
     modules: dict[str, ModuleReplay]
     state: dict[str, Any]
-    warmup_steps: int
+    warm_up: WarmUp
+
+
+class WarmUp(NamedTuple):
+    """When an algorithm learns, in environment steps."""
+
+    steps: int  # as the user gave them
+    learning_starts: int  # of the whole run: later, where a restore without the buffer postponed it
 
 
 def write_buffer(
-    buffer: RecipeEpisodeReplayBuffer, folder: Path, warmup_steps: int, previous: Path | None = None
+    buffer: RecipeEpisodeReplayBuffer, folder: Path, warm_up: WarmUp, previous: Path | None = None
 ) -> SavedSize:
-    """Writes a buffer into ``folder``; the manifest comes last.
+    """Writes a buffer into ``folder``: new rows beside the old, then the manifest that names them, in one step.
 
     Args:
         buffer: it is not changed.
         folder: created where missing.
-        warmup_steps: of the algorithm, before any restore postponed its learning.
-        previous: an earlier save, whose unchanged files are linked.
+        warm_up: of the algorithm.
+        previous: the folder of an earlier save, whose unchanged files are linked.
 
     Returns:
-        Bytes of all files, and of those written.
+        Bytes of all rows' files, and of those written.
     """
-    from lightning_replay.checkpoint import SavedSize, save_replay
+    from lightning_replay.checkpoint import SavedSize, replace_file, save_replay
 
-    folder.mkdir(parents=True, exist_ok=True)
+    rows = folder / f"{ROWS}-{uuid.uuid4().hex[:12]}"
+    rows.mkdir(parents=True)
+    earlier = _rows_of(folder if previous is None else previous)
     sizes = []
     for name, module in buffer.modules.items():
-        earlier = None if previous is None else previous / _folder_of(name)
-        sizes.append(save_replay(module.replay, folder / _folder_of(name), previous=earlier))
+        same = None if earlier is None or previous is None else earlier / _folder_of(name)
+        sizes.append(save_replay(module.replay, rows / _folder_of(name), previous=same))
     state = json.dumps(buffer.plain_state())
     manifest = {
-        "format": "lightning-replay-rllib",
+        "format": FORMAT,
         "version": FORMAT_VERSION,
-        "warmup_steps": warmup_steps,
+        "warm_up": warm_up._asdict(),
         "bytes": sum(size.total for size in sizes),
+        "rows": rows.name,
         "crc32": zlib.crc32(state.encode()),
         "state": state,
     }
-    temporary = folder / f"{MANIFEST}.{uuid.uuid4().hex[:8]}.tmp"
-    temporary.write_text(json.dumps(manifest))
-    os.replace(temporary, folder / MANIFEST)
+    replace_file(folder / MANIFEST, json.dumps(manifest))
+    for stale in folder.glob(f"{ROWS}-*"):
+        if stale.name != rows.name:
+            shutil.rmtree(stale, ignore_errors=True)
     return SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
 
 
@@ -73,16 +86,70 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     Raises:
         DamagedFileError: a file is missing, truncated or changed.
         ValueError: a newer format, or a buffer of another recipe or other options.
+        MemoryError: less is free than the rows take, beside those of ``buffer``.
     """
+    from lightning_replay.state_files import DamagedFileError
+
+    manifest = _read_manifest(folder)
+    state = json.loads(manifest["state"])
+    modules = buffer.modules_for(state)
+    for name, module in modules.items():
+        try:
+            module.replay.load(folder / Path(manifest["rows"]).name / _folder_of(name))
+        except FileNotFoundError as error:
+            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+    return SavedBuffer(modules, state, WarmUp(**manifest["warm_up"]))
+
+
+def read_warm_up(folder: Path) -> WarmUp | None:
+    """The warm-up of a saved algorithm; ``None`` where no buffer was saved.
+
+    Raises:
+        DamagedFileError, ValueError: as :func:`read_buffer`.
+    """
+    return WarmUp(**_read_manifest(folder)["warm_up"]) if folder.is_dir() else None
+
+
+def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
+    """Compares what is stored with the spaces of the environment and of the module.
+
+    Args:
+        modules: just read.
+        spaces: RLlib's, pairs of observation and action space, by module and for the environment.
+
+    Raises:
+        ValueError: observations or actions stored have other shapes, or actions another kind of number.
+    """
+    for name, module in modules.items():
+        converter = module.converter
+        for place, columns, describe in ((0, converter.observation, _shapes), (1, converter.action, _kinds)):
+            if columns is None:
+                continue
+            stored = describe([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves])
+            present = {
+                owner: describe(_leaves(space))
+                for key, pair in spaces.items()
+                for owner, space in _candidates(key, pair[place], name)
+            }
+            if present and stored not in present.values():
+                raise ValueError(
+                    f"the saved buffer holds {columns.name}s of {stored}; here they are {present}. Nothing was "
+                    "restored; restore_replay=False restores the algorithm without the buffer"
+                )
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
     from lightning_replay.state_files import DamagedFileError
 
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         version = int(manifest["version"])
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']!r}")
         if version <= FORMAT_VERSION:
-            text, checksum, warmup_steps = manifest["state"], manifest["crc32"], int(manifest["warmup_steps"])
-            if zlib.crc32(text.encode()) != checksum:
+            if zlib.crc32(manifest["state"].encode()) != manifest["crc32"]:
                 raise ValueError("its checksum differs")
+            WarmUp(**manifest["warm_up"]), Path(manifest["rows"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(
             f"{folder / MANIFEST} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
@@ -92,47 +159,42 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
             f"{folder / MANIFEST} has format version {version}; this lightning-replay reads versions up to "
             f"{FORMAT_VERSION}. Install a newer one"
         )
-    state = json.loads(text)
-    modules = buffer.modules_for(state)
-    for name, module in modules.items():
-        module.replay.load(folder / _folder_of(name))
-    return SavedBuffer(modules, state, warmup_steps)
+    return manifest
 
 
-def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
-    """Compares stored observations with the spaces of the environment and of the module.
+def _rows_of(folder: Path) -> Path | None:
+    """Where an earlier save keeps its rows; ``None`` where it is of no use."""
+    from lightning_replay.state_files import DamagedFileError
 
-    Args:
-        modules: just read.
-        spaces: RLlib's, pairs of observation and action space, by module and for the environment.
-
-    Raises:
-        ValueError: the observations stored have the shapes of neither.
-    """
-    for name, module in modules.items():
-        if module.converter.observation is None:
-            continue
-        stored = sorted(leaf.shape for leaf in module.converter.observation.leaves)
-        known = {key: pair[0] for key, pair in spaces.items() if pair[0] is not None}
-        candidates = {key: _shapes(space) for key, space in known.items() if key in (name, "__env__")}
-        several = [shapes for space in known.values() for shapes in _shapes_of_agents(space)]
-        if candidates and stored not in [*candidates.values(), *several]:
-            raise ValueError(
-                f"the saved buffer holds observations of shapes {stored}; here they have {candidates}. Nothing was "
-                "restored; restore_replay=False restores the algorithm without the buffer"
-            )
+    try:
+        return folder / Path(_read_manifest(folder)["rows"]).name
+    except (DamagedFileError, ValueError):
+        return None
 
 
 def _folder_of(module_id: str) -> str:
     return f"module-{quote(module_id, safe='')}"
 
 
-def _shapes(space: Any) -> list[tuple[int, ...]]:
+def _candidates(key: str, space: Any, module_id: str) -> list[tuple[str, Any]]:
+    """The spaces under a key of RLlib's that a module's columns may have come from."""
+    agents = getattr(space, "spaces", None)
+    own = [(key, space)] if space is not None and key in (module_id, "__env__") else []
+    if space is not None and isinstance(agents, dict):
+        own += [(f"{key}[{agent!r}]", entry) for agent, entry in agents.items() if own]
+    return own
+
+
+def _leaves(space: Any) -> list[Any]:
     import tree
 
-    return sorted(np.asarray(leaf).shape for leaf in tree.flatten(space.sample()))
+    return [np.asarray(leaf) for leaf in tree.flatten(space.sample())]
 
 
-def _shapes_of_agents(space: Any) -> list[list[tuple[int, ...]]]:
-    """Of each entry of a Dict space, which in an environment of several agents is an agent's."""
-    return [_shapes(entry) for entry in getattr(space, "spaces", {}).values()] if hasattr(space, "keys") else []
+def _shapes(leaves: list[Any]) -> list[tuple[int, ...]]:
+    return sorted(leaf.shape for leaf in leaves)
+
+
+def _kinds(leaves: list[Any]) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes, and whether the numbers are floats."""
+    return sorted((leaf.shape, "floats" if leaf.dtype.kind == "f" else "integers") for leaf in leaves)

@@ -91,9 +91,9 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
     if unknown:
         raise ValueError(
             f"{owner} has no option {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}, "
-            "and layout, num_learners and modules."
+            "and for the whole buffer layout, num_learners and modules."
         )
-    if "capacity" not in options:
+    if options.get("capacity") is None:
         raise ValueError(f"{owner} needs capacity, the most transitions kept. Add capacity=100_000.")
 
 

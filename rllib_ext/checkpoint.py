@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
-from rllib_ext.buffer_files import check_spaces, read_buffer, write_buffer
+from rllib_ext.buffer_files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
 logger = logging.getLogger(__name__)
@@ -68,13 +70,14 @@ class CheckpointedReplay:
         if path is not None and filesystem is None:
             filesystem, _ = fs.FileSystem.from_uri(str(path))
         folder = Path(saved) / FOLDER
+        warm_up = WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
         if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
             previous = self._last_save if self._incremental else None
-            size = write_buffer(self._buffer, folder, self._warmup_steps, previous)
+            size = write_buffer(self._buffer, folder, warm_up, previous)
             self._last_save = folder
         else:
             with tempfile.TemporaryDirectory() as local:
-                size = write_buffer(self._buffer, Path(local), self._warmup_steps)
+                size = write_buffer(self._buffer, Path(local), warm_up)
                 fs.copy_files(local, folder.as_posix(), destination_filesystem=filesystem)
         logger.info(
             "replay buffer saved to %s: %s bytes, %s of them written", folder, f"{size.total:,}", f"{size.written:,}"
@@ -112,39 +115,56 @@ class CheckpointedReplay:
             saved = self._read(path, filesystem)
             self._restore_algorithm(path, filesystem=filesystem, **options)
             self._buffer.take_over(saved.modules, saved.state)
-            self._warmup_steps = saved.warmup_steps
+            self._warmup_steps = saved.warm_up.steps
+            self._start_learning_at(saved.warm_up.learning_starts)
         else:
+            with self._local(path, filesystem) as folder:
+                warm_up = read_warm_up(folder)
             self._restore_algorithm(path, filesystem=filesystem, **options)
+            self._warmup_steps = self._warmup_steps if warm_up is None else warm_up.steps
             self._warm_up_again()
 
-    def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> Any:
-        location = str(path)
-        if filesystem is None:
-            filesystem, location = fs.FileSystem.from_uri(location)
-        folder = (Path(location) / FOLDER).as_posix()
-        if filesystem.get_file_info(folder).type == fs.FileType.NotFound:
-            raise FileNotFoundError(
-                f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure. Nothing was restored; "
-                "restore_replay=False restores the algorithm and starts with a new warm-up"
-            )
-        if isinstance(filesystem, fs.LocalFileSystem):
-            saved = read_buffer(self._buffer, Path(folder))
-        else:
-            with tempfile.TemporaryDirectory() as local:
-                fs.copy_files(folder, local, source_filesystem=filesystem)
-                saved = read_buffer(self._buffer, Path(local))
+    def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> SavedBuffer:
+        with self._local(path, filesystem) as folder:
+            if not folder.is_dir():
+                raise FileNotFoundError(
+                    f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure. Nothing was restored; "
+                    "restore_replay=False restores the algorithm and starts with a new warm-up"
+                )
+            saved = read_buffer(self._buffer, folder)
         check_spaces(saved.modules, self._algorithm.spaces or {})
         return saved
 
+    @staticmethod
+    @contextmanager
+    def _local(path: str | Path, filesystem: fs.FileSystem | None) -> Iterator[Path]:
+        """The buffer's folder of a checkpoint, copied from where it lies if need be; it may not exist."""
+        location = str(path)
+        if filesystem is None:
+            filesystem, location = fs.FileSystem.from_uri(location)
+        folder = Path(location) / FOLDER
+        if isinstance(filesystem, fs.LocalFileSystem):
+            yield folder
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(scratch) / FOLDER
+            if filesystem.get_file_info(folder.as_posix()).type != fs.FileType.NotFound:
+                fs.copy_files(folder.as_posix(), str(copy), source_filesystem=filesystem)
+            yield copy
+
     def _warm_up_again(self) -> None:
         """RLlib compares the steps of the whole run, which were restored, with the warm-up: that many are due anew."""
-        algorithm = self._algorithm
-        missing = max(0, self._warmup_steps - len(self._buffer))
-        config = algorithm.config.copy(copy_frozen=False)
-        config.num_steps_sampled_before_learning_starts = self._steps_sampled() + missing
-        config.freeze()
-        algorithm.config = config
+        missing = max(0, self._warmup_steps - self._buffer.num_env_steps_stored)
+        self._start_learning_at(self._steps_sampled() + missing)
         logger.info("the replay buffer was not restored: %d steps are collected before learning goes on", missing)
+
+    def _start_learning_at(self, steps: int) -> None:
+        algorithm = self._algorithm
+        if algorithm.config.num_steps_sampled_before_learning_starts != steps:
+            config = algorithm.config.copy(copy_frozen=False)
+            config.num_steps_sampled_before_learning_starts = steps
+            config.freeze()
+            algorithm.config = config
 
     def _steps_sampled(self) -> int:
         metrics = self._algorithm.metrics

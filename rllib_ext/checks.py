@@ -12,7 +12,11 @@ from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
 
 def check_algorithm(config: AlgorithmConfig) -> None:
-    """Refuses algorithms without a replay buffer, the old API stack, and buffers of another kind."""
+    """Refuses algorithms without a replay buffer, the old API stack, and buffers of another kind.
+
+    Raises:
+        ValueError: with the reason.
+    """
     from ray.rllib.algorithms.cql import CQL
     from ray.rllib.algorithms.dqn import DQN
     from ray.rllib.algorithms.iql import IQL
@@ -40,7 +44,11 @@ def check_algorithm(config: AlgorithmConfig) -> None:
 
 
 def check_capacity(config: AlgorithmConfig) -> None:
-    """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch."""
+    """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
+
+    Raises:
+        ValueError: with both numbers.
+    """
     given = config.replay_buffer_config
     special = [
         options["capacity"] for options in (given.get("modules") or {}).values() if "capacity" in (options or {})
@@ -64,6 +72,9 @@ def check_cpus(config: AlgorithmConfig) -> None:
     """Refuses more actors than Ray has CPUs for: it would wait for ever, without a word.
 
     The driver itself asks for nothing outside Tune.
+
+    Raises:
+        ValueError: with both numbers.
     """
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not known yet

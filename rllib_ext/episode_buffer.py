@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -96,6 +95,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
         return next(iter(self.modules.values())).replay
 
+    @property
+    def num_env_steps_stored(self) -> int:
+        """Steps of the environment, of several agents as :class:`~rllib_ext.metrics.BufferMetrics` counts them."""
+        return self._counters.env_steps_stored(self.modules)
+
     def __len__(self) -> int:
         return sum(map(len, self.modules.values()))
 
@@ -122,9 +126,13 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             )
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self.options.group(episodes)
-        self._open(grouped, several_agents=any(isinstance(episode, MultiAgentEpisode) for episode in episodes))
-        # Everything is checked before anything is stored.
-        flat = {name: self.modules[name].flatten(parts) for name, parts in grouped.items()}
+        begins = not (self._several_agents or len(self)) and any(isinstance(one, MultiAgentEpisode) for one in episodes)
+        several_agents = self._several_agents or begins
+        # Everything is checked before anything is stored or opened.
+        modules = {} if begins else dict(self.modules)
+        modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
+        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
+        self.modules, self._several_agents = modules, several_agents
         for name, parts in flat.items():
             self._store(name, parts)
         for episode in episodes:
@@ -159,15 +167,17 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without state, or with a
-                burn-in that is longer than the episodes.
+            ValueError: no number of rows; sequences of several agents, of n-step returns, of pairs or of rows without
+                state, or with a burn-in that is longer than the episodes.
         """
+        if num_items is None:
+            raise ValueError("num_items is None; give the number of rows, as RLlib's algorithms do")
         if batch_length_T:
-            return self._sequences(num_items or 1, n_step or 1, batch_length_T, min_batch_length_T)
+            return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
         drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
         if not drawable:
             raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
-        pieces = {name: module.draw(num_items or 1, n_step or 1, gamma) for name, module in drawable.items()}
+        pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
@@ -270,14 +280,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
-
-    def _open(self, names: Iterable[str], several_agents: bool) -> None:
-        """Builds the replays that these modules lack; with several agents, rows say whose they are."""
-        if several_agents and not self._several_agents and not len(self):
-            self._several_agents, self.modules = True, {}
-        for name in names:
-            if name not in self.modules:
-                self.modules[name] = self.options.build(name, self._several_agents)
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]

@@ -17,22 +17,32 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, **ignored: Any)
         restore: whether a restore of the algorithm restores the buffer.
         incremental: whether saves link what has not changed.
         ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
+
+    Raises:
+        ValueError: a layout was given that the Learners' connectors do not read.
     """
     from rllib_ext.checkpoint import CheckpointedReplay
 
     buffer = algorithm.local_replay_buffer
     buffer.num_learners = algorithm.config.num_learners
     if not buffer.layout_was_given:
-        buffer.use_layout(_layout_for(algorithm.config))
+        buffer.use_layout("flagged" if _reads_flags(algorithm.config) else _layout_of_own_connectors())
+    elif buffer.options.layout == "flagged" and not _reads_flags(algorithm.config):
+        raise ValueError(
+            'layout is "flagged", and the config has Learner connectors of its own, which do not read such batches. '
+            'Leave the layout out, or give layout="blocks" or "rows"'
+        )
     CheckpointedReplay(algorithm, restore=restore, incremental=incremental).install()
 
 
-def _layout_for(config: Any) -> str:
-    """One block where the Learners have the piece that reads it; real episodes where the user's own may need them."""
+def _reads_flags(config: Any) -> bool:
+    """Whether the Learners have the piece that reads a batch in one block."""
     from rllib_ext.flags import flags_connector
 
-    if config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline:
-        return "flagged"
+    return config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
+
+
+def _layout_of_own_connectors() -> str:
     logger.warning(
         "the config has Learner connectors of its own, which may need real episodes: each row of a batch travels as an "
         'episode, which is about ten times slower. If they only read columns, replay_config(layout="blocks") keeps '

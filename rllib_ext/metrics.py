@@ -78,7 +78,7 @@ class BufferMetrics:
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
         """What RLlib's metrics logger takes, and the start of the next interval."""
         log = self._logger.log_value
-        stored = self._env_steps_stored(modules)
+        stored = self.env_steps_stored(modules)
         for counter, (key, lifetime_key) in _SUMS.items():
             increase = self._increase(counter, "", self._sum(counter, stored))
             log(key, increase, reduce="sum")
@@ -109,7 +109,8 @@ class BufferMetrics:
         )
         self._environment.load_state(state["environment"])
 
-    def _env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
+    def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
+        """Steps of the environment in the buffer, see the class."""
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())

@@ -169,7 +169,6 @@ class ModuleReplay:
             "converter": self.converter.state(),
             "draws": self._draws,
             "running": [[trajectory, slot] for trajectory, slot in self._running.items()],
-            "interrupted": self._interrupted,
             "follows_episodes": self._follows_episodes,
         }
 

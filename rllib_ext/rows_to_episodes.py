@@ -221,7 +221,8 @@ def _episode(
 
 
 def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:
-    """The episode as that of the only agent in an environment of several."""
+    """The episode as that of the only agent in an environment of several, where truncated means not terminated."""
+    episode.is_truncated = episode.is_truncated and not episode.is_terminated
     whole = MultiAgentEpisode(terminateds=episode.is_terminated, truncateds=episode.is_truncated)
     episode.agent_id = episode.module_id = module_id
     episode.multi_agent_episode_id = whole.id_

@@ -25,6 +25,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
 from lightning_replay.state_files import DamagedFileError
+from rllib_ext.buffer_files import read_buffer
 from rllib_ext.checkpoint import FOLDER
 
 from .rllib_algorithms import Counting, small
@@ -144,12 +145,39 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         shared = {file.stat().st_ino for file in (first / FOLDER).rglob("*") if file.is_file()}
         linked = [file for file in (second / FOLDER).rglob("*") if file.stat().st_ino in shared]
         assert bool(linked) is incremental
-        size = sum(file.stat().st_size for file in (second / FOLDER).rglob("module-*/**/*") if file.is_file())
+        size = sum(file.stat().st_size for file in (second / FOLDER).rglob("rows-*/**/*") if file.is_file())
         assert f"{size:,} bytes" in caplog.text
         shutil.rmtree(first)
         again = Algorithm.from_checkpoint(second)
         assert_same(again, state, drawn)
         again.stop()
+
+
+def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = built(config())
+    algorithm.train()
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    algorithm.train()
+    algorithm.save_to_path(path)
+    assert len(list((tmp_path / "checkpoint" / FOLDER).glob("rows-*"))) == 1
+    state, drawn = snapshot(algorithm), draws(algorithm)
+    algorithm.train()
+    with monkeypatch.context() as killed:
+        killed.setattr("lightning_replay.checkpoint.replace_file", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            algorithm.save_to_path(path)
+    algorithm.stop()
+    again = built(config())
+    saved = read_buffer(again.local_replay_buffer, tmp_path / "checkpoint" / FOLDER)
+    again.local_replay_buffer.take_over(saved.modules, saved.state)
+    assert_same(again, state, drawn)
+    again.stop()
+
+
+def cut_short(file: Path, text: str) -> None:
+    raise KeyboardInterrupt
 
 
 def test_another_file_system_takes_the_buffer_too(tmp_path: Path) -> None:
@@ -187,7 +215,10 @@ def test_without_the_buffer_a_new_warm_up_begins(saved: Any, said_by: str, tmp_p
     again = Algorithm.from_checkpoint(algorithm.save_to_path(tmp_path / "again"), restore_replay=False)
     steps = again.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"))
     assert steps > start
-    assert again.config.num_steps_sampled_before_learning_starts <= steps + 40 + start
+    assert again.config.num_steps_sampled_before_learning_starts == steps + 40
+    # and a restore with the buffer learns when the saved run did
+    again.restore_from_path(path, restore_replay=True)
+    assert again.config.num_steps_sampled_before_learning_starts == 40
     algorithm.stop()
     again.stop()
 
@@ -209,7 +240,7 @@ def weights(algorithm: Algorithm) -> torch.Tensor:
 
 def damaged(path: Path, copy: Path) -> Path:
     shutil.copytree(path, copy)
-    largest = max((copy / FOLDER).glob("module-*/data-*/*"), key=os.path.getsize)
+    largest = max((copy / FOLDER).glob("rows-*/module-*/data-*/*"), key=os.path.getsize)
     largest.write_bytes(largest.read_bytes()[:-7])
     return copy
 
@@ -217,6 +248,13 @@ def damaged(path: Path, copy: Path) -> Path:
 def without(path: Path, copy: Path) -> Path:
     shutil.copytree(path, copy)
     shutil.rmtree(copy / FOLDER)
+    return copy
+
+
+def without_rows(path: Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    (rows,) = (copy / FOLDER).glob("rows-*")
+    shutil.rmtree(rows)
     return copy
 
 
@@ -245,7 +283,9 @@ def of_a_newer_version(path: Path, copy: Path) -> Path:
         (of_a_newer_version, {}, ValueError, "format version 99"),
         (None, {"recipe": "uniform"}, ValueError, "state is of recipe 'prioritized'; this buffer is 'uniform'"),
         (None, {"capacity": 500}, ValueError, "capacity 1000, here 500"),
-        (None, {"env": Wider}, ValueError, r"observations of shapes \[\(4,\)\]; here they have .*\(2,\)"),
+        (None, {"env": Wider}, ValueError, r"holds observations of \[\(4,\)\]; here they are .*\(2,\)"),
+        (None, {"env": "Acrobot-v1"}, ValueError, r"holds observations of \[\(4,\)\]; here they are .*\(6,\)"),
+        (without_rows, {}, DamagedFileError, "is missing"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_overwritten(

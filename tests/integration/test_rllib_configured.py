@@ -141,6 +141,13 @@ def test_a_connector_given_after_configure_gets_real_episodes_too() -> None:
     algorithm.stop()
 
 
+def test_one_block_with_connectors_of_the_user_is_refused() -> None:
+    config = small(DQNConfig, Counting, "uniform", layout="flagged")
+    config = rllib_ext.configure(config.learners(learner_connector=lambda *spaces: ScaleRewards()))
+    with pytest.raises(ValueError, match='layout is "flagged", and the config has Learner connectors of its own'):
+        config.build_algo()
+
+
 def test_one_block_without_configure_is_told_what_is_missing() -> None:
     algorithm = small(DQNConfig, Counting, "uniform", layout="flagged").build_algo()
     with pytest.raises(ValueError, match=r"the piece that reads them. Let rllib_ext.configure\(config\) add it"):
