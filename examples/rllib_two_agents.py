@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DQN with two agents in RLlib: each learns from a replay of its own, one prioritized and one uniform.
 
-    python examples/rllib_two_agents.py           # 4,000 steps of two CartPoles
+    python examples/rllib_two_agents.py           # 3,000 steps of two CartPoles
     python examples/rllib_two_agents.py --fast    # 200 steps, to see it run
     python examples/rllib_two_agents.py --shared  # one module, which learns from the steps of both agents
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="one module, and so one replay, for both agents")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    total_steps, warmup_steps = (200, 50) if options.fast else (4_000, 500)
+    total_steps, warmup_steps = (200, 50) if options.fast else (3_000, 500)
     modules = {} if options.shared else MODULES
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
