@@ -128,8 +128,8 @@ class CheckpointedReplay:
         with self._local(path, filesystem) as folder:
             if not folder.is_dir():
                 raise FileNotFoundError(
-                    f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure. Nothing was restored; "
-                    "restore_replay=False restores the algorithm and starts with a new warm-up"
+                    f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure, or the folder is gone. "
+                    "Nothing was restored; restore_replay=False restores the algorithm and starts with a new warm-up"
                 )
             saved = read_buffer(self._buffer, folder)
         check_spaces(saved.modules, self._algorithm.spaces or {})

@@ -144,6 +144,10 @@ class BufferMetrics:
         if ages:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
             log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
+        samplers = [module.replay.sampler for module in every if module.replay.is_prioritized]
+        exponents = [getattr(sampler, "first", sampler).beta for sampler in samplers]  # of pairs: of their first rows
+        if exponents:
+            log("importance_exponent", sum(exponents) / len(exponents), reduce="item")
         late = sum(one["late_updates_dropped"] for one in stats)
         log("num_late_updates_dropped_lifetime", late, reduce="item")
         fragments = [module.converter.fragments for module in every]

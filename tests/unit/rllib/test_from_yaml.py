@@ -67,7 +67,6 @@ def test_the_config_is_configured(tmp_path: Path) -> None:
         "type": RecipeEpisodeReplayBuffer,
         "recipe": "uniform",
         "capacity": 500,
-        "layout": "flagged",
     }
     (hook,) = config.callbacks_on_algorithm_init
     assert hook.keywords == {"restore": False, "incremental": False}

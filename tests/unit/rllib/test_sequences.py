@@ -23,7 +23,7 @@ from torchrl.data.replay_buffers import SliceSampler
 from lightning_replay.episodes import EpisodeLinks
 from lightning_replay.replay import Replay
 from lightning_replay.storage import PackedStorage
-from rllib_ext.buffer_files import read_buffer, write_buffer
+from rllib_ext.buffer_files import WarmUp, read_buffer, write_buffer
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sequences import check_sequences
 
@@ -308,7 +308,7 @@ def test_a_restored_buffer_draws_the_same_sequences(recipe: str, files: bool, tm
     buffer.update_priorities(np.arange(3.0 * len(episodes)).reshape(-1, 3))
     again = RecipeEpisodeReplayBuffer(recipe, capacity=12, seed=5)
     if files:
-        write_buffer(buffer, tmp_path / "buffer", warmup_steps=0)
+        write_buffer(buffer, tmp_path / "buffer", WarmUp(0, 0))
         saved = read_buffer(again, tmp_path / "buffer")
         again.take_over(saved.modules, saved.state)
     else:
