@@ -35,8 +35,11 @@ class Counting(gym.Env):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.count += 1
-        terminated, truncated = self.count % 3 == 2 and self.count % 2 == 0, self.count % 3 == 2 and self.count % 2 == 1
-        return np.array([self.count], np.float32), 1.0, terminated, truncated, {}
+        return np.array([self.count], np.float32), 1.0, *self.ends(), {}
+
+    def ends(self) -> tuple[bool, bool]:
+        """Whether the step that was just counted is terminated, and whether it is truncated."""
+        return self.count % 3 == 2 and self.count % 2 == 0, self.count % 3 == 2 and self.count % 2 == 1
 
 
 class EchoLearner(DQNTorchLearner):

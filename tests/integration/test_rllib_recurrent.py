@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import ray
@@ -24,28 +23,19 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 import rllib_ext
 
+from .rllib_algorithms import Counting
+
 pytestmark = pytest.mark.slow
 
 LSTM = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 6}
 
 
-class Counting(gym.Env):
-    """Observes the number of its step over all episodes; episodes of 9, 4, 9, 4, ... steps."""
+class CountingLonger(Counting):
+    """Episodes of 9, 4, 9, 4, ... steps."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, config: Any = None) -> None:
-        self.count = -1
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self.count += 1
-        return np.array([self.count], np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.count += 1
+    def ends(self) -> tuple[bool, bool]:
         place = self.count % 15
-        return np.array([self.count], np.float32), 1.0, place == 9, place == 14, {}
+        return place == 9, place == 14
 
 
 class EchoLearner(DQNTorchLearner):
@@ -123,7 +113,7 @@ def priorities_by_hand(episodes: list[SingleAgentEpisode], num_learners: int, bu
 
 @pytest.mark.parametrize(("num_learners", "burn_in"), [(0, 2), (1, 0), (2, 2)])
 def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = recurrent(Counting, "prioritized", num_learners, burn_in, batch=19)
+    config = recurrent(CountingLonger, "prioritized", num_learners, burn_in, batch=19)
     algorithm = config.learners(learner_class=EchoLearner).build_algo()
     buffer = algorithm.local_replay_buffer
     draw, update = buffer.sample, buffer.replay.update_priority
@@ -150,7 +140,7 @@ def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch:
 
 
 def test_states_stored_are_those_of_the_module() -> None:
-    algorithm = recurrent(Counting, "uniform", 0, 0).build_algo()
+    algorithm = recurrent(CountingLonger, "uniform", 0, 0).build_algo()
     buffer = algorithm.local_replay_buffer
     module = algorithm.env_runner.module
     for _ in range(10):
