@@ -58,10 +58,10 @@ def write_buffer(
 
     rows = folder / f"{ROWS}-{uuid.uuid4().hex[:12]}"
     rows.mkdir(parents=True)
-    earlier = _rows_of(folder if previous is None else previous)
+    earlier = None if previous is None else _rows_of(previous)
     sizes = []
     for name, module in buffer.modules.items():
-        same = None if earlier is None or previous is None else earlier / _folder_of(name)
+        same = None if earlier is None else earlier / _folder_of(name)
         sizes.append(save_replay(module.replay, rows / _folder_of(name), previous=same))
     state = json.dumps(buffer.plain_state())
     manifest = {

@@ -55,10 +55,14 @@ def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
         >>> learner_order([1, 1, 1, 1], num_learners=2).tolist()
         [0, 2, 1, 3]
     """
+    return np.concatenate([rows for shard in dealt_rows(lengths, num_learners) for rows in shard])
+
+
+def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
+    """For each Learner the rows of the episodes and parts of episodes it gets, int64 ``[n]`` each."""
     starts = np.cumsum([0, *lengths])
     spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
-    shards = ShardEpisodesIterator(spans, num_shards=num_learners)
-    return np.concatenate([span.rows for shard in shards for span in shard])
+    return [[span.rows for span in shard] for shard in ShardEpisodesIterator(spans, num_shards=num_learners)]
 
 
 class _Span:

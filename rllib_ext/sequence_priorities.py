@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
+
+from rllib_ext.learner_order import dealt_rows
 
 # η of R2D2, Kapturowski et al. 2019, section 2.3: priority = η max|δ| + (1 - η) mean|δ|.
 SHARE_OF_LARGEST = 0.9
@@ -42,9 +43,7 @@ class SequencePriorities:
     """
 
     def __init__(self, lengths: Sequence[int], num_learners: int, longest: int, burn_in: int) -> None:
-        parts = [_Part(sequence, length) for sequence, length in enumerate(lengths)]
-        # The iterator of RLlib that deals is asked itself, so the order is right by construction.
-        shards = list(ShardEpisodesIterator(parts, num_shards=max(num_learners, 1)))
+        shards = dealt_rows(list(lengths), max(num_learners, 1))
         for shard in shards:
             if all(len(part) <= burn_in for part in shard):
                 raise ValueError(
@@ -53,7 +52,7 @@ class SequencePriorities:
                     f"train_batch_size_per_learner to at least max_seq_len={longest}, or lower burn_in_len"
                 )
         chunks = [part for shard in shards for part in shard]
-        self._sequence = np.array([part.sequence for part in chunks])
+        self._sequence = np.repeat(np.arange(len(lengths)), lengths)[[part[0] for part in chunks]]
         step = np.arange(longest)
         self._counts = (step >= burn_in) & (step < np.array([[len(part)] for part in chunks]))
         self._num_sequences = len(lengths)
@@ -88,20 +87,3 @@ class SequencePriorities:
         learned = np.flatnonzero(count)
         mean = total[learned] / count[learned]
         return learned, SHARE_OF_LARGEST * largest[learned] + (1 - SHARE_OF_LARGEST) * mean
-
-
-class _Part:
-    """Stands for a sequence where RLlib deals: which one it is a part of, and how long it is."""
-
-    def __init__(self, sequence: int, length: int) -> None:
-        self.sequence = sequence
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, rows: slice) -> _Part:
-        return _Part(self.sequence, len(range(*rows.indices(self._length))))
-
-    def slice(self, rows: slice, *, len_lookback_buffer: int | None = None) -> _Part:
-        return self[rows]
