@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers that learn from progress signals as bandits do: the better a task pays, the more of its batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_replay.recorded import recorded
+from lightning_replay.schedulers.scheduler import Scheduler, among_ready
+
+
+@recorded
+class Exp3(Scheduler):
+    """Draws task i with probability ``(1 - exploration) * w[i] / sum(w) + exploration / N``.
+
+    A progress signal r of task i, drawn with probability p, multiplies its weight by
+    ``exp(exploration * r / (p * N))``. Weights are kept as logarithms, so they never overflow. Distributed Parallel
+    Curriculum Experience Replay, equations 4a to 4c; Auer et al. 2002, https://doi.org/10.1137/S0097539701398375.
+
+    One signal is one update, and only for a task that was drawn: a signal is applied at once where its task was drawn
+    since its last update, with the probability of its last draw; otherwise it waits for the next draw of its task, and
+    a newer signal takes its place. Updating at every learner step instead saturates on the first task that pays.
+
+    Never forgets: whichever (easy) task pays first keeps the largest weight, and the target falls towards
+    ``exploration / N``. :class:`Exp3S`, or the change of returns as signal, corrects that.
+
+    Args:
+        exploration: γ, the share of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
+
+    Attributes:
+        log_weights: float64 ``[N]``, the greatest is 0.
+
+    Raises:
+        ValueError: ``exploration`` is outside (0, 1].
+
+    Example:
+        >>> scheduler = Exp3(exploration=0.1)
+        >>> scheduler.start(["target", "far", "near", "goal_mouth"])
+        >>> scheduler.drawn(0, probability=0.25)
+        >>> scheduler.progress(0, 1.0)
+        >>> scheduler.probabilities(np.ones(4, dtype=bool)).round(4)
+        array([0.2673, 0.2442, 0.2442, 0.2442])
+    """
+
+    def __init__(self, exploration: float = 0.1) -> None:
+        super().__init__()
+        if not 0.0 < exploration <= 1.0:
+            raise ValueError(f"exploration is {exploration}; it is a share of the probability and must lie in (0, 1]")
+        self.exploration = float(exploration)
+        self.log_weights = np.zeros(0)
+        self._drawn_with: list[float | None] = []
+        self._waiting: list[float | None] = []
+
+    def start(self, tasks: Sequence[str]) -> None:
+        """Gives every task the same weight."""
+        super().start(tasks)
+        self.log_weights = np.zeros(len(self.tasks))
+        self._drawn_with = [None] * len(self.tasks)
+        self._waiting = [None] * len(self.tasks)
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Equation 4a, renormalised over the ready tasks."""
+        self._check_started()
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        chosen = (1.0 - self.exploration) * weights / weights.sum()
+        return among_ready(chosen + self.exploration / len(self.tasks), ready)
+
+    def drawn(self, task: int, probability: float) -> None:
+        """Applies the signal that waits for a draw of ``task``, if any; otherwise remembers the probability."""
+        super().drawn(task, probability)
+        waiting, self._waiting[task] = self._waiting[task], None
+        if waiting is None:
+            self._drawn_with[task] = float(probability)
+        else:
+            self.update(task, waiting, probability)
+
+    def progress(self, task: int, value: float) -> None:
+        """Applies the signal where ``task`` was drawn since its last update; otherwise keeps it for the next draw."""
+        super().progress(task, value)
+        probability, self._drawn_with[task] = self._drawn_with[task], None
+        if probability is None:
+            self._waiting[task] = float(value)
+        else:
+            self.update(task, value, probability)
+
+    def update(self, task: int, profit: float, probability: float) -> None:
+        """The bare equation: ``w[task] *= exp(exploration * profit / (probability * N))``.
+
+        Args:
+            task: the task the batch was drawn from.
+            profit: r, any finite number; the guarantees of the method need one in [0, 1].
+            probability: p of that draw, before this update.
+        """
+        self._check_task(task)
+        self.log_weights[task] += self._gain(profit, probability)
+        self._lower_to_zero()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights, the signals that wait and the draws that no signal has answered yet."""
+        return {
+            **super().state_dict(),
+            "log_weights": self.log_weights.tolist(),
+            "drawn_with": list(self._drawn_with),
+            "waiting": list(self._waiting),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self.log_weights = np.array(state["log_weights"], dtype=np.float64)
+        self._drawn_with = list(state["drawn_with"])
+        self._waiting = list(state["waiting"])
+
+    def _gain(self, profit: float, probability: float) -> float:
+        if not math.isfinite(profit) or not 0.0 < probability <= 1.0:
+            raise ValueError(
+                f"profit is {profit} and probability {probability}; an update needs a finite profit and a "
+                "probability in (0, 1]"
+            )
+        return self.exploration * profit / (probability * len(self.tasks))
+
+    def _lower_to_zero(self) -> None:
+        # Only differences count. Held at 0, the greatest cannot grow until a gain is lost in rounding.
+        self.log_weights -= self.log_weights.max()
+
+
+@recorded
+class Exp3S(Exp3):
+    """As :class:`Exp3`, but every update also gives each task the share ``e * weight_sharing / N`` of all weights.
+
+    So no weight can fall hopelessly behind, and the scheduler follows when another task begins to pay: a difference
+    that no new signal supports is forgotten over about ``1 / weight_sharing`` updates. Auer et al. 2002, section 8,
+    https://doi.org/10.1137/S0097539701398375.
+
+    Args:
+        exploration: γ, as in :class:`Exp3`.
+        weight_sharing: α, in (0, 1]; one over the number of updates after which things may have changed. For none,
+            use :class:`Exp3`.
+
+    Raises:
+        ValueError: ``exploration`` or ``weight_sharing`` is outside (0, 1].
+
+    Example:
+        >>> scheduler = Exp3S(exploration=0.5, weight_sharing=0.01)
+        >>> scheduler.start(["target", "near"])
+        >>> for _ in range(1000):
+        ...     scheduler.update(1, profit=1.0, probability=0.5)
+        >>> scheduler.log_weights.round(1)
+        array([-3.4,  0. ])
+    """
+
+    def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.01) -> None:
+        super().__init__(exploration)
+        if not 0.0 < weight_sharing <= 1.0:
+            raise ValueError(f"weight_sharing is {weight_sharing}; it must lie in (0, 1]. For none, use Exp3")
+        self.weight_sharing = float(weight_sharing)
+
+    def update(self, task: int, profit: float, probability: float) -> None:
+        """The bare equation: that of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
+        self._check_task(task)
+        gain = self._gain(profit, probability)
+        shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
+        self.log_weights[task] += gain
+        self.log_weights = np.logaddexp(self.log_weights, shared)
+        self._lower_to_zero()

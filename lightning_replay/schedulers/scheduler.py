@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every scheduler of a curriculum answers, and the one that prefers no task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_replay.recorded import recorded
+
+
+class Scheduler(ABC):
+    """Chooses the task each training batch is drawn from, and the task each actor plays.
+
+    The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` at
+    every batch; whoever measures how well a task is played calls :meth:`progress`. Tasks are numbered in the order of
+    their names. A scheduler serves one buffer: build one for each. Distributed Parallel Curriculum Experience Replay,
+    section 4.
+
+    Attributes:
+        tasks: the names, in the order of the numbers; empty before :meth:`start`.
+        shares_one_table: whether the rows of all tasks go to one first-in-first-out table instead of one table each.
+            Then every batch is drawn from that table, and the probabilities say how the actors are spread.
+    """
+
+    shares_one_table: bool = False
+
+    def __init__(self) -> None:
+        self.tasks: tuple[str, ...] = ()
+
+    def start(self, tasks: Sequence[str]) -> None:
+        """Tells the scheduler the tasks, once.
+
+        Raises:
+            ValueError: no task, an empty name, a name given twice, a name in the scheduler's options that is not
+                among the tasks, or a scheduler that already serves a buffer.
+        """
+        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+        if self.tasks:
+            raise ValueError(
+                f"this {type(self).__name__} already serves the tasks {list(self.tasks)}; "
+                "build a scheduler for each buffer"
+            )
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(f"tasks are {list(names)}; a curriculum needs at least one task, each with a name")
+        if len(set(names)) < len(names):
+            raise ValueError(f"tasks are {list(names)}, some of them twice; give every task a name of its own")
+        self.tasks = names
+
+    @abstractmethod
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Chance of each task to give the next batch.
+
+        Args:
+            ready: bool ``[N]``, the tasks that hold enough data to be drawn from.
+
+        Returns:
+            float64 ``[N]``, 0 where not ready, of sum 1; all 0 when no task is ready.
+        """
+
+    def drawn(self, task: int, probability: float) -> None:
+        """Told that a batch of ``task`` was drawn, and with which probability. Here: checked, then ignored."""
+        self._check_task(task)
+        if not 0.0 < probability <= 1.0:
+            raise ValueError(f"probability is {probability}; a task that was drawn has one in (0, 1]")
+
+    def progress(self, task: int, value: float) -> None:
+        """Takes a new progress signal of ``task``. Here: checked, then ignored.
+
+        Raises:
+            ValueError: there is no such task, or the value is NaN or outside [0, 1].
+        """
+        self._check_task(task)
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(
+                f"the progress signal of task {self.tasks[task]!r} is {value}; it must lie in [0, 1]. "
+                "Scale it by the least and the greatest return, as lightning_replay.progress.MeanReturn does"
+            )
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """The task each actor plays next: actor k plays task ``k % N``, whatever the batches are drawn from."""
+        self._check_actors(num_actors)
+        return [actor % len(self.tasks) for actor in range(num_actors)]
+
+    def index_of(self, name: str) -> int:
+        """The number of a task.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        self._check_started()
+        if name not in self.tasks:
+            raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+        return self.tasks.index(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values from which :meth:`load_state_dict` restores everything."""
+        return {"tasks": list(self.tasks)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; the tasks must be the same.
+
+        Raises:
+            ValueError: the state was saved with other tasks.
+        """
+        if list(state["tasks"]) != list(self.tasks):
+            raise ValueError(
+                f"the state was saved with the tasks {list(state['tasks'])}; this scheduler has {list(self.tasks)}. "
+                "Start a scheduler with the same tasks in the same order, then load"
+            )
+
+    def _refuse_unknown(self, option: str, names: Sequence[str]) -> None:
+        unknown = [name for name in names if name not in self.tasks]
+        if unknown:
+            tasks, self.tasks = self.tasks, ()
+            raise ValueError(f"{option} names {unknown}; the tasks are {', '.join(map(repr, tasks))}")
+
+    def _check_started(self) -> None:
+        if not self.tasks:
+            raise RuntimeError(f"this {type(self).__name__} knows no tasks yet; call start(tasks) first")
+
+    def _check_task(self, task: int) -> None:
+        self._check_started()
+        if not 0 <= task < len(self.tasks):
+            raise ValueError(f"task is {task}; the tasks {list(self.tasks)} are numbered 0 to {len(self.tasks) - 1}")
+
+    def _check_actors(self, num_actors: int) -> None:
+        self._check_started()
+        if num_actors < 1:
+            raise ValueError(f"num_actors is {num_actors}; at least one actor plays")
+
+
+@recorded
+class UniformTasks(Scheduler):
+    """Draws every ready task with the same probability, whatever its progress. Section 4.2.1 of the paper.
+
+    Example:
+        >>> scheduler = UniformTasks()
+        >>> scheduler.start(["target", "far", "near", "goal_mouth"])
+        >>> scheduler.probabilities(np.array([True, True, False, False]))
+        array([0.5, 0.5, 0. , 0. ])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """One over the number of ready tasks, for each of them."""
+        self._check_started()
+        return among_ready(np.ones(len(self.tasks)), ready)
+
+
+def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
+    """Computes ``preferences * ready`` divided by its sum.
+
+    Args:
+        preferences: float64 ``[N]``, at least 0.
+        ready: bool ``[N]``.
+
+    Returns:
+        float64 ``[N]``: where only tasks of preference 0 are ready, the same chance for each of these; all 0 when no
+        task is ready.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Example:
+        >>> among_ready(np.array([0.5, 0.25, 0.25]), np.array([True, False, True]))
+        array([0.66666667, 0.        , 0.33333333])
+    """
+    ready = np.asarray(ready, dtype=bool)
+    if ready.shape != preferences.shape:
+        raise ValueError(f"ready has the shape {ready.shape}; there are {preferences.size} tasks, one value for each")
+    masked = np.where(ready, preferences, 0.0)
+    if not masked.any():
+        masked = ready.astype(np.float64)
+    return masked / max(masked.sum(), np.finfo(np.float64).tiny)

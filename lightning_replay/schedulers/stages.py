@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The baselines of the parallel curriculum: one task only, and stages from easy to hard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_replay.recorded import recorded
+from lightning_replay.schedulers.scheduler import Scheduler, among_ready
+
+
+@recorded
+class OneTask(Scheduler):
+    """No curriculum: every actor plays one task. The paper's baseline DB.
+
+    Args:
+        task: its name.
+
+    Example:
+        >>> scheduler = OneTask("target")
+        >>> scheduler.start(["near", "target"])
+        >>> scheduler.actor_tasks(3)
+        [1, 1, 1]
+    """
+
+    shares_one_table = True
+
+    def __init__(self, task: str = "target") -> None:
+        super().__init__()
+        self.task = task
+
+    def start(self, tasks: Sequence[str]) -> None:
+        """Refuses tasks among which the one is not."""
+        super().start(tasks)
+        self._refuse_unknown("task", [self.task])
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """1 for the one task."""
+        return among_ready(_share_of(len(self.tasks), [self.index_of(self.task)]), ready)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """The one task, for every actor."""
+        self._check_actors(num_actors)
+        return [self.index_of(self.task)] * num_actors
+
+
+@recorded
+class EasyToHard(Scheduler):
+    """All actors play the task of the current stage; the next stage begins when it is played well enough.
+
+    A stage ends with the first progress signal of its task that reaches ``advance_at``, or with its ``max_signals``-th
+    signal. Signals of other tasks count for nothing; the last stage never ends. The paper's baseline DBC, which does
+    not state when a stage ends.
+
+    Args:
+        order: names of the tasks, easiest first. Tasks left out are not played.
+        advance_at: progress at which a stage ends; above 0, at most 1.
+        max_signals: signals after which a stage ends all the same; ``None`` waits for ``advance_at`` for ever.
+
+    Attributes:
+        stage: position in ``order``, from 0.
+
+    Raises:
+        ValueError: ``order`` is empty or names a task twice, ``advance_at`` is outside (0, 1], or ``max_signals`` is
+            below 1.
+
+    Example:
+        >>> scheduler = EasyToHard(order=["near", "far", "target"], advance_at=0.8)
+        >>> scheduler.start(["target", "far", "near"])
+        >>> scheduler.progress(2, 0.9)
+        >>> scheduler.stage, scheduler.actor_tasks(4)
+        (1, [1, 1, 1, 1])
+    """
+
+    shares_one_table = True
+
+    def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
+        super().__init__()
+        if isinstance(order, str) or not order or len(set(order)) < len(order):
+            raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
+        if not 0.0 < advance_at <= 1.0:
+            raise ValueError(f"advance_at is {advance_at}; progress signals lie in [0, 1], so give a value in (0, 1]")
+        if max_signals is not None and max_signals < 1:
+            raise ValueError(f"max_signals is {max_signals}; a stage lasts at least 1 signal, or None for no limit")
+        self.order = tuple(order)
+        self.advance_at = float(advance_at)
+        self.max_signals = max_signals
+        self.stage = 0
+        self._signals_in_stage = 0
+
+    def start(self, tasks: Sequence[str]) -> None:
+        """Refuses an order that names tasks there are not."""
+        super().start(tasks)
+        self._refuse_unknown("order", self.order)
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Shares of the actors among the tasks they play now."""
+        return among_ready(_share_of(len(self.tasks), self._played()), ready)
+
+    def progress(self, task: int, value: float) -> None:
+        """Ends the stage where the signal is of its task and reaches ``advance_at``, or is its last one."""
+        super().progress(task, value)
+        if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
+            return
+        self._signals_in_stage += 1
+        if value >= self.advance_at or self._signals_in_stage == self.max_signals:
+            self.stage += 1
+            self._signals_in_stage = 0
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """The tasks played now in turn, the hardest of them first."""
+        self._check_actors(num_actors)
+        played = self._played()
+        return [played[actor % len(played)] for actor in range(num_actors)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stage, and the signals it has had."""
+        return {**super().state_dict(), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: the state was saved with other tasks, or in a stage that this order does not have.
+        """
+        super().load_state_dict(state)
+        if not 0 <= state["stage"] < len(self.order):
+            raise ValueError(
+                f"the state was saved in stage {state['stage']}; order {list(self.order)} has "
+                f"{len(self.order)} stages. Load it with the order it was saved with"
+            )
+        self.stage = int(state["stage"])
+        self._signals_in_stage = int(state["signals_in_stage"])
+
+    def _played(self) -> list[int]:
+        return [self.index_of(self.order[self.stage])]
+
+
+@recorded
+class ReverseCurriculum(EasyToHard):
+    """As :class:`EasyToHard`, but the actors are spread over all tasks up to the current stage.
+
+    So the buffer keeps receiving easy episodes. The paper's baseline DRC.
+
+    Args:
+        order: as in :class:`EasyToHard`.
+        advance_at: as in :class:`EasyToHard`.
+        max_signals: as in :class:`EasyToHard`.
+
+    Example:
+        >>> scheduler = ReverseCurriculum(order=["near", "far", "target"])
+        >>> scheduler.start(["target", "far", "near"])
+        >>> scheduler.progress(2, 0.9)
+        >>> scheduler.actor_tasks(4)
+        [1, 2, 1, 2]
+    """
+
+    def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
+        super().__init__(order, advance_at, max_signals)
+
+    def _played(self) -> list[int]:
+        return [self.index_of(name) for name in reversed(self.order[: self.stage + 1])]
+
+
+def _share_of(num_tasks: int, played: list[int]) -> np.ndarray:
+    shares = np.zeros(num_tasks)
+    shares[played] = 1.0 / len(played)
+    return shares
