@@ -1,11 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of the published experiments; importing this module registers them with Gymnasium."""
+"""Environments of the published experiments; importing this module registers them with Gymnasium.
+
+Gymnasium reads no entry points, so import this module once before ``gymnasium.make("HalfField-1v0")``, or name it
+in the identifier: ``gymnasium.make("lightning_replay.envs:HalfField-1v0")``.
+"""
 
 from __future__ import annotations
 
-import gymnasium
+from typing import Any
+
+from gymnasium.envs.registration import register, registry
+
+_ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "HalfField-1v0": ("half_field:HalfField", {"keeper": False}),
+    "HalfField-1v1": ("half_field:HalfField", {"keeper": True}),
+    "ThreeRooms-v0": ("grids:ThreeRooms", {}),
+    "TwoRooms-v0": ("grids:TwoRooms", {}),
+    "ObstacleCourse-v0": ("grids:ObstacleCourse", {}),
+    "PointMazeTasks-UMaze-v0": ("point_maze:PointMazeTasks", {"maze": "UMaze"}),
+    "PointMazeTasks-Medium-v0": ("point_maze:PointMazeTasks", {"maze": "Medium"}),
+}
 
 
 def register_envs() -> None:
-    """Registers every environment of this package; Gymnasium calls it where the package is installed."""
-    del gymnasium
+    """Registers every environment of this package with Gymnasium; what is registered already stays as it is.
+
+    Only the modules' names are registered: MiniGrid and MuJoCo are imported when such an environment is made.
+    """
+    for identifier, (entry_point, options) in _ENVIRONMENTS.items():
+        if identifier not in registry:
+            register(identifier, entry_point=f"{__name__}.{entry_point}", kwargs=options)
+
+
+register_envs()

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameterised-action soccer on half a field, from hard to easy by how far from the goal an episode starts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lightning_replay.envs import soccer
+from lightning_replay.envs.half_field_drawing import draw
+from lightning_replay.envs.half_field_keeper import Keeper
+from lightning_replay.envs.tasks import TaskChoice
+
+DASH, TURN, KICK = range(3)
+GOAL_REWARD = 5.0
+OBSERVATION_SIZE = 34
+KEEPER_OBSERVATION_SIZE = 6
+_NEAR = 10.0  # metres within which the ball's distance is also observed finely
+_DIAGONAL = math.hypot(soccer.FIELD_LENGTH, soccer.FIELD_WIDTH)
+_TARGETS = (
+    (soccer.FIELD_LENGTH, 0.0),
+    (soccer.FIELD_LENGTH, soccer.HALF_GOAL),
+    (soccer.FIELD_LENGTH, -soccer.HALF_GOAL),
+)
+
+
+class Start(NamedTuple):
+    """Where an episode of a task starts, in metres; every number is drawn uniformly.
+
+    Attributes:
+        x_low, x_high: range of the ball's distance from the midline.
+        y_limit: the ball starts within ±y_limit.
+        behind: the player starts at most this far from the ball, on the side away from the goal.
+    """
+
+    x_low: float
+    x_high: float
+    y_limit: float
+    behind: float
+
+
+STARTS = {
+    "target": Start(0.0, 0.2 * soccer.FIELD_LENGTH, 0.8 * soccer.HALF_WIDTH, 10.0),
+    "far": Start(20.0, 28.0, 20.0, 6.0),
+    "near": Start(34.0, 40.0, 14.0, 3.0),
+    "goal_mouth": Start(44.0, 48.0, 7.0, 1.5),
+}
+
+
+class HalfField(TaskChoice, gymnasium.Env):
+    """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
+
+    The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
+    (:mod:`~lightning_replay.envs.soccer`); stamina, collisions and weaker sideways dashes are left out. The tasks
+    differ only in where an episode starts; ``"target"`` is the start of Half Field Offense (Hausknecht et al. 2016),
+    the substitute of Li et al. 2022's curriculum, whose own game has no release on PyPI.
+
+    An episode terminates at a goal, where the ball leaves the half field, or where the keeper catches it; it is
+    truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball.
+
+    Args:
+        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
+        keeper: whether a keeper guards the goal (``HalfField-1v1``).
+        max_steps: steps after which an episode is truncated.
+        untouched_limit: steps in a row without a kick; ``None`` for no such end.
+        player_noise: of dashes and turns, as a share of the player's speed and of the turn (RoboCup: 0.1).
+        ball_noise: of the ball's way, as a share of its speed (RoboCup: 0.05).
+        kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Action: ``Tuple(Discrete(3), Box[2], Box[1], Box[2])``: the choice of dash, turn or kick, then the parameters of
+        dash (power in [0, 100], direction), of turn (angle) and of kick (power, direction); angles in degrees in
+        [-180, 180], relative to where the player faces. What lies outside is clipped; NaN is refused.
+
+    Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``: player's position (2), velocity (2), heading as
+        sine and cosine (2); ball's position (2), velocity (2), velocity relative to the heading (2); of the ball,
+        the goal's centre and its two posts each distance, angle / 180, sine and cosine of the angle relative to the
+        heading (16); the ball's distance up to 10 m (1); whether the ball can be kicked (1); of the goal's centre
+        seen from the ball distance, angle / 180, sine and cosine relative to the heading (4); the keeper's position
+        (2), distance, angle / 180, sine and cosine (4). Distances are scaled by the field's diagonal.
+
+    Info: ``task`` (index), ``goal``, ``caught`` and ``kicked`` (bool), ``ball_distance`` (of the player from the
+        ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    TASKS = tuple(STARTS)
+
+    def __init__(
+        self,
+        task: str | None = None,
+        *,
+        keeper: bool = False,
+        max_steps: int = 200,
+        untouched_limit: int | None = 100,
+        player_noise: float = 0.0,
+        ball_noise: float = 0.0,
+        kick_noise: float = 0.0,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(task)
+        for name, steps in (("max_steps", max_steps), ("untouched_limit", untouched_limit)):
+            if steps is not None and steps < 1:
+                raise ValueError(f"{name} is {steps}; an episode needs at least 1 step")
+        for name, noise in (("player_noise", player_noise), ("ball_noise", ball_noise), ("kick_noise", kick_noise)):
+            if not (noise >= 0 and math.isfinite(noise)):
+                raise ValueError(f"{name} is {noise}; noise is finite and >= 0, and 0 for none")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
+        self.max_steps = max_steps
+        self.untouched_limit = untouched_limit
+        self.player_noise = player_noise
+        self.ball_noise = ball_noise
+        self.kick_noise = kick_noise
+        self.render_mode = render_mode
+        self.player = soccer.player()
+        self.ball = soccer.ball()
+        self.keeper = Keeper() if keeper else None
+        self.heading = 0.0
+        size = OBSERVATION_SIZE + (KEEPER_OBSERVATION_SIZE if keeper else 0)
+        self.observation_space = spaces.Box(-1.0, 1.0, (size,), np.float32)
+        dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))
+        self.action_space = spaces.Tuple(
+            (spaces.Discrete(3), spaces.Box(*dash_or_kick), spaces.Box(-180.0, 180.0, (1,)), spaces.Box(*dash_or_kick))
+        )
+        self._steps = 0
+        self._untouched = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Places ball and player by the task, or by ``options={"task": name}``, the player facing any way."""
+        super().reset(seed=seed)
+        self._begin_task(options)
+        start = STARTS[self.task]
+        draw_x, draw_y, draw_distance, draw_side, draw_heading, draw_keeper = self.np_random.random(6).tolist()
+        x = start.x_low + (start.x_high - start.x_low) * draw_x
+        y = start.y_limit * (2.0 * draw_y - 1.0)
+        distance = start.behind * draw_distance
+        away = math.atan2(y, x - soccer.FIELD_LENGTH) + math.pi * (draw_side - 0.5)
+        self.ball.place(x, y)
+        self.player.place(x + distance * math.cos(away), y + distance * math.sin(away))
+        self.player.stay_on_the_field()
+        self.heading = math.pi * (2.0 * draw_heading - 1.0)
+        if self.keeper is not None:
+            self.keeper.start(draw_keeper)
+        self._steps = 0
+        self._untouched = 0
+        return self._observation(), self._info(goal=False, caught=False, kicked=False)
+
+    def step(
+        self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One cycle of the server: the player acts, everything moves, then goal, lines and keeper are asked."""
+        choice, dash, turn, kick = action
+        player_x = player_y = ball_x = ball_y = 0.0
+        kicked = False
+        if choice == DASH:
+            player_x, player_y = self._dash(_power(dash[0]), _angle(dash[1]))
+        elif choice == TURN:
+            self._turn(_angle(turn[0]))
+        elif choice == KICK:
+            ball_x, ball_y, kicked = self._kick(_power(kick[0]), _angle(kick[1]))
+        else:
+            raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
+        self.player.move(player_x, player_y)
+        self.player.stay_on_the_field()
+        goal, caught, outside = self._move_ball(ball_x, ball_y)
+        self._steps += 1
+        self._untouched = 0 if kicked else self._untouched + 1
+        terminated = goal or caught or outside
+        timed_out = self._steps >= self.max_steps or self._untouched == self.untouched_limit
+        return (
+            self._observation(),
+            GOAL_REWARD if goal else 0.0,
+            terminated,
+            timed_out and not terminated,
+            self._info(goal, caught, kicked),
+        )
+
+    def render(self) -> np.ndarray | None:
+        """The field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        if self.render_mode is None:
+            return None
+        keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
+        return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
+
+    def _dash(self, power: float, direction: float) -> tuple[float, float]:
+        acceleration = soccer.dash_acceleration(power)
+        x = acceleration * math.cos(self.heading + direction)
+        y = acceleration * math.sin(self.heading + direction)
+        return self._shaken(x, y, self.player_noise * acceleration)
+
+    def _turn(self, turn: float) -> None:
+        if self.player_noise:
+            turn *= 1.0 + self.player_noise * self.np_random.uniform(-1.0, 1.0)
+        self.heading = math.remainder(self.heading + soccer.real_turn(turn, self.player.speed), 2.0 * math.pi)
+
+    def _kick(self, power: float, direction: float) -> tuple[float, float, bool]:
+        to_x, to_y = self.ball.x - self.player.x, self.ball.y - self.player.y
+        distance = math.sqrt(to_x * to_x + to_y * to_y)
+        if distance > soccer.KICKABLE_DISTANCE:
+            return 0.0, 0.0, False
+        angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
+        acceleration = soccer.kick_acceleration(power, distance, angle)
+        x = acceleration * math.cos(self.heading + direction)
+        y = acceleration * math.sin(self.heading + direction)
+        return *self._shaken(x, y, self.kick_noise * power / 100.0), True
+
+    def _move_ball(self, acceleration_x: float, acceleration_y: float) -> tuple[bool, bool, bool]:
+        """Moves the ball, then the keeper; whether it was a goal, was caught, and left the field elsewhere."""
+        ball = self.ball
+        from_x, from_y = ball.x, ball.y
+        speed = ball.speed
+        ball.move(*self._shaken(acceleration_x, acceleration_y, self.ball_noise * speed))
+        exit_point = soccer.first_exit(from_x, from_y, ball.x, ball.y)
+        if exit_point is not None:
+            ball.x, ball.y = exit_point
+        if self.keeper is not None:
+            self.keeper.act(ball)
+            if self.keeper.catches(from_x, from_y, ball.x, ball.y):
+                return False, True, False
+        goal = exit_point is not None and soccer.in_the_goal(*exit_point)
+        return goal, False, exit_point is not None and not goal
+
+    def _shaken(self, x: float, y: float, noise: float) -> tuple[float, float]:
+        """The vector with uniform noise of at most ``noise`` on each component."""
+        if not noise:
+            return x, y
+        noise_x, noise_y = self.np_random.uniform(-noise, noise, 2).tolist()
+        return x + noise_x, y + noise_y
+
+    def _info(self, goal: bool, caught: bool, kicked: bool) -> dict[str, Any]:
+        ball, player = self.ball, self.player
+        return {
+            "task": self._running_task,
+            "goal": goal,
+            "caught": caught,
+            "kicked": kicked,
+            "ball_distance": math.hypot(ball.x - player.x, ball.y - player.y),
+            "goal_distance": math.hypot(soccer.FIELD_LENGTH - ball.x, ball.y),
+        }
+
+    def _observation(self) -> np.ndarray:
+        player, ball = self.player, self.ball
+        sine, cosine = math.sin(self.heading), math.cos(self.heading)
+        ball_distance = math.hypot(ball.x - player.x, ball.y - player.y)
+        speed, ball_speed = player.speed_max * player.decay, ball.speed_max * ball.decay
+        velocity_x, velocity_y = ball.velocity_x / ball_speed, ball.velocity_y / ball_speed
+        values = [
+            *_scaled(player.x, player.y),
+            player.velocity_x / speed,
+            player.velocity_y / speed,
+            sine,
+            cosine,
+            *_scaled(ball.x, ball.y),
+            velocity_x,
+            velocity_y,
+            velocity_x * cosine + velocity_y * sine,
+            velocity_y * cosine - velocity_x * sine,
+            *_seen(player, self.heading, ball.x, ball.y),
+            min(ball_distance, _NEAR) * 2.0 / _NEAR - 1.0,
+            1.0 if ball_distance <= soccer.KICKABLE_DISTANCE else -1.0,
+            *_seen(ball, self.heading, *_TARGETS[0]),
+        ]
+        for x, y in _TARGETS:
+            values += _seen(player, self.heading, x, y)
+        if self.keeper is not None:
+            body = self.keeper.body
+            values += (*_scaled(body.x, body.y), *_seen(player, self.heading, body.x, body.y))
+        return np.array(values, np.float32).clip(-1.0, 1.0)
+
+
+def _scaled(x: float, y: float) -> tuple[float, float]:
+    """A position on the field, scaled to [-1, 1]."""
+    return 2.0 * x / soccer.FIELD_LENGTH - 1.0, y / soccer.HALF_WIDTH
+
+
+def _seen(viewer: soccer.Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
+    """Scaled distance, angle / π, sine and cosine of a point, seen from a body along ``heading``."""
+    to_x, to_y = x - viewer.x, y - viewer.y
+    angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
+    distance = math.sqrt(to_x * to_x + to_y * to_y)
+    return 2.0 * distance / _DIAGONAL - 1.0, angle / math.pi, math.sin(angle), math.cos(angle)
+
+
+def _power(value: float) -> float:
+    """Power clipped to [0, 100]."""
+    power = float(value)
+    if not math.isfinite(power):
+        raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
+    return min(max(power, 0.0), 100.0)
+
+
+def _angle(degrees: float) -> float:
+    """An angle in degrees, clipped to [-180, 180], in radians."""
+    angle = float(degrees)
+    if not math.isfinite(angle):
+        raise ValueError(f"the action's angle is {angle}; accepted are degrees in [-180, 180]")
+    return math.radians(min(max(angle, -180.0), 180.0))
