@@ -150,7 +150,7 @@ class Exp3S(Exp3):
         >>> for _ in range(1000):
         ...     scheduler.update(1, profit=1.0, probability=0.5)
         >>> scheduler.log_weights.round(1)
-        array([-3.4,  0. ])
+        array([-3.9,  0. ])
     """
 
     def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.01) -> None:
