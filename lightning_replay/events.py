@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tensordict import TensorDictBase
-from torchrl.data import ReplayBuffer
 
 from lightning_replay.conditions.combined import AnyOf, EveryOf
 from lightning_replay.conditions.condition import (
@@ -25,6 +24,9 @@ from lightning_replay.conditions.condition import (
 from lightning_replay.conditions.episodes import EpisodeCondition, FirstInEpisode, Reestablished, Sustained
 from lightning_replay.conditions.steps import InfoKey, KeyInRegion, RewardAtLeast, RewardBelow, TerminalWithReward
 from lightning_replay.recorded import recorded
+
+if TYPE_CHECKING:
+    from torchrl.data import ReplayBuffer
 
 __all__ = [
     "Condition",
@@ -184,8 +186,8 @@ class EventTable:
             )
         if self.min_size is not None and not 1 <= self.min_size <= self.capacity:
             raise ValueError(
-                f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so nothing could "
-                "ever be drawn from it as asked; give a min_size from 1 to the capacity"
+                f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so "
+                "nothing could ever be drawn from it as asked; give a min_size from 1 to the capacity"
             )
 
     def __repr__(self) -> str:
@@ -223,7 +225,7 @@ def suggest_events(
         >>> from tensordict import TensorDict
         >>> steps = TensorDict({"next": {"reward": torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 1, 2, 5])}}, [10])
         >>> [event.condition for event in suggest_events(steps)]
-        [reward_at_least(1.0), reward_at_least(2.0)]
+        [reward_at_least(1.0), reward_at_least(5.0)]
     """
     if not quantiles or not all(0.0 <= quantile <= 1.0 for quantile in quantiles):
         raise ValueError(f"quantiles are {list(quantiles)}; give at least one, each in [0, 1]")

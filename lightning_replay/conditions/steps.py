@@ -119,8 +119,8 @@ class KeyInRegion(Condition):
         size = max(len(self.low), len(self.high))
         if min(len(self.low), len(self.high)) not in (1, size):
             raise ValueError(
-                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, or one for "
-                "each component in both, None where it does not matter"
+                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
+                "or one for each component in both, None where it does not matter"
             )
         self._least = _filled(self.low, -math.inf).expand(size)
         self._greatest = _filled(self.high, math.inf).expand(size)
