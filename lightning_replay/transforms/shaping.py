@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards shaped by a potential of the state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+from torchrl.envs import Transform
+
+from lightning_replay.recorded import recorded
+
+
+@recorded
+class ManhattanDistance:
+    """Potential ``-scale * sum(|observation - goal|)``: larger the nearer the goal.
+
+    Args:
+        goal: one number per component, in the unit of the observations.
+        scale: potential per unit of distance.
+        components: which components of the flattened observation ``goal`` names, one index each; all by default.
+
+    Example:
+        >>> ManhattanDistance(goal=[3.0, 1.0], scale=0.5)(torch.tensor([[0.0, 0.0], [3.0, 1.0]]))
+        tensor([-2., -0.])
+    """
+
+    def __init__(self, goal: Sequence[float], scale: float = 1.0, components: Sequence[int] | None = None) -> None:
+        if not len(goal) or not all(math.isfinite(number) for number in goal):
+            raise ValueError(f"goal is {list(goal)}; a distance needs at least one number, all of them finite.")
+        if not math.isfinite(scale):
+            raise ValueError(f"scale is {scale}; it must be a finite number.")
+        self.scale = scale
+        self._goal = torch.tensor([float(number) for number in goal])
+        self._components = _checked_components(components, len(goal))
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        """Potentials ``[B]`` of observations ``[B, ...]``."""
+        chosen = _choose(observation, self._components, len(self._goal), "goal")
+        return -self.scale * (chosen - self._goal.to(chosen)).abs().sum(1)
+
+    def __repr__(self) -> str:
+        return f"ManhattanDistance(goal={self._goal.tolist()}, scale={self.scale})"
+
+
+@recorded
+class OneAt:
+    """Potential 1 inside a box, bounds included, and 0 outside: the gap of the SSET paper.
+
+    Args:
+        low: lower bound per component, ``None`` for none.
+        high: upper bound per component, ``None`` for none; as many as ``low``.
+        components: which components of the flattened observation the bounds name; all by default.
+
+    Example:
+        >>> OneAt(low=[6.0, None], high=[6.0, None])(torch.tensor([[6.0, 2.0], [5.0, 2.0]]))
+        tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        low: Sequence[float | None],
+        high: Sequence[float | None],
+        components: Sequence[int] | None = None,
+    ) -> None:
+        if not len(low) or len(low) != len(high):
+            raise ValueError(
+                f"low has {len(low)} bounds and high {len(high)}; give both as many as the observation has components, "
+                "None where there is no bound, or name the components with components=."
+            )
+        lowest = [-math.inf if bound is None else float(bound) for bound in low]
+        highest = [math.inf if bound is None else float(bound) for bound in high]
+        if not all(first <= second for first, second in zip(lowest, highest, strict=True)):
+            raise ValueError(f"low is {list(low)} and high is {list(high)}; every low must be at most its high.")
+        self._low, self._high = torch.tensor(lowest), torch.tensor(highest)
+        self._components = _checked_components(components, len(low))
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        """Potentials ``[B]`` of observations ``[B, ...]``."""
+        chosen = _choose(observation, self._components, len(self._low), "low and high")
+        return ((chosen >= self._low.to(chosen)) & (chosen <= self._high.to(chosen))).all(1).to(chosen.dtype)
+
+    def __repr__(self) -> str:
+        return f"OneAt(low={self._low.tolist()}, high={self._high.tolist()})"
+
+
+@recorded
+class PotentialShaping(Transform):
+    """Adds ``discount * potential(next observation) - potential(observation)`` to the rewards of a drawn batch.
+
+    The best policies stay the same (Ng et al. 1999, https://dl.acm.org/doi/10.5555/645528.657613). A terminal state
+    has potential 0; a truncated one keeps its own. n-step rows, which carry ``discount`` (γ to the power of their
+    steps, 0 where terminated), use that instead: the terms between cancel. The stored rows are not changed. Baseline
+    of the SSET paper. Put it before transforms that change observations.
+
+    Args:
+        potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
+            lambda works, but a saved buffer is not rebuilt with it.
+        discount: γ of the agent, per step.
+        observation_key: what the potential is a function of; the next one is under ``"next"``.
+
+    Raises:
+        ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` in the batch.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> following = {"observation": torch.tensor([[1.0], [2.0]]), "reward": torch.zeros(2, 1)}
+        >>> following["terminated"] = torch.tensor([[False], [True]])
+        >>> batch = TensorDict({"observation": torch.tensor([[0.0], [1.0]]), "next": following}, [2])
+        >>> PotentialShaping(ManhattanDistance(goal=[2.0]), discount=0.5)(batch)["next", "reward"].flatten()
+        tensor([1.5000, 1.0000])
+    """
+
+    def __init__(
+        self, potential: Callable[[Tensor], Tensor], discount: float, observation_key: NestedKey = "observation"
+    ) -> None:
+        if not callable(potential):
+            raise ValueError(f"potential is {potential!r}; pass a callable from observations [B, ...] to [B].")
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"discount is {discount}; it must lie in [0, 1]. Pass the discount of the agent.")
+        super().__init__()
+        self.potential = potential
+        self.discount = discount
+        key = unravel_key(tuple(observation_key) if isinstance(observation_key, list) else observation_key)
+        self._path = key if isinstance(key, tuple) else (key,)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Shapes the rewards of a batch of any shape."""
+        shape = tensordict.batch_size
+        terminated = tensordict.get(("next", "terminated"), None)
+        if terminated is None:
+            raise ValueError(
+                'the batch has no ("next", "terminated"); the potential of a terminal state is 0. '
+                "Store terminated, truncated and done with every transition."
+            )
+        here, there = self._potentials(tensordict, terminated.reshape(-1)).unbind(0)
+        factor = tensordict.get("discount", None)
+        added = (self.discount if factor is None else factor.reshape(-1)) * there - here
+        reward = tensordict.get(("next", "reward"))
+        # Beyond a batch dimension a reward has one component, or several that are shaped alike.
+        return tensordict.set(
+            ("next", "reward"), reward + added.reshape(shape + (1,) * (reward.ndim - len(shape))).to(_dtype_of(reward))
+        )
+
+    def _potentials(self, batch: TensorDictBase, terminated: Tensor) -> Tensor:
+        """Potentials of the states and of the next states, 0 where terminated, ``[2, B]``."""
+        count, dimensions = batch.batch_size.numel(), len(batch.batch_size)
+        states = torch.cat([batch.get(path).flatten(0, dimensions - 1) for path in (self._path, ("next", *self._path))])
+        potential = self.potential(states)
+        if not isinstance(potential, Tensor) or potential.shape != (2 * count,):
+            given = f"shape {list(potential.shape)}" if isinstance(potential, Tensor) else type(potential).__name__
+            raise ValueError(
+                f"the potential of {2 * count} observations is a tensor [{2 * count}]; {self.potential!r} returned "
+                f"{given}. Return one number per observation, for example with .flatten() or .squeeze(1)."
+            )
+        potential = potential.detach().to(_dtype_of(potential)).reshape(2, count)
+        ends = torch.stack((torch.zeros_like(terminated), terminated))
+        potential = potential.masked_fill(ends, 0.0)
+        if not bool(torch.isfinite(potential).all()):
+            state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]
+            raise ValueError(
+                f"{self.potential!r} is NaN or infinite, for example at the observation {state.tolist()}; a potential "
+                "must be finite in every state that is not terminal."
+            )
+        return potential
+
+
+def _dtype_of(values: Tensor) -> torch.dtype:
+    return values.dtype if values.is_floating_point() else torch.float32
+
+
+def _checked_components(components: Sequence[int] | None, count: int) -> list[int] | None:
+    if components is not None and len(components) != count:
+        raise ValueError(f"components is {list(components)}; name as many components as there are numbers: {count}.")
+    return None if components is None else list(components)
+
+
+def _choose(observation: Tensor, components: list[int] | None, count: int, name: str) -> Tensor:
+    """The components ``[B, count]`` of observations ``[B, ...]``, floating."""
+    flat = observation.reshape(observation.shape[0], -1)
+    width = flat.shape[1]
+    if components is None and width != count:
+        raise ValueError(
+            f"{name} has {count} numbers and an observation {width} components; give one number each, or name the "
+            "components with components=."
+        )
+    if components is not None and not all(-width <= component < width for component in components):
+        raise ValueError(f"components is {components}; an observation has {width} components, counted from 0.")
+    chosen = flat if components is None else flat[:, components]
+    return chosen.to(_dtype_of(chosen))
