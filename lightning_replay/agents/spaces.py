@@ -9,7 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-__all__ = ["continuous_sizes", "discrete_sizes", "spaces_of"]
+from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
+
+__all__ = ["continuous_sizes", "discrete_sizes", "parameterized_sizes", "spaces_of"]
 
 
 def spaces_of(env: str | gymnasium.Env | gymnasium.vector.VectorEnv) -> tuple[Space, Space]:
@@ -46,6 +48,22 @@ def discrete_sizes(observation_space: Space, action_space: Space, agent: str) ->
             "Use TD3 or SAC for a Box, or wrap the environment."
         )
     return {"observation_size": _flat_size(observation_space, agent), "num_actions": int(action_space.n)}
+
+
+def parameterized_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    """``observation_size``, ``parameter_sizes`` and both bounds of discrete actions that have parameters."""
+    if not is_parameterized(action_space):
+        raise ValueError(
+            f"{agent} got the action space {action_space}; it needs discrete actions with parameters, "
+            "Tuple(Discrete(K), Box, ..., Box). Use DQN for Discrete, TD3 or SAC for a Box."
+        )
+    actions = ParameterizedActions.of(action_space)
+    return {
+        "observation_size": _flat_size(observation_space, agent),
+        "parameter_sizes": list(actions.sizes),
+        "parameter_low": [float(value) for value in actions.low],
+        "parameter_high": [float(value) for value in actions.high],
+    }
 
 
 def _flat_size(space: Space, agent: str) -> int:
