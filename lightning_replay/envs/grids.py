@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids of the event-table paper on MiniGrid: rooms joined by single gaps, one rewarded cell far from the start."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+try:
+    from minigrid.core.grid import Grid
+    from minigrid.core.mission import MissionSpace
+    from minigrid.core.world_object import Goal, Lava, Wall
+    from minigrid.minigrid_env import MiniGridEnv
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "the grid environments need MiniGrid, which is not installed: pip install lightning-replay[grids]"
+    ) from error
+
+LEFT, RIGHT, FORWARD = range(3)
+GOAL_REWARD = 1.0
+_AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
+
+
+class RoomGrid(MiniGridEnv):
+    """A fixed grid: turn left, turn right or go forward until the goal; reward 1 there, else ``step_reward``.
+
+    An episode terminates at the goal or on lava and is truncated after ``max_steps``.
+
+    Args:
+        max_steps: steps after which an episode is truncated.
+        step_reward: added to every step, also the last (the paper's own: -0.1).
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Attributes:
+        MAP: ``#`` wall, ``.`` floor, ``L`` lava; the agent starts in the upper left corner facing right.
+        GAPS: the floor cells in the walls between rooms, from start to goal, as (x, y).
+        START, GOAL: (x, y) of the first and of the rewarded cell.
+
+    Action: ``Discrete(3)``: turn left, turn right, forward.
+
+    Observation: float32 ``[6]``: x, y, and whether the agent faces right, down, left, up.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    MAP: tuple[str, ...]
+    GAPS: tuple[tuple[int, int], ...]
+    START = (1, 1)
+    GOAL: tuple[int, int]
+
+    def __init__(self, *, max_steps: int = 500, step_reward: float = 0.0, render_mode: str | None = None) -> None:
+        if max_steps < 1:
+            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
+        width, height = len(self.MAP[0]), len(self.MAP)
+        super().__init__(
+            mission_space=MissionSpace(mission_func=_mission),
+            width=width,
+            height=height,
+            max_steps=max_steps,
+            render_mode=render_mode,
+            highlight=False,
+        )
+        self.step_reward = step_reward
+        self.action_space = spaces.Discrete(3)
+        high = np.array([width - 1, height - 1, 1, 1, 1, 1], np.float32)
+        self.observation_space = spaces.Box(np.zeros(6, np.float32), high)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Turns or goes one cell forward; walls stop the agent."""
+        self.step_count += 1
+        reward, terminated = self.step_reward, False
+        if action == FORWARD:
+            ahead = _AHEAD[self.agent_dir]
+            x, y = self.agent_pos[0] + ahead[0], self.agent_pos[1] + ahead[1]
+            cell = self.grid.get(x, y)
+            if cell is None or cell.can_overlap():
+                self.agent_pos = (x, y)
+                terminated = cell is not None
+                if (x, y) == self.GOAL:
+                    reward += GOAL_REWARD
+        elif action in (LEFT, RIGHT):
+            self.agent_dir = (self.agent_dir + (1 if action == RIGHT else -1)) % 4
+        else:
+            raise ValueError(f"action is {action!r}; accepted are 0 (turn left), 1 (turn right) and 2 (forward)")
+        return self.gen_obs(), reward, terminated, self.step_count >= self.max_steps and not terminated, {}
+
+    def gen_obs(self) -> np.ndarray:
+        """Where the agent is and faces, float32 ``[6]``."""
+        observation = np.zeros(6, np.float32)
+        observation[0], observation[1] = self.agent_pos
+        observation[2 + self.agent_dir] = 1.0
+        return observation
+
+    def _gen_grid(self, width: int, height: int) -> None:
+        self.grid = Grid(width, height)
+        things = {"#": Wall, "L": Lava}
+        for y, row in enumerate(self.MAP):
+            for x, mark in enumerate(row):
+                if mark in things:
+                    self.grid.set(x, y, things[mark]())
+        self.put_obj(Goal(), *self.GOAL)
+        self.agent_pos = self.START
+        self.agent_dir = 0
+
+
+class ThreeRooms(RoomGrid):
+    """Three rooms in a row; the shortest way takes 23 steps (the mechanism experiment of event tables)."""
+
+    MAP = (
+        "#################",
+        "#.....#....#....#",
+        "#..........#....#",
+        "#.....#....#....#",
+        "#.....#.........#",
+        "#.....#....#....#",
+        "#################",
+    )
+    GAPS = ((6, 2), (11, 4))
+    GOAL = (15, 5)
+
+
+class TwoRooms(RoomGrid):
+    """Two rooms, the gap far from the straight way to the goal; the shortest way takes 21 steps."""
+
+    MAP = (
+        "#############",
+        "#.....#.....#",
+        "#.....#.....#",
+        "#.....#.....#",
+        "#.....#.....#",
+        "#...........#",
+        "#############",
+    )
+    GAPS = ((6, 5),)
+    GOAL = (11, 1)
+
+
+class ObstacleCourse(RoomGrid):
+    """Walls with gaps now below, now above, lava beside the way and a last obstacle; the shortest takes 25 steps.
+
+    The paper's map is not printed in it; this one has walls with gaps and obstacles, some of which end the episode, at
+    a length within the history of 50 steps the paper used here. Its ``GAPS`` are those of the two whole walls.
+    """
+
+    MAP = (
+        "###############",
+        "#...#...#.....#",
+        "#...#.........#",
+        "#...#.L.#.#...#",
+        "#.......#.#...#",
+        "#...#...#.#...#",
+        "###############",
+    )
+    GAPS = ((4, 4), (8, 2))
+    GOAL = (13, 5)
+
+
+def _mission() -> str:
+    return "reach the goal"
