@@ -20,14 +20,17 @@ from lightning_replay.samplers import (
 )
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage import PackedStorage
+from lightning_replay.table_recipes import event_tables, parallel_curriculum
 from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates
 
 __all__ = [
     "continuous_transition",
+    "event_tables",
     "known",
     "mixup",
     "neighborhood_mixup",
     "noisy",
+    "parallel_curriculum",
     "prioritized",
     "s4rl",
     "uniform",

@@ -21,6 +21,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
 from lightning_replay.state_files import read_state, write_state
 from lightning_replay.stored_column import GENERATION, StoredColumn, collect_leaves
+from lightning_replay.tables import Tables
 
 
 @recorded
@@ -61,6 +62,7 @@ class PackedStorage(LazyTensorStorage):
         self._columns: list[StoredColumn] | None = None
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
+        self.tables: Tables | None = None  # set by a writer into tables
 
     def __len__(self) -> int:
         return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every batch from one table, chosen by a scheduler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.within_tables import WithinTables
+from lightning_replay.schedulers import Scheduler
+from lightning_replay.schedules import Schedule
+from lightning_replay.tables import Tables
+
+
+@recorded
+class ScheduledSampler(WithinTables):
+    """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
+
+    Tasks that hold fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel
+    Curriculum Experience Replay (DPCER), Algorithm 2: learner.
+
+    Args:
+        tasks: names, in the order of the column ``task``.
+        scheduler: which task. It is copied: :attr:`scheduler` is the one that is told of draws and progress.
+        min_size: rows from which on a task is drawn from.
+        priority_exponent, importance_exponent, priority_offset, seed: as
+            :class:`~lightning_replay.samplers.within_tables.WithinTables`.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        priority_weight: float32 ``[B]``, with priorities.
+
+    Raises:
+        ValueError: ``min_size`` is not positive, or the scheduler refuses the tasks.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        scheduler: Scheduler,
+        min_size: int = 1,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        if min_size < 1:
+            raise ValueError(f"min_size is {min_size}; a batch is drawn from at least 1 row")
+        self.tasks = list(tasks)
+        self.scheduler = copy.deepcopy(scheduler)
+        self.min_size = min_size
+        self.scheduler.start(self.tasks)
+
+    def ready(self, tables: Tables) -> np.ndarray:
+        """Whether each task holds enough rows, bool ``[tasks]``."""
+        if self.scheduler.shares_one_table:
+            return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
+        return tables.length >= self.min_size
+
+    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
+        """All rows from the task drawn by the scheduler's probabilities."""
+        rows = np.zeros(len(tables), dtype=np.int64)
+        ready = self.ready(tables)
+        probability = self.scheduler.probabilities(ready)
+        if not probability.any():
+            raise RuntimeError(
+                f"no task that the scheduler may choose holds {self.min_size} rows; there are "
+                f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
+                "draw, or lower min_size"
+            )
+        uniform = float(torch.rand((), dtype=torch.float64, generator=self._generator, device=self._generator.device))
+        cumulative = np.cumsum(probability)
+        task = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        rows[0 if self.scheduler.shares_one_table else task] = batch_size
+        self.scheduler.drawn(task, float(probability[task]))
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """What :class:`~lightning_replay.samplers.within_tables.WithinTables` saves, and the scheduler."""
+        return super().state_dict() | {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up the draws where :meth:`state_dict` was read."""
+        super().load_state_dict(state_dict)
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+
+    def __repr__(self) -> str:
+        return f"ScheduledSampler({self.tasks}, scheduler={type(self.scheduler).__name__})"

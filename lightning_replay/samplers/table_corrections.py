@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that correct for drawing events more often than they happen; Kompella et al. 2022, section 4, Lemma 2.
+
+Each takes the tables, the shares of the next batch (float64 ``[L]``, the default table first) and the slots drawn
+(int64 ``[B]``), and gives float64 ``[B]``:
+
+* :func:`mixture`: exact for any state space, and for tables left out of the batch;
+* :func:`lemma2`: the paper's formula, for discrete states and actions;
+* :func:`lemma2_exact`: the exact ratio of the lemma's own sampling model; the two agree where q is 0.
+
+Lemma 2 speaks of q(s, a), the probability that a transition from (s, a) is in no event table. It is estimated from what
+was stored: :class:`~lightning_replay.state_action_counts.StateActionCounts`, which the writer keeps when it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lightning_replay.state_action_counts import StateActionCounts
+from lightning_replay.tables import Tables
+
+Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
+
+
+def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i says whether table i holds the row.
+
+    The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
+    """
+    per_entry = shares / np.maximum(tables.length, 1)
+    probability = per_entry @ (tables.position[:, slots] >= 0)
+    return 1.0 / (max(int(tables.length[0]), 1) * probability)
+
+
+def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside; η is the share of all event tables.
+
+    The proof's last sentence says ``1 - η`` for the outside; the formula displayed in the lemma, taken here, is the one
+    that removes the bias.
+    """
+    share, outside = _outside(tables, shares, slots)
+    return np.where(_in_events(tables, slots), 1.0 - share * outside, _for_others(share))
+
+
+def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
+    share, outside = _outside(tables, shares, slots)
+    inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
+    return np.where(_in_events(tables, slots), inside, _for_others(share))
+
+
+CORRECTIONS: dict[str, Correction | None] = {
+    "none": None,
+    "mixture": mixture,
+    "lemma2": lemma2,
+    "lemma2_exact": lemma2_exact,
+}
+NEEDS_COUNTS = ("lemma2", "lemma2_exact")
+
+
+def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
+    """η, and q of each row."""
+    counts: StateActionCounts | None = tables.state_action_counts
+    if counts is None:
+        raise TypeError(
+            "lemma2 and lemma2_exact need counts of states and actions, and the writer keeps none; build it with "
+            "EventTableWriter(count_state_actions=True), or use the correction 'mixture'"
+        )
+    return float(shares[1:].sum()), counts.share_outside(slots)
+
+
+def _in_events(tables: Tables, slots: np.ndarray) -> np.ndarray:
+    return (tables.position[1:, slots] >= 0).any(0)
+
+
+def _for_others(share: float) -> float:
+    return 1.0 / (1.0 - share) if share < 1.0 else 1.0  # with a share of 1 none of them is drawn

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fixed share of every batch from each table, with the weights that correct for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.table_corrections import Correction
+from lightning_replay.samplers.within_tables import WithinTables
+from lightning_replay.schedules import Schedule
+from lightning_replay.tables import Tables
+
+_ROUNDING = 1e-6
+
+
+@recorded
+class TableShares(WithinTables):
+    """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
+
+    Tables below their minimum size are left out and the other shares renormalised. A batch is the rows of table after
+    table. Stratified Sampling from Event Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+
+    Without a correction the loss is a mean over what is drawn, in which events count more than they happen; the paper
+    needs none in deterministic environments. ``priority_weight`` is the product of the correction and of
+    ``(|B| P) ** -importance_exponent`` where priorities say with which probability P a row is drawn from its table B,
+    the latter over the largest of all tables.
+
+    Args:
+        table_shares: share of a batch by table name; they sum to 1.
+        min_sizes: entries from which on a table is drawn from; 1 where absent.
+        multinomial: draw the number of rows of each table too, with the shares as probabilities; otherwise they are
+            exact in every batch, by largest remainder.
+        at_least_one: draw at least one row from every table that holds enough.
+        correction: a function of :mod:`lightning_replay.samplers.table_corrections`, or ``None``.
+        normalize_over_batch: divide the weights by the largest of the batch.
+        priority_exponent, importance_exponent, priority_offset, seed: as
+            :class:`~lightning_replay.samplers.within_tables.WithinTables`.
+
+    Sampled keys:
+        index: int64 ``[B]``.
+        table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
+        priority_weight: float32 ``[B]``, with a correction or with priorities.
+
+    Raises:
+        ValueError: shares that do not sum to 1 or are negative.
+    """
+
+    def __init__(
+        self,
+        table_shares: Mapping[str, float],
+        min_sizes: Mapping[str, int] | None = None,
+        multinomial: bool = False,
+        at_least_one: bool = False,
+        correction: Correction | None = None,
+        normalize_over_batch: bool = False,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        _check_shares(table_shares)
+        self.table_shares = dict(table_shares)
+        self.min_sizes = dict(min_sizes or {})
+        self.at_least_one = at_least_one
+        self.normalize_over_batch = normalize_over_batch
+        self.multinomial = multinomial
+        self.correction = correction
+
+    def ready_shares(self, tables: Tables) -> np.ndarray:
+        """Share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
+
+        Raises:
+            RuntimeError: none holds enough.
+        """
+        unknown = [name for name in (*self.table_shares, *self.min_sizes) if name not in tables.names]
+        if unknown or len(self.table_shares) != len(tables):
+            raise ValueError(
+                f"table_shares and min_sizes name {sorted({*self.table_shares, *self.min_sizes})}; the tables are "
+                f"{tables.names}. Give a share to each"
+            )
+        least = np.array([max(1, self.min_sizes.get(name, 1)) for name in tables.names])
+        ready = tables.length >= least
+        if not ready.any():
+            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            raise RuntimeError(
+                f"no table holds enough rows to draw from: there are {held}, needed are "
+                f"{dict(zip(tables.names, least.tolist(), strict=True))}. Collect more steps before the first draw, or "
+                "lower min_size"
+            )
+        shares = np.array([self.table_shares[name] for name in tables.names]) * ready
+        return shares / shares.sum()
+
+    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
+        """``batch_size`` dealt out by the shares of the tables that hold enough."""
+        shares = self.ready_shares(tables)
+        if self.multinomial:
+            uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator).numpy()
+            rows = np.bincount(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"), minlength=len(shares))
+        else:
+            rows = largest_remainder(shares, batch_size)
+        return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+
+    def describe(
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None
+    ) -> dict[str, Tensor]:
+        """The tables of the rows, and their weights where there are any."""
+        info = {"table": torch.from_numpy(table)}
+        weight = None if ratio is None or self.beta == 0 else self.importance(tables, ratio)
+        if self.correction is not None:
+            correction = self.correction(tables, self.ready_shares(tables), slots)
+            weight = correction if weight is None else weight * correction
+        if weight is not None:
+            largest = weight.max() if self.normalize_over_batch else 1.0
+            info["priority_weight"] = torch.from_numpy(weight / largest).float()
+        return info
+
+    def __repr__(self) -> str:
+        return f"TableShares({self.table_shares}, priority_exponent={self.priority_exponent})"
+
+
+def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
+    """``count`` dealt out in proportion to ``shares``: rounded down, what is left to the largest remainders.
+
+    Equal remainders go to the earlier table.
+
+    Example:
+        >>> largest_remainder(np.array([0.5, 0.3, 0.2]), 7)
+        array([4, 2, 1])
+    """
+    exact = shares * count
+    # A share of a third times three is a one, not a little less.
+    rows = np.floor(exact + _ROUNDING).astype(np.int64)
+    left = count - int(rows.sum())
+    if left:
+        rows[np.argsort(rows - exact, kind="stable")[:left]] += 1
+    return rows
+
+
+def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
+    """``rows`` with at least one for each ready table, taken from those that have most.
+
+    Example:
+        >>> with_one_of_each(np.array([7, 0, 1, 0]), np.array([True, True, True, False]))
+        array([6, 1, 1, 0])
+    """
+    rows = rows.copy()
+    for table in np.flatnonzero(ready & (rows == 0)):
+        richest = int(rows.argmax())
+        if rows[richest] > 1:
+            rows[richest] -= 1
+            rows[table] += 1
+    return rows
+
+
+def _check_shares(table_shares: Mapping[str, float]) -> None:
+    positive = all(math.isfinite(share) and share >= 0 for share in table_shares.values())
+    total = sum(table_shares.values())
+    if not positive or abs(total - 1.0) > _ROUNDING:
+        raise ValueError(
+            f"table_shares sums to {total:g}; shares of a batch must be from 0 on and sum to 1. Got {table_shares}"
+        )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often each state and action was stored, and how often it was part of what led to an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+
+class StateActionCounts:
+    """Counts exact values of observation and action, over everything ever stored: for discrete ones only.
+
+    With continuous ones every pair is new and the estimate is 0 or 1; use the correction ``mixture`` there. Costs about
+    100 bytes for each different pair.
+
+    Args:
+        num_slots: rows of the storage.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._stored: list[int] = []
+        self._in_events: list[int] = []
+        self._of_slot = np.full(num_slots, -1, dtype=np.int64)
+        self._is_counted = np.zeros(num_slots, dtype=np.bool_)
+
+    def store(self, slots: np.ndarray, rows: TensorDictBase) -> None:
+        """Counts new rows ``[N]`` in their slots."""
+        for slot, key in zip(slots.tolist(), _keys(rows), strict=True):
+            number = self._numbers.setdefault(key, len(self._stored))
+            if number == len(self._stored):
+                self._stored.append(0)
+                self._in_events.append(0)
+            self._stored[number] += 1
+            self._of_slot[slot] = number
+        self._is_counted[slots] = False
+
+    def send(self, slots: np.ndarray) -> None:
+        """Counts rows that became part of an event's history; once each, whatever the number of events."""
+        for slot in slots[~self._is_counted[slots]].tolist():
+            self._in_events[self._of_slot[slot]] += 1
+        self._is_counted[slots] = True
+
+    def share_outside(self, slots: np.ndarray) -> np.ndarray:
+        """q of each row, float64 ``[B]``: how often its state and action led to no event, of all times stored."""
+        numbers = self._of_slot[slots].tolist()
+        return np.array([1.0 - self._in_events[number] / self._stored[number] for number in numbers])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors."""
+        keys = list(self._numbers)
+        flat = np.frombuffer(b"".join(keys), dtype=np.uint8).copy()
+        return {
+            "keys": torch.from_numpy(flat.reshape(len(keys), -1) if keys else flat.reshape(0, 0)),
+            "stored": torch.tensor(self._stored, dtype=torch.int64),
+            "in_events": torch.tensor(self._in_events, dtype=torch.int64),
+            "of_slot": torch.from_numpy(self._of_slot.copy()),
+            "is_counted": torch.from_numpy(self._is_counted.copy()),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        self._numbers = {row.tobytes(): number for number, row in enumerate(state_dict["keys"].numpy())}
+        self._stored = state_dict["stored"].tolist()
+        self._in_events = state_dict["in_events"].tolist()
+        self._of_slot[:] = state_dict["of_slot"].numpy()
+        self._is_counted[:] = state_dict["is_counted"].numpy()
+
+
+def _keys(rows: TensorDictBase) -> list[bytes]:
+    """The bytes of observation and action of each row."""
+    columns = [value for name in ("observation", "action") for value in _leaves(rows.get(name))]
+    flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
+    parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]
+    return [row.tobytes() for row in np.concatenate(parts, axis=1)]
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return list(value.values(True, True)) if isinstance(value, TensorDictBase) else [value]

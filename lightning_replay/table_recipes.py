@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published replay methods whose rows lie in tables, each as one function that returns a ready buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_replay.events import EventTable
+from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.schedulers import Scheduler, UniformTasks
+from lightning_replay.schedules import Schedule
+from lightning_replay.storage import PackedStorage
+from lightning_replay.table_replay import CurriculumReplay, TableReplay
+from lightning_replay.writers.event_tables import DEFAULT_TABLE, EventTableWriter, check_tables
+from lightning_replay.writers.task_tables import TaskTableWriter
+
+
+def event_tables(
+    capacity: int,
+    batch_size: int = 256,
+    *,
+    tables: Sequence[EventTable],
+    default_share: float = 0.5,
+    correction: str = "none",
+    multinomial: bool = False,
+    at_least_one: bool = False,
+    normalize_over_batch: bool = False,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    max_trajectories: int = 64,
+    forget_stale: bool = False,
+    n_steps: int = 1,
+    discount: float = 0.99,
+    device: str = "cpu",
+    memmap: str | None = None,
+    prefetch: int | None = None,
+    seed: int | None = None,
+) -> TableReplay:
+    """A share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
+
+    Stratified Sampling from Event Tables. Conditions are tested on new steps; what led to an event is kept in its
+    table, long after the default table forgot it and without a second copy. ``replay.table(name)`` shows a table.
+
+    Args:
+        capacity: most transitions in the default table, which every step enters.
+        batch_size: transitions per batch.
+        tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
+            ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
+        default_share: η_0, share of a batch from the default table; 0.7 is the paper's advice where it is not known
+            which events matter.
+        correction: weights for what events are drawn more often than they happen: ``"none"`` (the paper's choice where
+            the environment is deterministic), ``"mixture"`` (exact, for any state space), ``"lemma2"`` or
+            ``"lemma2_exact"`` (discrete states and actions); see :mod:`lightning_replay.samplers.table_corrections`.
+        multinomial: draw the number of rows of each table as well; otherwise shares are exact by largest remainder.
+        at_least_one: at least one row from every table that holds enough.
+        normalize_over_batch: divide the weights by the largest of the batch.
+        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
+        max_trajectories: episodes that may run at once.
+        forget_stale: where more run, forget the history of those continued longest ago, instead of refusing their rows.
+        n_steps: rewards summed into one return when a row is drawn; events are tested on single steps.
+        discount: γ of that return.
+        device: where transitions are kept; the tables are kept by the CPU.
+        memmap: a directory for a scratch file that holds the transitions.
+        prefetch: batches drawn ahead in threads.
+        seed: of every draw.
+
+    Sampled keys:
+        table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
+
+    Raises:
+        ValueError: shares that do not sum to 1, a table name that is taken twice, or an unknown correction.
+    """
+    check_tables(tables)
+    if correction not in CORRECTIONS:
+        raise ValueError(f"correction is {correction!r}; known are {', '.join(map(repr, CORRECTIONS))}")
+    writer = EventTableWriter(
+        capacity,
+        tables,
+        max_trajectories=max_trajectories,
+        forget_stale=forget_stale,
+        count_state_actions=correction in NEEDS_COUNTS,
+    )
+    given = {table.name: table.min_size or min(batch_size, table.capacity) for table in tables}
+    sampler = TableShares(
+        _shares(default_share, tables),
+        min_sizes={DEFAULT_TABLE: min(batch_size, capacity)} | given,
+        multinomial=multinomial,
+        at_least_one=at_least_one,
+        correction=CORRECTIONS[correction],
+        normalize_over_batch=normalize_over_batch,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+    )
+    return TableReplay(
+        storage=PackedStorage(writer.num_slots, device=device, memmap=memmap),
+        sampler=sampler,
+        writer=writer,
+        batch_size=batch_size,
+        n_steps=n_steps,
+        discount=discount,
+        prefetch=prefetch,
+        seed=seed,
+    )
+
+
+def parallel_curriculum(
+    tasks: Sequence[str],
+    capacity_per_task: int,
+    batch_size: int = 256,
+    *,
+    scheduler: Scheduler | None = None,
+    min_size: int | None = None,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    n_steps: int = 1,
+    discount: float = 0.99,
+    device: str = "cpu",
+    memmap: str | None = None,
+    prefetch: int | None = None,
+    seed: int | None = None,
+) -> CurriculumReplay:
+    """A hard task learned beside easier ones, each batch from one of them (DPCER).
+
+    Distributed Parallel Curriculum Experience Replay. Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Tell
+    the scheduler how tasks go by ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` says what actors play.
+
+    Args:
+        tasks: names; by convention the hard one, the target, comes first.
+        capacity_per_task: most transitions kept of each task.
+        batch_size: transitions per batch.
+        scheduler: which task the next batch is from: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
+            ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
+            share one table. It is copied.
+        min_size: rows from which on a task is drawn from; the batch size by default, or the capacity if that is less.
+        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
+        n_steps: rewards summed into one return when a row is drawn.
+        discount: γ of that return.
+        device: where transitions are kept.
+        memmap: a directory for a scratch file that holds the transitions.
+        prefetch: batches drawn ahead in threads.
+        seed: of every draw.
+
+    Raises:
+        ValueError: tasks that are named twice, or a ``min_size`` that no table can reach.
+    """
+    scheduler = UniformTasks() if scheduler is None else scheduler
+    writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
+    reachable = int(writer.tables.capacity[0])
+    if min_size is not None and min_size > reachable:
+        raise ValueError(f"min_size is {min_size} and a table holds {reachable} rows at most: it can never fill")
+    sampler = ScheduledSampler(
+        tasks,
+        scheduler,
+        min_size=min(batch_size, reachable) if min_size is None else min_size,
+        priority_exponent=priority_exponent,
+        importance_exponent=importance_exponent,
+        priority_offset=priority_offset,
+    )
+    return CurriculumReplay(
+        storage=PackedStorage(writer.num_slots, device=device, memmap=memmap),
+        sampler=sampler,
+        writer=writer,
+        batch_size=batch_size,
+        n_steps=n_steps,
+        discount=discount,
+        prefetch=prefetch,
+        seed=seed,
+    )
+
+
+def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
+    """Every table's share; those without one divide what is left evenly."""
+    given = {table.name: table.share for table in tables}
+    open_ones = [name for name, share in given.items() if share is None]
+    left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
+    if open_ones and left <= 0:
+        raise ValueError(
+            f"table_shares leaves {left:g} of a batch for {open_ones}; lower default_share ({default_share}) or the "
+            "shares of the other tables"
+        )
+    return {DEFAULT_TABLE: default_share} | {
+        name: left / len(open_ones) if share is None else share for name, share in given.items()
+    }

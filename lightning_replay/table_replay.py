@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay buffers whose rows lie in named tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.recorded import recorded
+from lightning_replay.replay import Replay
+from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.tables import Tables
+
+
+@recorded
+class TableReplay(Replay):
+    """A :class:`~lightning_replay.replay.Replay` whose writer keeps tables; takes the same arguments.
+
+    ``len(replay)`` counts the transitions that a table or a running episode refers to, each once.
+    """
+
+    @property
+    def tables(self) -> Tables:
+        """The tables over the storage."""
+        return self._storage.tables
+
+    def __len__(self) -> int:
+        return self.tables.num_held
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, links, tables and of what the sampler keeps."""
+        return super().nbytes + self.tables.nbytes
+
+    def table(self, name: str) -> TensorDictBase:
+        """What a table holds: TensorDict ``[n]``, the oldest entry first, copied.
+
+        Raises:
+            KeyError: no such table.
+            RuntimeError: nothing was stored yet.
+        """
+        slots = self.tables.slots_of(self.tables.number(name))
+        with self._replay_lock:
+            return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
+
+    def truncate(self, index: Tensor, generation: Tensor) -> None:
+        """Closes interrupted episodes, histories of events included; see :meth:`Replay.truncate`."""
+        alive = index[self._storage.generation_of(index) == generation]
+        super().truncate(index, generation)
+        if hasattr(self._writer, "cut"):
+            self._writer.cut(alive)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
+
+        * ``size``, ``capacity``, ``fill`` (their ratio), ``evicted`` (entries that left),
+        * ``share_drawn`` (of all rows drawn so far), ``age_mean`` and ``age_max`` (in transitions written since),
+        * ``event_share`` (of all steps, of event tables).
+        """
+        stats = super().stats()
+        tables = self.tables
+        drawn = getattr(self._sampler, "rows_drawn", np.zeros(0))
+        drawn = drawn if len(drawn) == len(tables) else np.zeros(len(tables))
+        events = self._writer.event_shares() if hasattr(self._writer, "event_shares") else {}
+        stats["tables"] = {}
+        for number, name in enumerate(tables.names):
+            size, capacity = int(tables.length[number]), int(tables.capacity[number])
+            ages = tables.age_of(tables.slots_of(number))
+            stats["tables"][name] = {
+                "size": size,
+                "capacity": capacity,
+                "fill": size / capacity,
+                "evicted": int(tables.appended[number]) - size,
+                "share_drawn": float(drawn[number]) / max(float(drawn.sum()), 1.0),
+                "age_mean": float(ages.mean()) if size else 0.0,
+                "age_max": int(ages.max()) if size else 0,
+            } | ({"event_share": events[name]} if name in events else {})
+        return stats
+
+
+@recorded
+class CurriculumReplay(TableReplay):
+    """A buffer with a table for each task and a scheduler that chooses the task of each batch.
+
+    Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
+    :class:`~lightning_replay.samplers.scheduled.ScheduledSampler`.
+    """
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in the order of the column ``task``."""
+        return self._curriculum.tasks
+
+    def progress(self, task: str, value: float) -> None:
+        """Tells the scheduler how a task goes.
+
+        Args:
+            task: its name.
+            value: progress signal in [0, 1], usually the mean normalised return.
+
+        Raises:
+            ValueError: an unknown task, or a signal outside [0, 1] or NaN; nothing is changed.
+        """
+        if task not in self.tasks:
+            raise ValueError(f"task is {task!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+        with self._replay_lock:
+            self._curriculum.scheduler.progress(self.tasks.index(task), value)
+
+    def probabilities(self) -> dict[str, float]:
+        """How likely the next batch comes from each task, by name.
+
+        Tasks with too few rows are left out once there is one that has enough; before, the scheduler's own are given.
+        """
+        sampler = self._curriculum
+        probability = sampler.scheduler.probabilities(sampler.ready(self.tables))
+        if not probability.any():
+            probability = sampler.scheduler.probabilities(np.ones(len(self.tasks), dtype=np.bool_))
+        return dict(zip(self.tasks, probability.tolist(), strict=True))
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """The task that each of ``num_actors`` actors plays next, as indices into :attr:`tasks`."""
+        return self._curriculum.scheduler.actor_tasks(num_actors)
+
+    @property
+    def _curriculum(self) -> ScheduledSampler:
+        sampler = self._sampler
+        if not isinstance(sampler, ScheduledSampler):
+            raise TypeError(f"the sampler is a {type(sampler).__name__}; a curriculum needs a ScheduledSampler")
+        return sampler

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What writers into tables have in common: slots, ages and the tables' state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+
+from lightning_replay.state_files import read_state, write_state
+from lightning_replay.storage import PackedStorage
+from lightning_replay.tables import Tables
+
+
+class TableWriter(TensorDictRoundRobinWriter):
+    """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
+
+    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; it carries the tables as ``storage.tables``.
+
+    Args:
+        tables: where the slots are kept.
+    """
+
+    tables: Tables
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__()
+        self.tables = tables
+
+    @property
+    def num_slots(self) -> int:
+        """Rows the storage needs."""
+        return self.tables.num_slots
+
+    def register_storage(self, storage: Storage) -> None:
+        """Called by the buffer.
+
+        Raises:
+            TypeError: another storage than a ``PackedStorage``.
+            ValueError: a storage with fewer rows than ``num_slots``.
+        """
+        if not isinstance(storage, PackedStorage):
+            raise TypeError(
+                f"{type(self).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which knows "
+                f"when a slot was written. Use PackedStorage({self.num_slots})"
+            )
+        if storage.capacity < self.num_slots:
+            raise ValueError(
+                f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
+                "capacities of its tables, and the histories of running episodes. Use "
+                f"PackedStorage({self.num_slots})"
+            )
+        super().register_storage(storage)
+        storage.tables = self.tables
+
+    @abstractmethod
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
+
+    def add(self, data: TensorDictBase) -> int:
+        """Writes one transition of batch size ``[]``; see :meth:`extend`."""
+        return int(self.extend(data.unsqueeze(0)))
+
+    def write_new(self, table: int, values: list[Tensor]) -> np.ndarray:
+        """Stores the columns ``values`` of as many rows as the table can hold at most; returns their slots."""
+        slots = self.tables.append_new(table, len(values[0]))
+        first, count = int(slots[0]), len(slots)
+        in_one_stretch = count == 1 or (int(slots[-1]) - first == count - 1 and bool((np.diff(slots) == 1).all()))
+        where = slice(first, first + count) if in_one_stretch else torch.from_numpy(slots).to(self._storage.device)
+        self._storage.write(where, values)
+        return slots
+
+    def announce(self, slots: np.ndarray) -> Tensor:
+        """Tells sampler and episodes of rows just written; returns the slots as they are indexed on the device."""
+        index = torch.from_numpy(slots).to(self._storage.device)
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return index
+
+    def age_of(self, index: Tensor) -> Tensor:
+        """How many transitions were written after those in the slots ``index``, int64 of its shape."""
+        return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        super()._empty(empty_write_count=empty_write_count)
+        self.tables.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tables and counters."""
+        return {"tables": self.tables.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        self.tables.load_state_dict(state_dict["tables"])
+        self._write_count = self.tables.rows_written
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table for each task of a curriculum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.recorded import recorded
+from lightning_replay.tables import Tables
+from lightning_replay.writers.table_writer import TableWriter
+
+SHARED_TABLE = "all tasks"
+
+
+@recorded
+class TaskTableWriter(TableWriter):
+    """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
+
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. One replay buffer for each task is the memory of
+    Distributed Parallel Curriculum Experience Replay (DPCER).
+
+    Args:
+        tasks: their names.
+        capacity_per_task: most rows kept of each.
+        shares_one_table: keep all tasks in one table of ``len(tasks) * capacity_per_task`` rows, as the baselines do.
+
+    Raises:
+        ValueError: no tasks, or a name that is taken twice.
+    """
+
+    def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
+        check_tasks(tasks)
+        self.tasks = list(tasks)
+        self._shares_one_table = shares_one_table
+        everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
+        super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first.
+
+        Returns:
+            Slots of the rows that stayed, int64, in the order of the rows.
+
+        Raises:
+            ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
+                before. Nothing is stored then.
+        """
+        task = self._tasks_of(data)
+        values = self._storage.checked_values(data)
+        tables = np.zeros_like(task) if self._shares_one_table else task
+        slots = np.full(len(task), -1, dtype=np.int64)
+        for table in np.unique(tables).tolist():
+            rows = np.flatnonzero(tables == table)[-int(self.tables.capacity[table]) :]
+            taken = torch.from_numpy(rows)
+            slots[rows] = self.write_new(table, [value[taken.to(value.device)] for value in values])
+        self._write_count += len(task)
+        return self.announce(slots[slots >= 0])
+
+    def _tasks_of(self, data: TensorDictBase) -> np.ndarray:
+        task = data.get("task", None)
+        if not isinstance(task, Tensor) or task.dtype != torch.int64 or task.numel() != data.shape[0]:
+            given = "no such column" if task is None else f"{getattr(task, 'dtype', type(task))} {list(task.shape)}"
+            raise ValueError(
+                f"the transitions need a column 'task', int64 [{data.shape[0]}], an index into {self.tasks}; got "
+                f"{given}. Nothing was stored"
+            )
+        numbers = task.reshape(-1).cpu().numpy()
+        unknown = np.unique(numbers[(numbers < 0) | (numbers >= len(self.tasks))])
+        if len(unknown):
+            raise ValueError(
+                f"the column 'task' holds {unknown.tolist()}; tasks are numbered 0..{len(self.tasks) - 1}, "
+                f"{self.tasks}. Nothing was stored"
+            )
+        return numbers
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Refuses tasks that cannot be told apart.
+
+    Raises:
+        ValueError: none, or a name that is taken twice.
+    """
+    twice = sorted({name for name in tasks if list(tasks).count(name) > 1})
+    if isinstance(tasks, str) or not tasks or twice:
+        raise ValueError(f"tasks is {tasks!r}; at least one name is needed, and each once")
