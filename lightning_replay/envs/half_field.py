@@ -67,8 +67,8 @@ class HalfField(TaskChoice, gymnasium.Env):
         keeper: whether a keeper guards the goal (``HalfField-1v1``).
         max_steps: steps after which an episode is truncated.
         untouched_limit: steps in a row without a kick; ``None`` for no such end.
-        player_noise: of dashes and turns, as a share of the player's speed and of the turn (RoboCup: 0.1).
-        ball_noise: of the ball's way, as a share of its speed (RoboCup: 0.05).
+        player_noise: of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
+        ball_noise: of the ball's movement, as a share of its speed (RoboCup: 0.05).
         kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
         render_mode: ``None`` or ``"rgb_array"``.
 
@@ -167,7 +167,7 @@ class HalfField(TaskChoice, gymnasium.Env):
             ball_x, ball_y, kicked = self._kick(_power(kick[0]), _angle(kick[1]))
         else:
             raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
-        self.player.move(player_x, player_y)
+        self._move(self.player, player_x, player_y, self.player_noise)
         self.player.stay_on_the_field()
         goal, caught, outside = self._move_ball(ball_x, ball_y)
         self._steps += 1
@@ -191,9 +191,7 @@ class HalfField(TaskChoice, gymnasium.Env):
 
     def _dash(self, power: float, direction: float) -> tuple[float, float]:
         acceleration = soccer.dash_acceleration(power)
-        x = acceleration * math.cos(self.heading + direction)
-        y = acceleration * math.sin(self.heading + direction)
-        return self._shaken(x, y, self.player_noise * acceleration)
+        return acceleration * math.cos(self.heading + direction), acceleration * math.sin(self.heading + direction)
 
     def _turn(self, turn: float) -> None:
         if self.player_noise:
@@ -215,8 +213,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         """Moves the ball, then the keeper; whether it was a goal, was caught, and left the field elsewhere."""
         ball = self.ball
         from_x, from_y = ball.x, ball.y
-        speed = ball.speed
-        ball.move(*self._shaken(acceleration_x, acceleration_y, self.ball_noise * speed))
+        self._move(ball, acceleration_x, acceleration_y, self.ball_noise)
         exit_point = soccer.first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
             ball.x, ball.y = exit_point
@@ -226,6 +223,12 @@ class HalfField(TaskChoice, gymnasium.Env):
                 return False, True, False
         goal = exit_point is not None and soccer.in_the_goal(*exit_point)
         return goal, False, exit_point is not None and not goal
+
+    def _move(self, body: soccer.Body, x: float, y: float, noise: float) -> None:
+        """Moves the body with this acceleration, shaken by a share of the speed it then has."""
+        if noise:
+            x, y = self._shaken(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
+        body.move(x, y)
 
     def _shaken(self, x: float, y: float, noise: float) -> tuple[float, float]:
         """The vector with uniform noise of at most ``noise`` on each component."""

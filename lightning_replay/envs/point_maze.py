@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PointMaze with one goal, from hard to easy by how many cells away from it an episode starts."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+try:
+    from gymnasium_robotics.envs.maze import maps
+    from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the maze environments need {error.name}, which is not installed: pip install lightning-replay[mazes]"
+    ) from error
+
+from lightning_replay.envs.tasks import TaskChoice
+
+Cell = tuple[int, int]
+
+
+class Maze(NamedTuple):
+    """A map of walls (1) and ways, where its goal is, and how long an episode may take.
+
+    Attributes:
+        walls: rows of cells.
+        goal: (row, column) of the cell the goal lies in.
+        max_steps: steps after which an episode is truncated.
+    """
+
+    walls: Sequence[Sequence[int]]
+    goal: Cell
+    max_steps: int
+
+
+MAZES = {"UMaze": Maze(maps.U_MAZE, (1, 1), 300), "Medium": Maze(maps.MEDIUM_MAZE, (6, 6), 600)}
+_SHARES = {"target": 1.0, "far": 2.0 / 3.0, "near": 1.0 / 3.0, "nearest": 0.0}  # of the longest way
+
+
+class PointMazeTasks(TaskChoice, gymnasium.Env):
+    """A ball is pushed through a maze to the goal; reward 1 there, which terminates the episode, else 0.
+
+    Wraps ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics with their sparse reward, positions
+    drawn within the cells of start and goal. ``"target"`` starts in the cell with the longest way to the goal,
+    ``"far"`` and ``"near"`` two thirds and one third of that way, ``"nearest"`` in a cell next to it; among several
+    such cells one is drawn. See :class:`~lightning_replay.envs.tasks.TaskChoice` for how the task is told.
+
+    Args:
+        task: one of :attr:`TASKS`; ``None`` is the target.
+        maze: ``"UMaze"`` or ``"Medium"``.
+        max_steps: steps after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Action: float32 ``[2]`` in [-1, 1], the force along x and y.
+
+    Observation: float32 ``[6]``: position, velocity, position of the goal.
+
+    Info: ``task`` (index), ``success`` (bool), ``goal_distance`` (straight, in metres).
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 50}
+    TASKS = tuple(_SHARES)
+
+    def __init__(
+        self,
+        task: str | None = None,
+        *,
+        maze: str = "UMaze",
+        max_steps: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(task)
+        if maze not in MAZES:
+            raise ValueError(f"maze is {maze!r}; accepted are {', '.join(map(repr, MAZES))}")
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
+        self.maze = MAZES[maze]
+        self.max_steps = self.maze.max_steps if max_steps is None else max_steps
+        self.render_mode = render_mode
+        self._simulation = PointMazeEnv(
+            maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
+        )
+        os.remove(self._simulation.tmp_xml_file_path)  # the package leaves one in the temporary folder for each maze
+        self.action_space = self._simulation.action_space
+        self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts in a cell of the task.
+
+        Args:
+            seed: of the start's cell and of the positions within the cells.
+            options: ``task`` (a name, wins over :attr:`task`), ``goal_cell`` and ``reset_cell`` (row, column), which
+                hold for this episode; distances are then counted from that goal.
+        """
+        super().reset(seed=seed)
+        self._begin_task(options)
+        options = options or {}
+        goal = self._cell("goal_cell", options) or self.maze.goal
+        cells = start_cells(self.maze.walls, goal, self.task)
+        start = self._cell("reset_cell", options) or cells[int(self.np_random.integers(len(cells)))]
+        cells_of_both = {"goal_cell": np.array(goal), "reset_cell": np.array(start)}
+        seen, info = self._simulation.reset(seed=seed, options=cells_of_both)
+        self._steps = 0
+        return _flat(seen), self._info(seen, info["success"])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pushes the ball for one step of 0.01 seconds."""
+        seen, reward, terminated, _, info = self._simulation.step(action)
+        self._steps += 1
+        truncated = self._steps >= self.max_steps and not terminated
+        return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
+
+    def render(self) -> np.ndarray | None:
+        """The maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        return None if self.render_mode is None else self._simulation.render()
+
+    def close(self) -> None:
+        """Closes the simulation."""
+        self._simulation.close()
+
+    def _info(self, seen: dict[str, np.ndarray], success: bool) -> dict[str, Any]:
+        distance = np.linalg.norm(seen["achieved_goal"] - seen["desired_goal"])
+        return {"task": self._running_task, "success": success, "goal_distance": float(distance)}
+
+    def _cell(self, name: str, options: dict[str, Any]) -> Cell | None:
+        """The cell the options name, if the ball can be in it; ``None`` where they name none."""
+        if options.get(name) is None:
+            return None
+        row, column = (int(number) for number in options[name])
+        walls = self.maze.walls
+        if not (0 <= row < len(walls) and 0 <= column < len(walls[0])) or walls[row][column] == 1:
+            raise ValueError(f"{name} is {(row, column)}; it must be (row, column) of a cell without a wall")
+        return row, column
+
+
+def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
+    """Cells on the shortest way to the goal, from every cell that has one.
+
+    Example:
+        >>> path_lengths([[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]], (1, 1))
+        {(1, 1): 0, (2, 1): 1}
+    """
+    lengths = {goal: 0}
+    waiting = deque([goal])
+    while waiting:
+        row, column = waiting.popleft()
+        for cell in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
+            if walls[cell[0]][cell[1]] != 1 and cell not in lengths:
+                lengths[cell] = lengths[row, column] + 1
+                waiting.append(cell)
+    return lengths
+
+
+def start_cells(walls: Sequence[Sequence[int]], goal: Cell, task: str) -> list[Cell]:
+    """Cells an episode of the task starts in."""
+    lengths = path_lengths(walls, goal)
+    length = max(1, round(_SHARES[task] * max(lengths.values())))
+    return [cell for cell, cells in lengths.items() if cells == length]
+
+
+def _flat(seen: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate((seen["observation"], seen["desired_goal"])).astype(np.float32)
