@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Space
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.modules import QValueActor
@@ -15,6 +17,8 @@ from torchrl.objectives import DQNLoss, SoftUpdate
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
+from lightning_replay.cagrad import ConflictAverseStep
+from lightning_replay.schedules import Schedule
 
 __all__ = ["DQN"]
 
@@ -35,6 +39,8 @@ class DQN(OffPolicyAgent):
         exploration_start: share of random actions at the first action taken.
         exploration_end: share of random actions after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+        conflict_aversion: c of :class:`~lightning_replay.cagrad.ConflictAverseStep` between the parts that the batch's
+            ``table`` names, a number or a schedule of updates; the number 0 takes the plain gradient.
 
     Returned by each training step:
         loss: the weighted loss.
@@ -59,6 +65,7 @@ class DQN(OffPolicyAgent):
         exploration_start: float = 1.0,
         exploration_end: float = 0.05,
         exploration_steps: int = 5_000,
+        conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -86,6 +93,8 @@ class DQN(OffPolicyAgent):
         self.loss.make_value_estimator(gamma=options["discount"])
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._network = (network,)  # in a tuple: its parameters already belong to the loss
+        c = options["conflict_aversion"]
+        self._averse_step = None if c == 0 else ConflictAverseStep(network.parameters(), c)
 
     @property
     def exploration_rate(self) -> float:
@@ -107,22 +116,53 @@ class DQN(OffPolicyAgent):
         """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         rows = self.loss(batch)["loss"]
-        loss = weighted_mean(rows, batch)
         optimizer.zero_grad()
-        self.take_gradients(loss)
+        if self._averse_step is None:
+            loss = weighted_mean(rows, batch)
+            self.take_gradients(loss)
+        else:
+            loss = self._averse_step.backward(*_weighted_parts(rows, batch))
         optimizer.step()
         self._target_update.step()
         # TorchRL's "td_error", written into the batch, is the square
         return {"loss": loss.detach(), "td_error": batch["td_error"].detach().squeeze(-1).sqrt()}
+
+    def on_fit_start(self) -> None:
+        """Refuses conflict aversion where the trainer would have to scale or exchange its gradients."""
+        super().on_fit_start()
+        if self._averse_step is not None and not self._takes_plain_gradients():
+            raise ValueError(
+                f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
+                "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
+            )
+
+    def _takes_plain_gradients(self) -> bool:
+        trainer = self.trainer
+        return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
         return torch.optim.Adam(list(self._network[0].parameters()), lr=self.hparams["learning_rate"], fused=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the place in the exploration schedule."""
+        """Keeps the places in the schedules of exploration and conflict aversion."""
         checkpoint["dqn_explored_steps"] = self._explored_steps
+        if self._averse_step is not None:
+            checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the place in the exploration schedule."""
+        """Restores what :meth:`on_save_checkpoint` kept."""
         self._explored_steps = checkpoint.get("dqn_explored_steps", 0)
+        if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
+            self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
+
+
+def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """The weighted loss of each row, and the table it was drawn from."""
+    table, weight = batch.get("table", None), batch.get("priority_weight", None)
+    if table is None:
+        raise ValueError(
+            'the batch has no "table", between whose parts conflict_aversion mediates; draw from event tables '
+            "(recipes.event_tables), or set conflict_aversion=0.0."
+        )
+    return rows if weight is None else rows * weight.reshape(rows.shape), table
