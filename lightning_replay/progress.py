@@ -33,9 +33,7 @@ class ReturnProgress(ABC):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
         if window < self.least_episodes:
-            raise ValueError(
-                f"window is {window}; the signal needs at least {self.least_episodes} of the newest episodes"
-            )
+            raise ValueError(f"window is {window}; the signal needs at least {self.least_episodes} episodes")
         if every < 1:
             raise ValueError(f"every is {every}; give a number of episodes, at least 1")
         self.low, self.high = float(low), float(high)

@@ -138,8 +138,8 @@ class Exp3S(Exp3):
 
     Args:
         exploration: γ, as in :class:`Exp3`.
-        weight_sharing: α, in (0, 1]; one over the number of updates after which things may have changed. For none,
-            use :class:`Exp3`.
+        weight_sharing: α, in (0, 1]; about one over the number of updates in which things may change. Well below
+            ``exploration / N``, or the shares stay nearly even whatever is paid. For none, use :class:`Exp3`.
 
     Raises:
         ValueError: ``exploration`` or ``weight_sharing`` is outside (0, 1].
