@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
     from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
     from lightning_replay.samplers.prioritized import PrioritizedSampler
+    from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
     from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "PairSampler",
     "PrioritizedSampler",
     "RandomPairSampler",
+    "ReverseSweepSampler",
     "UniformSampler",
 ]
 
@@ -28,6 +30,7 @@ _MODULES = {
     "PairSampler": "pairs",
     "PrioritizedSampler": "prioritized",
     "RandomPairSampler": "pairs",
+    "ReverseSweepSampler": "reverse_sweep",
     "UniformSampler": "uniform",
 }
 

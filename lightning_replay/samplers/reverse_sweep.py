@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes that reached a goal, replayed backwards from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episode_tracker import read_trajectory
+from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.recorded import recorded
+from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.storage import read_columns
+
+
+@recorded
+class ReverseSweepSampler(UniformSampler):
+    """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
+
+    A sweep starts at the goal of an episode drawn uniformly among those that reached one, the last goal where it
+    reached several, and goes back one step at a time: each sweep batch continues where the one before stopped. At the
+    earliest stored step of the episode the next sweep starts, within the same batch if that is not full. Rows that
+    were overwritten end a sweep. Until a goal is stored every batch is uniform. Needs no feedback:
+    :meth:`update_priority` is ignored. The reverse sweep baseline of the SSET paper, which gives no numbers.
+
+    Args:
+        goal: condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
+            ``reward_at_least(1.0)``; asked once for each stored row, in insertion order.
+        sweep_share: chance of a batch to be a sweep.
+        done_key: where a row says that it ended its episode, terminated or truncated.
+        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
+
+    Sampled keys:
+        index: int64 ``[B]``; of a sweep, later steps first.
+
+    Raises:
+        ValueError: rows without ``done_key``, or a condition that does not return one bool for each row.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = ReverseSweepSampler(lambda steps: steps["next", "reward"] > 0, sweep_share=1.0, seed=0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=3)
+        >>> done = torch.tensor([[False], [False], [False], [True]])
+        >>> _ = buffer.extend(TensorDict({"next": {"reward": done.float(), "done": done}}, [4]))
+        >>> sampler.sample(buffer.storage, 3)[0], sampler.sample(buffer.storage, 3)[0]
+        (tensor([3, 2, 1]), tensor([0, 3, 2]))
+    """
+
+    def __init__(
+        self,
+        goal: Callable[[TensorDictBase], Tensor],
+        sweep_share: float = 0.5,
+        done_key: NestedKey = ("next", "done"),
+        seed: int | None = None,
+    ) -> None:
+        if not callable(goal):
+            raise ValueError(f"goal is {goal!r}; pass a condition on steps, TensorDict[N] -> bool [N].")
+        if not 0.0 <= sweep_share <= 1.0:
+            raise ValueError(f"sweep_share is {sweep_share}; the share of sweep batches must lie in [0, 1].")
+        super().__init__(seed=seed)
+        self.goal = goal
+        self.sweep_share = sweep_share
+        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self._empty()
+
+    @property
+    def num_goal_episodes(self) -> int:
+        """Episodes that reached a goal which is still stored."""
+        return len(self._goals)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots: uniform, or the next ones of the sweep.
+
+        Returns:
+            int64 ``[B]`` on the storage's device, and no further information.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        if self._links is None and len(storage):
+            self._meet(storage, torch.empty(0, dtype=torch.int64))
+        generator = self._generator
+        sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
+        if not (sweeps and len(self._goals)):
+            return super().sample(storage, batch_size)
+        return self._sweep(batch_size), {}
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses first rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
+        if self._links is not None:
+            return
+        if rows.get(self._done_key, None) is None:
+            raise ValueError(
+                f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
+                "Store it with every transition, or name your key with done_key="
+            )
+        _reached(copy.deepcopy(self.goal), rows)  # a copy: a condition may remember what it saw
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        if storage is None:
+            raise ValueError("ReverseSweepSampler.mark_update got no storage; pass the buffer's as storage=.")
+        index = torch.as_tensor(index)
+        if index.ndim > 1:
+            raise ValueError(
+                f"ReverseSweepSampler got an index of shape {list(index.shape)}; it works with storages of one "
+                "dimension. Build the storage with ndim=1 and flatten environments and time before extend."
+            )
+        # A batch longer than the ring names slots twice; the rows that came last are there.
+        index = index.reshape(-1)[-storage.max_size :]
+        if self._links is None:
+            self._meet(storage, index)
+        self._learn(index, storage)
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at these slots: nothing follows them, now or later."""
+        if self._links is not None:
+            self._links.cut(index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the links and episode numbers."""
+        return 0 if self._links is None else self._links.nbytes + self._episode.nbytes + self._place.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tensors and plain values from which :meth:`load_state_dict` goes on with the same draws."""
+        return {
+            **super().state_dict(),
+            "links": None if self._links is None else self._links.state_dict(),
+            "episode": self._episode.clone(),
+            "next_episode": self._next_episode,
+            "goals": self._goals.state(),
+            "cursor": self._cursor,
+            "condition": self.goal.state_dict() if hasattr(self.goal, "state_dict") else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._empty()
+        if state_dict["links"] is not None:
+            successor = state_dict["links"]["successor"]
+            self._allocate(successor.numel(), successor.device)
+            assert self._links is not None
+            self._links.load_state_dict(state_dict["links"])
+            self._episode.copy_(state_dict["episode"])
+        self._next_episode = state_dict["next_episode"]
+        self._goals = GoalEpisodes(state_dict["goals"])
+        self._cursor = state_dict["cursor"]
+        if state_dict["condition"] is not None:
+            self.goal.load_state_dict(state_dict["condition"])  # type: ignore[attr-defined]
+
+    def _empty(self) -> None:
+        self._links: EpisodeLinks | None = None
+        # The running number of each slot's episode, and scratch space: the place of a slot in a batch of new rows.
+        self._episode = self._place = torch.empty(0, dtype=torch.int64)
+        self._next_episode = 0
+        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
+        self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
+
+    def _allocate(self, capacity: int, device: torch.device) -> None:
+        self._links = EpisodeLinks(capacity, device=device)
+        self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._place = self._episode.clone()
+
+    def _meet(self, storage: Storage, new: Tensor) -> None:
+        """Learns of rows that were stored before this sampler was attached, in slot order."""
+        (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
+        self._allocate(storage.max_size, done.device)
+        earlier = torch.ones(len(storage), dtype=torch.bool, device=new.device)
+        earlier[new] = False
+        if bool(earlier.any()):
+            self._learn(earlier.nonzero().squeeze(1), storage)
+
+    def _learn(self, index: Tensor, storage: Storage) -> None:
+        assert self._links is not None
+        index = index.to(self._episode.device)
+        self._goals.drop(index)
+        if self._cursor >= 0 and bool((index == self._cursor).any()):
+            self._cursor = -1
+        (done,) = read_columns(storage, index, [self._done_key])
+        self._links.write(index, read_trajectory(storage, index), done)
+        episode = self._number(index)
+        reached = _reached(self.goal, storage.get(index))
+        if bool(reached.any()):
+            self._goals.put(episode[reached], index[reached])
+
+    def _number(self, index: Tensor) -> Tensor:
+        """The episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
+        assert self._links is not None
+        own = torch.arange(len(index), device=index.device)
+        self._place[index] = own
+        before = self._links.predecessors(index)
+        place = torch.where(before >= 0, self._place[before], -1)
+        self._place[index] = -1
+        first = torch.where(place >= 0, place, own)
+        while not torch.equal(first[first], first):  # twice as far back each time
+            first = first[first]
+        earlier = torch.where(before >= 0, self._episode[before], self._next_episode + own)
+        self._next_episode += len(index)
+        self._episode[index] = earlier[first]
+        return self._episode[index]
+
+    def _sweep(self, count: int) -> Tensor:
+        """The next ``count`` slots, backwards."""
+        generator = self._generator
+        parts: list[Tensor] = []
+        while count:
+            if self._cursor < 0:
+                drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
+                self._cursor = self._goals.slot(int(drawn))
+            parts.append(self._walk(count))
+            count -= len(parts[-1])
+        return torch.cat(parts)
+
+    def _walk(self, count: int) -> Tensor:
+        """Up to ``count`` slots from the cursor on, which moves behind them.
+
+        The steps of an episode lie equally far apart in most rings, so that distance is guessed and then checked.
+        """
+        assert self._links is not None
+        here = torch.tensor([self._cursor], device=self._episode.device)
+        before = self._links.predecessors(here)
+        distance = here - before
+        guess = (here - distance * torch.arange(count, device=here.device)) % self._links.capacity
+        before = self._links.predecessors(guess)
+        wrong = (before[:-1] != guess[1:]).nonzero()
+        right = count if not len(wrong) else int(wrong[0]) + 1
+        self._cursor = int(before[right - 1])
+        return guess[:right]
+
+
+class GoalEpisodes:
+    """The episodes that reached a goal, and the slot of the last one each reached.
+
+    Args:
+        pairs: int64 ``[G, 2]``, episodes and slots, as :meth:`state` gives them.
+    """
+
+    def __init__(self, pairs: Tensor) -> None:
+        self._pairs: list[tuple[int, int]] = [(episode, slot) for episode, slot in pairs.tolist()]
+        self._place_of_episode = {episode: place for place, (episode, _) in enumerate(self._pairs)}
+        self._episode_at = {slot: episode for episode, slot in self._pairs}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def slot(self, place: int) -> int:
+        """The goal of one of them."""
+        return self._pairs[place][1]
+
+    def put(self, episodes: Tensor, slots: Tensor) -> None:
+        """Notes goals, earlier ones first."""
+        for episode, slot in zip(episodes.tolist(), slots.tolist(), strict=True):
+            place = self._place_of_episode.setdefault(episode, len(self._pairs))
+            if place == len(self._pairs):
+                self._pairs.append((episode, slot))
+            else:
+                del self._episode_at[self._pairs[place][1]]
+                self._pairs[place] = (episode, slot)
+            self._episode_at[slot] = episode
+
+    def drop(self, slots: Tensor) -> None:
+        """Forgets the episodes whose goal was in one of these slots."""
+        if not self._episode_at:
+            return
+        for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
+            place = self._place_of_episode.pop(self._episode_at.pop(slot))
+            last = self._pairs.pop()
+            if place < len(self._pairs):
+                self._pairs[place] = last
+                self._place_of_episode[last[0]] = place
+
+    def state(self) -> Tensor:
+        """Episodes and slots, int64 ``[G, 2]``."""
+        return torch.tensor(self._pairs, dtype=torch.int64).reshape(-1, 2)
+
+
+def _reached(goal: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
+    reached = goal(steps)
+    count = len(steps)
+    if not isinstance(reached, Tensor) or reached.dtype != torch.bool or reached.shape not in {(count,), (count, 1)}:
+        given = f"{reached.dtype} {list(reached.shape)}" if isinstance(reached, Tensor) else type(reached).__name__
+        raise ValueError(
+            f"the condition {goal!r} returned {given} for {count} steps; it must return a bool tensor [{count}], true "
+            "where the goal was reached."
+        )
+    return reached.reshape(-1)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps backwards from goals, compared with lists of numbered steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay import load_replay
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import ReverseSweepSampler
+from lightning_replay.storage import PackedStorage
+
+
+def reached_goal(steps: TensorDict) -> torch.Tensor:
+    return steps["next", "reward"] >= 1
+
+
+def make_steps(done: list[int], goal: list[int], trajectory: list[int] | None = None, first: int = 0) -> TensorDict:
+    """Steps numbered from ``first`` on."""
+    count = len(done)
+    flags = torch.tensor(done, dtype=torch.bool).unsqueeze(1)
+    following = {"reward": torch.tensor(goal, dtype=torch.float32).unsqueeze(1)}
+    following |= {"terminated": flags.clone(), "truncated": torch.zeros_like(flags), "done": flags}
+    steps = TensorDict({"number": torch.arange(first, first + count), "next": following}, [count])
+    return steps if trajectory is None else steps.set("trajectory", torch.tensor(trajectory))
+
+
+def make_replay(capacity: int, batch_size: int = 4, sweep_share: float = 1.0) -> Replay:
+    sampler = ReverseSweepSampler(reached_goal, sweep_share=sweep_share)
+    return Replay(storage=PackedStorage(capacity), sampler=sampler, batch_size=batch_size, seed=0)
+
+
+def test_batches_run_back_from_the_goal_and_then_start_anew() -> None:
+    replay = make_replay(16)
+    #  0 1 2 3* 4 |   5 6 7 |   8 9 (running)
+    replay.extend(make_steps([0, 0, 0, 0, 1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
+    assert replay.sampler.num_goal_episodes == 1
+    batches = [replay.sample(3)["number"].tolist() for _ in range(4)]
+    assert batches == [[3, 2, 1], [0, 3, 2], [1, 0, 3], [2, 1, 0]]
+
+
+def test_a_sweep_starts_at_the_last_goal_of_an_episode() -> None:
+    replay = make_replay(16)
+    replay.extend(make_steps([0, 0, 0], [0, 1, 0]))
+    assert replay.sample(3)["number"].tolist() == [1, 0, 1]
+    replay.extend(make_steps([0, 0], [1, 1], first=3))
+    assert replay.sample(6)["number"].tolist() == [0, 4, 3, 2, 1, 0]
+    assert replay.sampler.num_goal_episodes == 1
+
+
+def test_interleaved_environments_are_told_apart() -> None:
+    replay = make_replay(16)
+    replay.extend(make_steps([0, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 2, 2, 1, 2]))
+    replay.extend(make_steps([1, 0], [1, 0], [1, 2], first=5))
+    assert replay.sample(4)["number"].tolist() == [5, 3, 0, 5]
+
+
+def test_overwritten_rows_end_a_sweep() -> None:
+    replay = make_replay(6)
+    replay.extend(make_steps([0, 0, 0, 0, 0], [0, 0, 0, 0, 1]))
+    assert replay.sample(2)["number"].tolist() == [4, 3]
+    replay.extend(make_steps([0, 0, 0, 0], [0] * 4, first=5))  # 6 7 8 3 4 5 in the slots: step 2 is gone
+    assert replay.sample(3)["number"].tolist() == [4, 3, 4]
+    replay.extend(make_steps([0, 0], [0, 0], first=9))  # the goal is gone
+    assert replay.sampler.num_goal_episodes == 0
+    assert set(replay.sample(60)["number"].tolist()) == {5, 6, 7, 8, 9, 10}
+
+
+def test_a_truncated_interruption_is_not_swept_across() -> None:
+    replay = make_replay(8)
+    index = replay.extend(make_steps([0, 0], [0, 0]))
+    replay.truncate(index[-1:], replay.storage.generation_of(index[-1:]))
+    replay.extend(make_steps([0, 0], [0, 1], first=2))
+    assert replay.sample(4)["number"].tolist() == [3, 2, 3, 2]
+
+
+def test_rows_stored_earlier_and_emptied_buffers() -> None:
+    sampler = ReverseSweepSampler(reached_goal, sweep_share=1.0, seed=0)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    buffer.extend(make_steps([0, 0, 0], [0, 0, 1]))
+    assert sampler.sample(buffer.storage, 4)[0].tolist() == [2, 1, 0, 2]
+    replay = make_replay(8)
+    assert replay.sampler.nbytes == 0
+    replay.extend(make_steps([0, 0, 0], [0, 0, 1]))
+    assert replay.sampler.nbytes == 4 * 8 * 8
+    replay.empty()
+    assert replay.sampler.num_goal_episodes == 0
+    replay.extend(make_steps([0, 0], [0, 1], first=10))
+    assert replay.sample(3)["number"].tolist() == [11, 10, 11]
+
+
+def test_until_a_goal_is_stored_batches_are_uniform_and_an_empty_buffer_is_refused() -> None:
+    replay = make_replay(16)
+    replay.extend(make_steps([0] * 8, [0] * 8))
+    assert set(replay.sample(200)["number"].tolist()) == set(range(8))
+    with pytest.raises(RuntimeError, match="empty"):
+        ReverseSweepSampler(reached_goal).sample(PackedStorage(4), 2)
+
+
+class Stretch:
+    """True at the second of two consecutive rewards: a condition with a memory."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def __call__(self, steps: TensorDict) -> torch.Tensor:
+        reached = []
+        for reward in steps["next", "reward"].flatten().tolist():
+            reached.append(self.held and reward >= 1)
+            self.held = reward >= 1
+        return torch.tensor(reached)
+
+    def state_dict(self) -> dict[str, bool]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, bool]) -> None:
+        self.held = state["held"]
+
+
+def test_a_condition_with_a_memory_sees_every_row_once_and_is_saved() -> None:
+    def make() -> Replay:
+        sampler = ReverseSweepSampler(Stretch(), sweep_share=1.0)
+        return Replay(storage=PackedStorage(8), sampler=sampler, batch_size=3, seed=0)
+
+    replay, again = make(), make()
+    replay.extend(make_steps([0, 0], [0, 1]))
+    again.load_state_dict(replay.state_dict())
+    for each in (replay, again):
+        assert each.sampler.num_goal_episodes == 0
+        each.extend(make_steps([0], [1], first=2))
+        assert each.sample()["number"].tolist() == [2, 1, 0]
+
+
+def test_state_goes_on_with_the_same_draws(tmp_path: Path) -> None:
+    def extend(replay: Replay, first: int) -> None:
+        done = [int(number % 5 == 4) for number in range(first, first + 20)]
+        replay.extend(make_steps(done, [int(number % 10 == 4) for number in range(first, first + 20)], first=first))
+
+    replay = make_replay(32, sweep_share=0.5)
+    extend(replay, 0)
+    for _ in range(5):
+        replay.sample()
+    replay.save(tmp_path / "saved")
+    again, loaded = make_replay(32, sweep_share=0.5), load_replay(tmp_path / "saved")
+    again.load_state_dict(replay.state_dict())
+    for round_ in range(1, 6):
+        for _ in range(5):
+            expected = replay.sample()["number"]
+            assert torch.equal(again.sample()["number"], expected) and torch.equal(loaded.sample()["number"], expected)
+        for each in (replay, again, loaded):
+            extend(each, 20 * round_)
+
+
+def test_bad_input_is_refused_before_anything_is_stored() -> None:
+    with pytest.raises(ValueError, match="sweep_share is 1.5"):
+        ReverseSweepSampler(reached_goal, sweep_share=1.5)
+    with pytest.raises(ValueError, match="goal is 1.0; pass a condition"):
+        ReverseSweepSampler(1.0)  # type: ignore[arg-type]
+    for wrong in (lambda steps: steps["next", "reward"], lambda steps: torch.ones(3, dtype=torch.bool), lambda _: True):
+        replay = Replay(storage=PackedStorage(8), sampler=ReverseSweepSampler(wrong), batch_size=2)
+        with pytest.raises(ValueError, match=r"for 2 steps; it must return a bool tensor \[2\]"):
+            replay.extend(make_steps([0, 1], [0, 1]))
+        assert len(replay) == 0
+    replay = make_replay(8)
+    steps = make_steps([0, 1], [0, 1])
+    del steps["next", "done"]
+    with pytest.raises(ValueError, match=r"no \('next', 'done'\).*nothing was stored"):
+        replay.extend(steps)
+    assert len(replay) == 0
+    sampler = ReverseSweepSampler(reached_goal)
+    with pytest.raises(ValueError, match="got no storage"):
+        sampler.mark_update(0)
+    with pytest.raises(ValueError, match=r"index of shape \[2, 2\]"):
+        sampler.mark_update(torch.zeros(2, 2, dtype=torch.int64), storage=replay.storage)
+
+
+class StepList:
+    """What a sweep may draw, as lists of numbered steps: the oracle."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.stored: list[int] = []
+        self.newest: dict[int, int] = {}
+        self.before: dict[int, int] = {}
+        self.episode: dict[int, int] = {}
+        self.goal: dict[int, int] = {}
+
+    def extend(self, done: list[int], goal: list[int], trajectory: list[int], first: int) -> None:
+        count = len(done)
+        self.stored = [*self.stored, *range(first, first + count)][-self.capacity :]
+        for offset in range(max(0, count - self.capacity), count):
+            number, name = first + offset, trajectory[offset]
+            before = self.newest.pop(name, None)
+            if before in self.stored:
+                self.before[number] = before
+            self.episode[number] = self.episode[before] if before in self.stored else number
+            if not done[offset]:
+                self.newest[name] = number
+            if goal[offset]:
+                self.goal[self.episode[number]] = number
+
+    def starts(self) -> set[int]:
+        return {number for number in self.goal.values() if number in self.stored}
+
+    def back(self, number: int) -> int | None:
+        before = self.before.get(number)
+        return before if before in self.stored else None
+
+
+steps_of_a_batch = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9)
+
+
+@given(capacity=st.integers(3, 14), rounds=st.lists(st.tuples(steps_of_a_batch, st.integers(1, 7)), max_size=12))
+def test_every_sweep_is_one_that_the_lists_allow(
+    capacity: int, rounds: list[tuple[list[tuple[bool, bool, int]], int]]
+) -> None:
+    replay, steps = make_replay(capacity, batch_size=1), StepList(capacity)
+    first, following = 0, None
+    for batch, draws in rounds:
+        done, goal, trajectory = (list(map(int, column)) for column in zip(*batch, strict=True))
+        replay.extend(make_steps(done, goal, trajectory, first=first))
+        steps.extend(done, goal, trajectory, first)
+        first += len(batch)
+        following = following if following in steps.stored else None
+        assert replay.sampler.num_goal_episodes == len(steps.starts())
+        drawn = replay.sample(draws)["number"].tolist()
+        if not steps.starts():
+            assert set(drawn) <= set(steps.stored)
+            continue
+        for number in drawn:
+            assert number in (steps.starts() if following is None else {following})
+            following = steps.back(number)
