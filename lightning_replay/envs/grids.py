@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -43,7 +43,7 @@ class RoomGrid(MiniGridEnv):
     Observation: float32 ``[6]``: x, y, and whether the agent faces right, down, left, up.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     MAP: tuple[str, ...]
     GAPS: tuple[tuple[int, int], ...]
     START = (1, 1)

@@ -13,19 +13,11 @@ from gymnasium import spaces
 from lightning_replay.envs import soccer
 from lightning_replay.envs.half_field_drawing import draw
 from lightning_replay.envs.half_field_keeper import Keeper
+from lightning_replay.envs.half_field_observation import observe
 from lightning_replay.envs.tasks import TaskChoice
 
 DASH, TURN, KICK = range(3)
 GOAL_REWARD = 5.0
-OBSERVATION_SIZE = 34
-KEEPER_OBSERVATION_SIZE = 6
-_NEAR = 10.0  # metres within which the ball's distance is also observed finely
-_DIAGONAL = math.hypot(soccer.FIELD_LENGTH, soccer.FIELD_WIDTH)
-_TARGETS = (
-    (soccer.FIELD_LENGTH, 0.0),
-    (soccer.FIELD_LENGTH, soccer.HALF_GOAL),
-    (soccer.FIELD_LENGTH, -soccer.HALF_GOAL),
-)
 
 
 class Start(NamedTuple):
@@ -76,12 +68,8 @@ class HalfField(TaskChoice, gymnasium.Env):
         dash (power in [0, 100], direction), of turn (angle) and of kick (power, direction); angles in degrees in
         [-180, 180], relative to where the player faces. What lies outside is clipped; NaN is refused.
 
-    Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``: player's position (2), velocity (2), heading as
-        sine and cosine (2); ball's position (2), velocity (2), velocity relative to the heading (2); of the ball,
-        the goal's centre and its two posts each distance, angle / 180, sine and cosine of the angle relative to the
-        heading (16); the ball's distance up to 10 m (1); whether the ball can be kicked (1); of the goal's centre
-        seen from the ball distance, angle / 180, sine and cosine relative to the heading (4); the keeper's position
-        (2), distance, angle / 180, sine and cosine (4). Distances are scaled by the field's diagonal.
+    Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``; see
+        :func:`~lightning_replay.envs.half_field_observation.observe`.
 
     Info: ``task`` (index), ``goal``, ``caught`` and ``kicked`` (bool), ``ball_distance`` (of the player from the
         ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
@@ -121,8 +109,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         self.ball = soccer.ball()
         self.keeper = Keeper() if keeper else None
         self.heading = 0.0
-        size = OBSERVATION_SIZE + (KEEPER_OBSERVATION_SIZE if keeper else 0)
-        self.observation_space = spaces.Box(-1.0, 1.0, (size,), np.float32)
+        self.observation_space = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
         dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))
         self.action_space = spaces.Tuple(
             (spaces.Discrete(3), spaces.Box(*dash_or_kick), spaces.Box(-180.0, 180.0, (1,)), spaces.Box(*dash_or_kick))
@@ -249,46 +236,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         }
 
     def _observation(self) -> np.ndarray:
-        player, ball = self.player, self.ball
-        sine, cosine = math.sin(self.heading), math.cos(self.heading)
-        ball_distance = math.hypot(ball.x - player.x, ball.y - player.y)
-        speed, ball_speed = player.speed_max * player.decay, ball.speed_max * ball.decay
-        velocity_x, velocity_y = ball.velocity_x / ball_speed, ball.velocity_y / ball_speed
-        values = [
-            *_scaled(player.x, player.y),
-            player.velocity_x / speed,
-            player.velocity_y / speed,
-            sine,
-            cosine,
-            *_scaled(ball.x, ball.y),
-            velocity_x,
-            velocity_y,
-            velocity_x * cosine + velocity_y * sine,
-            velocity_y * cosine - velocity_x * sine,
-            *_seen(player, self.heading, ball.x, ball.y),
-            min(ball_distance, _NEAR) * 2.0 / _NEAR - 1.0,
-            1.0 if ball_distance <= soccer.KICKABLE_DISTANCE else -1.0,
-            *_seen(ball, self.heading, *_TARGETS[0]),
-        ]
-        for x, y in _TARGETS:
-            values += _seen(player, self.heading, x, y)
-        if self.keeper is not None:
-            body = self.keeper.body
-            values += (*_scaled(body.x, body.y), *_seen(player, self.heading, body.x, body.y))
-        return np.array(values, np.float32).clip(-1.0, 1.0)
-
-
-def _scaled(x: float, y: float) -> tuple[float, float]:
-    """A position on the field, scaled to [-1, 1]."""
-    return 2.0 * x / soccer.FIELD_LENGTH - 1.0, y / soccer.HALF_WIDTH
-
-
-def _seen(viewer: soccer.Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
-    """Scaled distance, angle / π, sine and cosine of a point, seen from a body along ``heading``."""
-    to_x, to_y = x - viewer.x, y - viewer.y
-    angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
-    distance = math.sqrt(to_x * to_x + to_y * to_y)
-    return 2.0 * distance / _DIAGONAL - 1.0, angle / math.pi, math.sin(angle), math.cos(angle)
+        return observe(self.player, self.heading, self.ball, None if self.keeper is None else self.keeper.body)
 
 
 def _power(value: float) -> float:
