@@ -10,7 +10,10 @@ import lightning as L
 import numpy as np
 import torch
 
-__all__ = ["act_on", "acting"]
+__all__ = ["Action", "act_on", "acting"]
+
+# one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
+Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 
 @contextmanager
@@ -30,9 +33,13 @@ def acting(agent: L.LightningModule) -> Iterator[None]:
         agent.train(was_training)
 
 
-def act_on(agent: L.LightningModule, observation: np.ndarray, explore: bool) -> np.ndarray:
+def act_on(agent: L.LightningModule, observation: np.ndarray, explore: bool) -> Action:
     """Actions ``[N, ...]`` for observations ``[N, ...]``; floats reach the agent as float32."""
     tensor = torch.as_tensor(observation)
     if tensor.is_floating_point():
         tensor = tensor.float()
-    return agent.act(tensor.to(agent.device), explore=explore).cpu().numpy()
+    action = agent.act(tensor.to(agent.device), explore=explore)
+    if isinstance(action, tuple):
+        discrete, parameters = action
+        return discrete.cpu().numpy(), parameters.cpu().numpy()
+    return action.cpu().numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lightning_replay.lit.acting import act_on, acting
 from lightning_replay.lit.environments import random_actions
+from lightning_replay.lit.information import InformationColumns
 from lightning_replay.lit.rollout import Episode, Rollout
+from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
 
 __all__ = ["Collection"]
@@ -36,6 +38,8 @@ class Collection:
         warmup_steps: steps with random actions.
         env_steps: steps after which nothing is collected; a larger last step of several environments is cut.
         seed: of environments and random actions.
+        assignment: of tasks to environments; ``None`` where the replay has none.
+        info_keys: of the infos that become columns.
     """
 
     def __init__(
@@ -45,12 +49,16 @@ class Collection:
         warmup_steps: int,
         env_steps: int,
         seed: int | None,
+        assignment: TaskAssignment | None = None,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self._replay = replay
         self._environments = environments
         self._warmup_steps = warmup_steps
         self._last_step = env_steps
         self._generator = np.random.default_rng(seed)
+        self._assignment = assignment
+        self._information = InformationColumns(info_keys)
         self._rollout: Rollout | None = None
         self._next_trajectory = 0
         self._newest = np.zeros(0, dtype=np.int64)
@@ -81,6 +89,8 @@ class Collection:
                 self.episodes.extend(rollout.step(action, self.env_steps))
                 if rollout.pending_rows >= _ROWS_PER_WRITE or self.env_steps >= env_steps:
                     self._store(rollout)
+        if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
+            self._information.check()
 
     def _start(self) -> Rollout:
         if self._interrupted is not None:
@@ -88,7 +98,7 @@ class Collection:
             self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
             self._interrupted = None
         seed = int(self._generator.integers(2**31))
-        self._rollout = Rollout(self._environments(), seed, self._next_trajectory)
+        self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         self._newest = np.full(self._rollout.num_envs, -1)
         self._is_open = np.zeros(self._rollout.num_envs, dtype=np.bool_)
         return self._rollout
@@ -132,6 +142,8 @@ class Collection:
             "generator": self._generator.bit_generator.state,
             "open_index": [int(value) for value in index],
             "open_generation": [int(value) for value in generation],
+            "tasks": None if self._assignment is None else self._assignment.state_dict(),
+            "missing_information": self._information.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -142,3 +154,6 @@ class Collection:
         self._generator.bit_generator.state = state["generator"]
         self._interrupted = (torch.tensor(state["open_index"]).long(), torch.tensor(state["open_generation"]).long())
         self.episodes.clear()
+        if self._assignment is not None and state.get("tasks") is not None:
+            self._assignment.load_state_dict(state["tasks"])
+        self._information.load_state_dict(state.get("missing_information", self._information.keys))

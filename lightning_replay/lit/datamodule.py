@@ -23,6 +23,8 @@ from lightning_replay.lit.environments import make_environment, make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.pace import Pace
 from lightning_replay.lit.stream import ReplayStream
+from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
+from lightning_replay.progress import ReturnProgress
 from lightning_replay.replay import Replay
 
 __all__ = ["ReplayDataModule"]
@@ -49,9 +51,16 @@ class ReplayDataModule(L.LightningDataModule):
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
         seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
+        progress: of a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
+        info_keys: of the steps' infos, numbers or flags, stored as float32 columns ``("next", key)``; 0 where an info
+            lacks one. Event conditions read them.
+
+    Where the replay has tasks, its scheduler says which task each environment plays, rows carry ``task``, and
+    evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
-        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive.
+        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
+            without tasks; during the run an environment that does not know the replay's tasks, or an info never seen.
 
     Example:
         >>> from lightning_replay import recipes
@@ -74,6 +83,8 @@ class ReplayDataModule(L.LightningDataModule):
         evaluation_episodes: int = 5,
         env_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
+        progress: ReturnProgress | None = None,
+        info_keys: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         counts = {
@@ -96,19 +107,30 @@ class ReplayDataModule(L.LightningDataModule):
         self.checkpoint_path: Path | None = None
         if seed is not None:
             replay.seed(seed)
+        self._tasks: list[str] = list(getattr(replay, "tasks", ()))
+        if progress is not None and not self._tasks:
+            raise ValueError(
+                f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
+                "lightning_replay.recipes.parallel_curriculum, or leave it out."
+            )
         self.collection = Collection(
             replay,
             lambda: make_environments(env, self.env_kwargs, num_envs, asynchronous),
             warmup_steps=warmup_steps,
             env_steps=env_steps,
             seed=seed,
+            assignment=TaskAssignment(replay, progress) if self._tasks else None,
+            info_keys=info_keys,
         )
         self._has_drawn = False
         self._limit_val_batches: int | float | None = None
 
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
-        return make_environment(self.env, self.env_kwargs)
+        environment = make_environment(self.env, self.env_kwargs)
+        if self._tasks and "task" not in self.env_kwargs:
+            environment.set_wrapper_attr("task", self._tasks[0])
+        return environment
 
     def setup(self, stage: str) -> None:
         """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet."""
@@ -118,7 +140,9 @@ class ReplayDataModule(L.LightningDataModule):
                 "would fill a replay of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
         if not hasattr(self, "observation_space"):
-            probe = self.make_environment()
+            probe = make_environment(self.env, self.env_kwargs)
+            if self._tasks:
+                check_tasks(probe, self._tasks)
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
         if self.trainer is not None:

@@ -12,6 +12,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
+from lightning_replay.lit.acting import Action
+from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
+
 __all__ = ["make_environment", "make_environments", "random_actions"]
 
 
@@ -45,13 +49,16 @@ def make_environments(
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def random_actions(space: Space, count: int, generator: np.random.Generator) -> np.ndarray:
-    """``count`` uniformly random actions of one environment's action space, which must be Discrete or a bounded Box."""
+def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:
+    """``count`` uniformly random actions of one environment's space: Discrete, a bounded Box, or parameterized."""
+    if is_parameterized(space):
+        return ParameterizedActions.of(space).random(count, generator)
     if isinstance(space, Discrete):
         return generator.integers(space.start, space.start + space.n, size=count)
     if isinstance(space, Box) and space.is_bounded("both"):
         return generator.uniform(space.low, space.high, size=(count, *space.shape)).astype(space.dtype)
     raise ValueError(
-        f"no uniformly random warm-up actions in the action space {space}; it must be Discrete or a bounded Box. "
+        f"no uniformly random warm-up actions in the action space {space}; it must be Discrete or a bounded Box, "
+        "or discrete actions with parameters, Tuple(Discrete(K), Box, ..., Box). "
         "Wrap the environment, for example in gymnasium.wrappers.RescaleAction."
     )

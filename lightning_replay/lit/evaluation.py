@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.lit.acting import act_on, acting
+from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 if TYPE_CHECKING:
     from lightning_replay.lit.datamodule import ReplayDataModule
@@ -21,12 +22,15 @@ __all__ = ["EvaluationStream", "episode_returns"]
 
 def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episodes: int, seed: int) -> Iterator[float]:
     """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``."""
+    space = environment.action_space
+    actions = ParameterizedActions.of(space) if is_parameterized(space) else None
     for episode in range(episodes):
         observation, _ = environment.reset(seed=seed + episode)
         total, done = 0.0, False
         with acting(agent):
             while not done:
-                action = act_on(agent, observation[None], explore=False)[0]
+                given = act_on(agent, observation[None], explore=False)
+                action = given[0] if actions is None else actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)
                 total += float(reward)
                 done = terminated or truncated

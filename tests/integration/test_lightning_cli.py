@@ -34,6 +34,7 @@ def run_tiny(name: str, *more: str) -> None:
             f"-c={config_directory() / name}",
             "--data.init_args.env_steps=330",
             "--data.init_args.warmup_steps=300",
+            "--data.init_args.updates_per_env_step=1",
             "--trainer.accelerator=cpu",
             *more,
         ]

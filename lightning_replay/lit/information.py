@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns from what the environments say beside observation and reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["InformationColumns"]
+
+_TAKEN = {"observation", "reward", "terminated", "truncated", "done"}
+
+
+class InformationColumns:
+    """Reads some keys of the steps' infos as float32 ``[N]``; 0 where an environment's info lacks the key.
+
+    Args:
+        keys: of numbers or flags in the info of an environment's steps.
+
+    Raises:
+        ValueError: a key that is not a name, is given twice, or is the name of a column that every row has.
+    """
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        refused = [key for key in keys if not isinstance(key, str) or not key or key in _TAKEN]
+        if refused or isinstance(keys, str) or len(set(keys)) < len(keys):
+            raise ValueError(
+                f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
+                "already."
+            )
+        self.keys = tuple(keys)
+        self.missing = set(keys)
+        self._offered: set[str] = set()
+
+    def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
+        """One column per key, from a vector that resets in the step that ends an episode.
+
+        Raises:
+            ValueError: a key that holds something else than one number or flag per environment.
+        """
+        if self.missing:
+            self._offered |= {key for source in (infos, infos.get("final_info", {})) for key in source}
+        columns = {key: np.zeros(len(done), np.float32) for key in self.keys}
+        for key, column in columns.items():
+            self._take(column, key, infos, ~done)  # of an ended episode this is the reset's
+            if "final_info" in infos:
+                self._take(column, key, infos["final_info"], done)
+        return columns
+
+    def _take(self, column: np.ndarray, key: str, infos: dict[str, Any], where: np.ndarray) -> None:
+        values = infos.get(key)
+        if values is None:
+            return
+        self.missing.discard(key)
+        has_key = infos[f"_{key}"] & where
+        try:
+            column[has_key] = np.asarray(values)[has_key]
+        except (TypeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"info {key!r} holds {values!r}; info_keys takes one number or flag per environment and step. "
+                "Leave it out, or put a number into the info by a wrapper."
+            ) from error
+
+    def check(self) -> None:
+        """Called once episodes have ended: every key must have been seen.
+
+        Raises:
+            ValueError: one has not.
+        """
+        if self.missing:
+            offered = sorted(key for key in self._offered if not key.startswith(("_", "final_")))
+            raise ValueError(
+                f"info_keys has {sorted(self.missing)}, which no info had during the warm-up and its first episodes; "
+                f"seen were {offered}. Correct the name; a key that is rare must be in every info, as 0."
+            )
+
+    def state_dict(self) -> list[str]:
+        """The keys not seen yet."""
+        return sorted(self.missing)
+
+    def load_state_dict(self, missing: Iterable[str]) -> None:
+        """Restores :meth:`state_dict`."""
+        self.missing = set(missing) & set(self.keys)

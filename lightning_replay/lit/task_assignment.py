@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which environment plays which task of a curriculum, and what their episodes tell its scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from lightning_replay.progress import ReturnProgress
+
+__all__ = ["TaskAssignment", "check_tasks"]
+
+
+class TaskAssignment:
+    """Tells each environment its task ahead of the reset that begins it; environments reset when an episode ends.
+
+    Args:
+        replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
+        progress: makes progress signals from the returns of finished episodes; none are sent without it.
+    """
+
+    def __init__(self, replay: Any, progress: ReturnProgress | None) -> None:
+        self._replay = replay
+        self._progress = progress
+        self._next: list[int] = []
+        self._environments: VectorEnv | None = None
+        self.running = np.zeros(0, dtype=np.int64)
+
+    def begin(self, environments: VectorEnv) -> None:
+        """Sets the tasks of new environments before their first reset; those assigned before go on."""
+        count = environments.num_envs
+        self._environments = environments
+        self._assign(self._next if len(self._next) == count else self._replay.actor_tasks(count))
+        self.running = np.array(self._next, dtype=np.int64)
+
+    def finish(self, ended: np.ndarray, returns: Sequence[float]) -> None:
+        """Reports episodes that ended, whose environments already play the next; then actors may move."""
+        names = self._replay.tasks
+        for task, episode_return in zip(self.running[ended], returns, strict=True):
+            signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
+            if signal is not None:
+                self._replay.progress(names[task], signal)
+        self.running[ended] = np.array(self._next)[ended]
+        assert self._environments is not None
+        wanted = list(self._replay.actor_tasks(self._environments.num_envs))
+        if wanted != self._next:
+            self._assign(wanted)
+
+    def _assign(self, tasks: Sequence[int]) -> None:
+        assert self._environments is not None
+        self._next = [int(task) for task in tasks]
+        self._environments.set_attr("task", [self._replay.tasks[task] for task in self._next])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The task of each environment's next episode, and the progress so far."""
+        progress = None if self._progress is None else self._progress.state_dict()
+        return {"next": [self._replay.tasks[task] for task in self._next], "progress": progress}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict` before environments are begun."""
+        self._next = [self._replay.tasks.index(name) for name in state["next"]]
+        if self._progress is not None and state["progress"] is not None:
+            self._progress.load_state_dict(state["progress"])
+
+
+def check_tasks(environment: gymnasium.Env, tasks: Sequence[str]) -> None:
+    """Refuses an environment that cannot play these tasks.
+
+    Raises:
+        ValueError: it has no ``TASKS``, does not know one of the names, or its ``task`` cannot be set.
+    """
+    if not (environment.has_wrapper_attr("TASKS") and environment.has_wrapper_attr("task")):
+        raise ValueError(
+            f"the replay has the tasks {list(tasks)}, but {environment} has no TASKS and no task to set. Give the "
+            "environment both (lightning_replay.envs.tasks.TaskChoice), or use a replay without tasks."
+        )
+    known = list(environment.get_wrapper_attr("TASKS"))
+    unknown = [task for task in tasks if task not in known]
+    if unknown:
+        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not know; it has {known}.")
+    try:
+        environment.set_wrapper_attr("task", tasks[0])
+    except AttributeError as error:
+        raise ValueError(
+            f"the task of {environment} cannot be set ({error}); collecting for a replay with tasks sets it before "
+            "each reset. Make it an attribute, or give its property a setter."
+        ) from error
