@@ -13,10 +13,14 @@ from lightning_replay.tables import Slots
 
 
 class Stretch(NamedTuple):
-    """Rows of one episode among the rows written together: their places in the batch, in order of time."""
+    """Rows of one episode among the rows written together: their places in the batch, in order of time.
+
+    It continues what ran under its number before, unless an episode of that number has ended in the same batch.
+    """
 
     trajectory: int
     rows: np.ndarray
+    continues: bool
     ended: bool
 
 
@@ -29,17 +33,18 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
 
     Example:
         >>> for stretch in stretches(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
-        ...     print(stretch.trajectory, stretch.rows, stretch.ended)
-        7 [0 2] True
-        7 [3] False
-        8 [1] False
+        ...     print(stretch.trajectory, stretch.rows, stretch.continues, stretch.ended)
+        7 [0 2] True True
+        7 [3] False False
+        8 [1] True False
     """
     order = np.argsort(trajectory, kind="stable")
     named, ends = trajectory[order], done[order]
     last = np.append(named[1:] != named[:-1], True) | ends
     start = 0
     for stop in (np.flatnonzero(last) + 1).tolist():
-        yield Stretch(int(named[start]), order[start:stop], bool(ends[stop - 1]))
+        continues = start == 0 or bool(named[start] != named[start - 1])
+        yield Stretch(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
         start = stop
 
 
@@ -62,9 +67,9 @@ class Histories:
     def __len__(self) -> int:
         return len(self._running)
 
-    def of(self, trajectory: int) -> np.ndarray:
-        """Slots of the remembered steps, int64, oldest first."""
-        return self._running.get(trajectory, _NONE)
+    def before(self, stretch: Stretch) -> np.ndarray:
+        """Slots of the remembered steps that come before a stretch, int64, oldest first."""
+        return self._running.get(stretch.trajectory, _NONE) if stretch.continues else _NONE
 
     def check_room(self, trajectory: np.ndarray, done: np.ndarray, *, forget_stale: bool) -> None:
         """Refuses rows by which more episodes would run at once than there is room for.

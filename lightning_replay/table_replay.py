@@ -59,13 +59,17 @@ class TableReplay(Replay):
 
         * ``size``, ``capacity``, ``fill`` (their ratio), ``evicted`` (entries that left),
         * ``share_drawn`` (of all rows drawn so far), ``age_mean`` and ``age_max`` (in transitions written since),
-        * ``event_share`` (of all steps, of event tables).
+        * ``event_share`` (of all steps, of event tables);
+
+        and ``histories_forgotten``, running episodes whose history an event table had no room for.
         """
         stats = super().stats()
         tables = self.tables
         drawn = getattr(self._sampler, "rows_drawn", np.zeros(0))
         drawn = drawn if len(drawn) == len(tables) else np.zeros(len(tables))
         events = self._writer.event_shares() if hasattr(self._writer, "event_shares") else {}
+        if events:
+            stats["histories_forgotten"] = self._writer.histories_forgotten
         stats["tables"] = {}
         for number, name in enumerate(tables.names):
             size, capacity = int(tables.length[number]), int(tables.capacity[number])

@@ -137,7 +137,7 @@ class EventTableWriter(TableWriter):
         Where one table has events of several history lengths, an early short one may send less than a later long one,
         which then sends older steps after newer ones.
         """
-        before = self._histories.of(episode.trajectory)
+        before = self._histories.before(episode)
         steps = np.concatenate((before, slots[episode.rows]))
         is_sent = self._sent[number, steps]
         chosen: list[np.ndarray] = []

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.events import Event, EventTable, reward_at_least, sustained
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.table_replay import TableReplay
+from lightning_replay.writers.event_tables import EventTableWriter
+from tests.event_steps import IsTrue, event_steps
+
+CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "sset_table_contents.json").read_text())["cases"]
+
+
+def ids(replay: TableReplay, table: str) -> list[int]:
+    return replay.table(table)["observation"].flatten().tolist()
+
+
+def goal_table(**options) -> EventTable:
+    return EventTable("goal", **{"condition": reward_at_least(1.0), "history_length": 3, "capacity": 10} | options)
+
+
+@pytest.mark.parametrize("rows_per_call", [1, 3, 100])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_tables_hold_what_the_fixture_says(case, rows_per_call: int) -> None:
+    given = case["inputs"]
+    by_table: dict[str, list[Event]] = {}
+    for spec in given["event_specs"]:
+        event = Event(IsTrue(spec["event"]), spec["history_length_incl_event_step"])
+        by_table.setdefault(spec["table"], []).append(event)
+    tables = [EventTable(name, events=events, capacity=100) for name, events in by_table.items()]
+    for table in tables:
+        # Set afterwards: one case has a history longer than its table, which EventTable itself refuses.
+        table.capacity = given["table_capacities"][table.name]
+    replay = recipes.event_tables(capacity=given["default_capacity"], batch_size=1, tables=tables)
+    names = [spec["event"] for spec in given["event_specs"]]
+    first = 0
+    for episode, expected in zip(given["episodes"], case["expected"], strict=True):
+        events = {step: set(true) for step, true in episode["events_true_in_next_state"]}
+        rows = event_steps(first, episode["steps"], events, names)
+        for start in range(0, episode["steps"], rows_per_call):
+            replay.extend(rows[start : start + rows_per_call])
+        first += episode["steps"]
+        assert ids(replay, "default") == expected["default"]
+        for name, content in expected["tables"].items():
+            assert ids(replay, name) == content
+
+
+def test_interleaved_episodes_have_histories_of_their_own() -> None:
+    """Steps by episode a and b; the last of a is the event::
+
+    a   0     2     4!           goal holds 0 2 4
+    b      1     3     5
+    """
+    rows = event_steps(0, 6, {4: {"goal"}}, ["goal"], ends=False)
+    rows["trajectory"] = torch.tensor([0, 1, 0, 1, 0, 1])
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
+    for row in range(6):
+        replay.extend(rows[row : row + 1])
+    assert ids(replay, "goal") == [0, 2, 4]
+
+
+def test_the_history_survives_its_eviction_from_the_default_table() -> None:
+    replay = recipes.event_tables(capacity=2, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
+    replay.extend(event_steps(0, 6, {5: {"goal"}}, ["goal"]))
+    assert ids(replay, "default") == [4, 5]
+    assert ids(replay, "goal") == [3, 4, 5]
+    for first in range(6, 60, 6):
+        replay.extend(event_steps(first, 6, {}, ["goal"]))
+    assert ids(replay, "goal") == [3, 4, 5], "a row that a table holds is never overwritten"
+
+
+def test_open_histories_continue_after_save_and_load(tmp_path) -> None:
+    rows = event_steps(0, 6, {5: {"goal"}}, ["goal"])
+    tables = [goal_table(condition=IsTrue("goal"), history_length=5)]
+    replay = recipes.event_tables(capacity=2, batch_size=1, tables=tables, seed=0)
+    replay.extend(rows[:4])
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path)
+    for one in (replay, loaded):
+        one.extend(rows[4:])
+        assert ids(one, "goal") == [1, 2, 3, 4, 5]
+        assert ids(one, "default") == [4, 5]
+    for _ in range(5):
+        assert torch.equal(replay.sample()["index"], loaded.sample()["index"])
+
+
+def test_an_interrupted_episode_is_forgotten() -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
+    slots = replay.extend(event_steps(0, 2, {}, ["goal"], ends=False))
+    replay.truncate(slots[-1:], replay.storage.generation_of(slots[-1:]))
+    replay.extend(event_steps(2, 1, {0: {"goal"}}, ["goal"]))
+    assert ids(replay, "goal") == [2]
+    assert bool(replay.table("default")["next", "truncated"][1])
+
+
+def unchanged_by(replay: TableReplay, rows: TensorDict, error: type[Exception], message: str) -> None:
+    before = len(replay)
+    with pytest.raises(error, match=message):
+        replay.extend(rows)
+    assert len(replay) == before
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (lambda steps: steps["next", "reward"] + 1, "event table 'goal'.*float32"),
+        (lambda steps: steps["next", "done"][:1].repeat(2, 1), "event table 'goal'.*shape"),
+        (lambda steps: steps["no such column"], "event table 'goal'.*raised"),
+        (lambda steps: True, "event table 'goal'.*bool"),
+    ],
+)
+def test_a_bad_condition_is_named_and_nothing_is_stored(condition, message: str) -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=condition)])
+    unchanged_by(replay, event_steps(0, 4, {}, []), ValueError, message)
+
+
+def test_a_refused_batch_leaves_what_other_conditions_remember() -> None:
+    """The second condition refuses the second call; the stretch that the first follows goes on as if it had not come."""
+    refuses = [False]
+
+    def refuse(steps):
+        return steps["missing"] if refuses[0] else steps["next", "goal"]
+
+    tables = [
+        EventTable("held", condition=sustained(IsTrue("goal"), steps=2), history_length=1, capacity=10),
+        EventTable("other", condition=refuse, history_length=1, capacity=10),
+    ]
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=tables)
+    replay.extend(event_steps(0, 1, {0: {"goal"}}, ["goal"], ends=False))
+    refuses[0] = True
+    unchanged_by(replay, event_steps(1, 1, {0: {"goal"}}, ["goal"], ends=False), ValueError, "missing")
+    refuses[0] = False
+    replay.extend(event_steps(1, 1, {0: {"goal"}}, ["goal"], ends=False))
+    assert ids(replay, "held") == [1]
+
+
+def test_a_condition_that_is_always_true_is_warned_of_with_its_share() -> None:
+    always = goal_table(condition=lambda steps: steps["next", "reward"] >= 0)
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[always])
+    with pytest.warns(UserWarning, match="'goal' is true on 100% of all steps"):
+        replay.extend(event_steps(0, 1_000, {}, []))
+
+
+def test_more_running_episodes_than_there_is_room_for_are_refused() -> None:
+    rows = event_steps(0, 4, {}, ["goal"], ends=False)
+    rows["trajectory"] = torch.arange(4)
+    options = {"capacity": 10, "batch_size": 1, "tables": [goal_table(condition=IsTrue("goal"))]}
+    replay = recipes.event_tables(**options, max_trajectories=3)
+    replay.extend(rows[:3])
+    unchanged_by(replay, rows[3:], ValueError, "4 episodes would run at once.*max_trajectories=3")
+    forgetful = recipes.event_tables(**options, max_trajectories=3, forget_stale=True)
+    forgetful.extend(rows[:3])
+    forgetful.extend(rows[3:])
+    assert forgetful.stats()["histories_forgotten"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "sums to 1.1.*'goal': 0.6"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leaves 0"),
+        ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
+        ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
+        ({"tables": []}, "at least one EventTable"),
+        ({"tables": [goal_table()], "correction": "lemma3"}, "correction is 'lemma3'.*'mixture'"),
+        ({"tables": [goal_table()], "max_trajectories": 0}, "max_trajectories is 0"),
+        ({"tables": [goal_table()], "priority_exponent": -1.0}, "priority_exponent is -1"),
+        ({"tables": [goal_table()], "batch_size": 500}, "below batch_size 500"),
+    ],
+)
+def test_bad_options_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipes.event_tables(**{"capacity": 10, "batch_size": 1} | options)
+
+
+def test_rows_without_done_are_refused() -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table()])
+    unchanged_by(replay, event_steps(0, 4, {}, []).exclude(("next", "done")), ValueError, r"\('next', 'done'\)")
+
+
+def test_it_writes_into_packed_storage_of_enough_rows() -> None:
+    writer = EventTableWriter(10, [goal_table()])
+    with pytest.raises(TypeError, match=f"PackedStorage\\({writer.num_slots}\\)"):
+        TensorDictReplayBuffer(storage=LazyTensorStorage(500), writer=writer)
+    with pytest.raises(ValueError, match=f"has 20 rows.*needs {writer.num_slots}"):
+        Replay(storage=PackedStorage(20), writer=writer, batch_size=1)
+
+
+def test_torchrls_own_buffer_works_with_writer_and_sampler() -> None:
+    writer = EventTableWriter(10, [goal_table(condition=IsTrue("goal"))])
+    replay = TensorDictReplayBuffer(
+        storage=PackedStorage(writer.num_slots),
+        writer=writer,
+        sampler=TableShares({"default": 0.5, "goal": 0.5}, seed=0),
+        batch_size=4,
+    )
+    replay.extend(event_steps(0, 6, {5: {"goal"}}, ["goal"]))
+    batch = replay.sample()
+    assert batch["table"].tolist() == [0, 0, 1, 1]
+    assert set(batch["observation"][2:].flatten().tolist()) <= {3.0, 4.0, 5.0}
+
+
+def test_emptied_tables_start_anew() -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))], seed=0)
+    replay.extend(event_steps(0, 6, {5: {"goal"}}, ["goal"], ends=False))
+    replay.empty()
+    assert len(replay) == 0 and replay.stats()["tables"]["goal"]["size"] == 0
+    replay.extend(event_steps(6, 2, {1: {"goal"}}, ["goal"]))
+    assert ids(replay, "goal") == [6, 7]
