@@ -23,6 +23,7 @@ from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
 from lightning_replay.state_files import DamagedFileError
 from lightning_replay.storage import PackedStorage
+from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 
 FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "replay_format_1"
@@ -45,7 +46,7 @@ class Unrecorded(Transform):
 def used(replay: Replay) -> Replay:
     """Half-full, drawn from, updated, wrapped around."""
     for first in range(0, 72, 12):
-        replay.extend(numbered_steps(first, 12, done_every=10))
+        replay.extend(fitting(replay, numbered_steps(first, 12, done_every=10)))
         batch = replay.sample()
         replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
     return replay
@@ -66,12 +67,12 @@ def draws(replay: Replay, count: int = 5) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", sorted(recipes.known()))
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_a_loaded_buffer_goes_on_with_the_same_draws(name, n_steps, tmp_path) -> None:
-    replay = used(recipes.by_name(name)(capacity=50, batch_size=8, n_steps=n_steps, seed=3))
+    replay = used(built(name, capacity=50, batch_size=8, n_steps=n_steps, seed=3))
     save_replay(replay, tmp_path / "buffer")
     again = load_replay(tmp_path / "buffer")
     for batch in zip(draws(replay), draws(again), strict=True):
         assert torch.equal(*batch)
-    more = numbered_steps(100, 7)
+    more = fitting(replay, numbered_steps(100, 7))
     for one in (replay, again):
         one.extend(more)
     for batch in zip(draws(replay), draws(again), strict=True):
@@ -483,6 +484,7 @@ def test_no_pickle_in_a_save(tmp_path) -> None:
 SAVE_FOR_EVER = """
 import sys
 from lightning_replay import chunk_files, recipes, save_replay
+from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 chunk_files.CHUNK_BYTES = 1 << 20
 replay = recipes.uniform(capacity=200_000, batch_size=8)

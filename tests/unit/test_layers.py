@@ -141,7 +141,8 @@ def test_the_core_works_where_neither_lightning_nor_ray_nor_gymnasium_is_install
         "importlib.util.find_spec = lambda name, package=None: None if name in hidden else find(name, package)\n"
         "import lightning_replay.samplers, lightning_replay.transforms\n"
         "from lightning_replay import load_replay, recipes, save_replay\n"
-        "for recipe in recipes.known().values(): recipe(capacity=100, batch_size=4)\n"
+        "from tests.recipe_options import built\n"
+        "for name in recipes.known(): built(name, capacity=100, batch_size=4)\n"
         "assert not any(sys.modules[name] for name in hidden)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -16,6 +16,7 @@ from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage import PackedStorage
+from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 
 
@@ -368,12 +369,12 @@ def test_torchrls_storages_take_prioritized_and_n_step_draws(storage, n_steps) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(recipes.known()))
 def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_path) -> None:
-    replay = recipes.by_name(name)(capacity=64, batch_size=8, n_steps=2, device="cuda", seed=0)
-    replay.extend(numbered_steps(0, 48, done_every=7))
+    replay = built(name, capacity=64, batch_size=8, n_steps=2, device="cuda", seed=0)
+    replay.extend(fitting(replay, numbered_steps(0, 48, done_every=7)))
     batch = replay.sample()
     assert batch["observation"].is_cuda and batch["index"].is_cuda
     replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
     replay.save(tmp_path)
     replay.load(tmp_path)
-    replay.extend(numbered_steps(48, 30, done_every=7))
+    replay.extend(fitting(replay, numbered_steps(48, 30, done_every=7)))
     assert replay.sample()["observation"].is_cuda

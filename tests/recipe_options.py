@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recipe built alike, whatever it needs to be told besides its capacity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import recipes
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.replay import Replay
+
+TASKS = ["target", "near"]
+
+
+def required_options(name: str, capacity: int) -> dict[str, Any]:
+    """What the recipe must be given for ``capacity`` rows, or as many for each task."""
+    if name == "parallel_curriculum":
+        return {"tasks": TASKS, "capacity_per_task": capacity, "min_size": 1}
+    if name == "event_tables":
+        table = EventTable("high", condition=reward_at_least(20.0), history_length=3, capacity=10, min_size=1)
+        return {"capacity": capacity, "tables": [table]}
+    return {"capacity": capacity}
+
+
+def built(name: str, *, capacity: int, **options: Any) -> Replay:
+    return recipes.by_name(name)(**required_options(name, capacity), **options)
+
+
+def fitting(replay: Replay, steps: TensorDict) -> TensorDict:
+    """The steps, with a task each where the buffer has tasks."""
+    if hasattr(replay, "tasks"):
+        steps["task"] = torch.arange(len(steps)) % len(replay.tasks)
+    return steps
