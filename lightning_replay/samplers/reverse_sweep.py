@@ -13,8 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episode_tracker import read_trajectory
-from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.episodes import EpisodeLinks, trajectory_of
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import read_columns
@@ -186,10 +185,10 @@ class ReverseSweepSampler(UniformSampler):
         self._goals.drop(index)
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
-        (done,) = read_columns(storage, index, [self._done_key])
-        self._links.write(index, read_trajectory(storage, index), done)
+        rows = storage.get(index)
+        self._links.write(index, trajectory_of(rows), rows.get(self._done_key))
         episode = self._number(index)
-        reached = _reached(self.goal, storage.get(index))
+        reached = _reached(self.goal, rows)
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
 

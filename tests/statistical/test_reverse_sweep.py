@@ -48,7 +48,7 @@ def test_share_of_sweeps_and_uniform_rest(sweep_share: float) -> None:
 
 def test_every_goal_episode_is_swept_alike() -> None:
     replay = make_replay(1.0)
-    drawn = torch.cat([replay.sample()["number"] for _ in range(2_000)]).reshape(-1, EPISODE)
+    drawn = torch.cat([replay.sample()["number"] for _ in range(6_000)]).reshape(-1, EPISODE)
     # goals at 4 (gone), 19, 34, 49, 64
     starts, counts = drawn[:, 0].unique(return_counts=True)
     assert starts.tolist() == [19, 34, 49, 64]

@@ -53,6 +53,10 @@ def test_a_sweep_starts_at_the_last_goal_of_an_episode() -> None:
     replay.extend(make_steps([0, 0], [1, 1], first=3))
     assert replay.sample(6)["number"].tolist() == [0, 4, 3, 2, 1, 0]
     assert replay.sampler.num_goal_episodes == 1
+    at_once = make_replay(16)
+    at_once.extend(make_steps([0] * 9, [1, 1, 0, 0, 0, 0, 0, 1, 0]))
+    assert at_once.sampler.num_goal_episodes == 1
+    assert at_once.sample(9)["number"].tolist() == [7, 6, 5, 4, 3, 2, 1, 0, 7]
 
 
 def test_interleaved_environments_are_told_apart() -> None:
@@ -214,12 +218,14 @@ class StepList:
         return before if before in self.stored else None
 
 
-steps_of_a_batch = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9)
+steps_of_a_batch = st.lists(
+    st.tuples(st.sampled_from([0, 0, 0, 1]), st.booleans(), st.integers(0, 2)), min_size=1, max_size=9
+)
 
 
 @given(capacity=st.integers(3, 14), rounds=st.lists(st.tuples(steps_of_a_batch, st.integers(1, 7)), max_size=12))
 def test_every_sweep_is_one_that_the_lists_allow(
-    capacity: int, rounds: list[tuple[list[tuple[bool, bool, int]], int]]
+    capacity: int, rounds: list[tuple[list[tuple[int, bool, int]], int]]
 ) -> None:
     replay, steps = make_replay(capacity, batch_size=1), StepList(capacity)
     first, following = 0, None
