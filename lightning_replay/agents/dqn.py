@@ -18,9 +18,12 @@ from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.cagrad import ConflictAverseStep
-from lightning_replay.schedules import Schedule
+from lightning_replay.schedules import Constant, Linear, Schedule
 
 __all__ = ["DQN"]
+
+# Checkpoints hold the hyperparameters, and torch.load reads only classes it knows to be harmless.
+torch.serialization.add_safe_globals([Constant, Linear])
 
 
 class DQN(OffPolicyAgent):

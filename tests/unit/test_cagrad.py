@@ -259,7 +259,7 @@ def test_dqn_saves_its_place_in_the_schedule(tmp_path: Path) -> None:
     trainer = fit(agent, [make_batch() for _ in range(3)], tmp_path)
     assert agent._averse_step is not None and agent._averse_step.c == pytest.approx(0.2)
     trainer.save_checkpoint(tmp_path / "agent.ckpt")
-    again = DQN.load_from_checkpoint(tmp_path / "agent.ckpt", weights_only=False)
+    again = DQN.load_from_checkpoint(tmp_path / "agent.ckpt")
     assert again._averse_step is not None and again._averse_step.c == pytest.approx(0.2)
 
 
