@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def test_every_start_lies_in_its_range(task: str) -> None:
 def test_the_tasks_come_nearer_to_the_goal() -> None:
     assert HalfField.TASKS == ("target", "far", "near", "goal_mouth")
     starts = list(STARTS.values())
-    assert all(one.x_high < other.x_low for one, other in zip(starts, starts[1:], strict=False))
+    assert all(one.x_high < other.x_low for one, other in itertools.pairwise(starts))
     assert (starts[0].x_low, starts[0].x_high, starts[0].y_limit) == pytest.approx((0.0, 10.5, 27.2))
 
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grids: their maps, their shortest ways by breadth-first search, what a step does, and their errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections import deque
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import lightning_replay.envs  # noqa: F401
+from lightning_replay.envs.grids import FORWARD, LEFT, RIGHT, ObstacleCourse, RoomGrid, ThreeRooms, TwoRooms
+
+GRIDS = [ThreeRooms, TwoRooms, ObstacleCourse]
+
+
+def shortest_ways(grid: type[RoomGrid]) -> dict[tuple[int, int], int]:
+    """Steps to every cell by breadth-first search, walked with the environment itself."""
+    env = grid()
+    env.reset()
+    steps = {(env.agent_pos, env.agent_dir): 0}
+    waiting = deque(steps)
+    while waiting:
+        state = waiting.popleft()
+        for action in (LEFT, RIGHT, FORWARD):
+            env.agent_pos, env.agent_dir = state
+            terminated = env.step(action)[2]
+            following = (env.agent_pos, env.agent_dir)
+            if following not in steps:
+                steps[following] = steps[state] + 1
+                if not terminated:
+                    waiting.append(following)
+    cells = {cell for cell, _ in steps}
+    return {cell: min(count for (other, _), count in steps.items() if other == cell) for cell in cells}
+
+
+@pytest.mark.parametrize(("grid", "steps"), [(ThreeRooms, 23), (TwoRooms, 21), (ObstacleCourse, 25)])
+def test_the_shortest_way_to_the_goal(grid: type[RoomGrid], steps: int) -> None:
+    ways = shortest_ways(grid)
+    assert ways[grid.GOAL] == steps
+    assert [ways[gap] for gap in grid.GAPS] == sorted(ways[gap] for gap in grid.GAPS)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_maps_are_closed_and_nothing_passes_a_wall_but_through_its_gap(grid: type[RoomGrid]) -> None:
+    rows = grid.MAP
+    assert len({len(row) for row in rows}) == 1
+    assert set(rows[0] + rows[-1]) == {"#"} and all(row[0] == row[-1] == "#" for row in rows)
+    for x, y in grid.GAPS:
+        assert rows[y][x] == "." and all(row[x] == "#" for number, row in enumerate(rows) if number != y)
+
+
+def test_three_rooms_is_17_by_7_with_walls_at_columns_6_and_11() -> None:
+    assert (len(ThreeRooms.MAP[0]), len(ThreeRooms.MAP)) == (17, 7)
+    assert [x for x, _ in ThreeRooms.GAPS] == [6, 11]
+    assert (ThreeRooms.START, ThreeRooms.GOAL) == ((1, 1), (15, 5))
+
+
+def test_the_obstacle_course_has_lava_that_ends_the_episode_without_reward() -> None:
+    env = ObstacleCourse()
+    env.reset()
+    env.agent_pos, env.agent_dir = (5, 3), 0
+    observation, reward, terminated, truncated, _ = env.step(FORWARD)
+    assert ObstacleCourse.MAP[3][6] == "L"
+    assert (observation[:2].tolist(), reward, terminated, truncated) == ([6.0, 3.0], 0.0, True, False)
+
+
+def test_steps_by_hand() -> None:
+    env = ThreeRooms()
+    observation, info = env.reset(seed=0)
+    assert observation.tolist() == [1, 1, 1, 0, 0, 0] and observation.dtype == np.float32 and info == {}
+    assert env.step(LEFT)[0].tolist() == [1, 1, 0, 0, 0, 1]
+    assert env.step(FORWARD)[0].tolist() == [1, 1, 0, 0, 0, 1]  # the wall
+    for direction in ([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0]):
+        assert env.step(RIGHT)[0].tolist() == direction
+    assert env.step(FORWARD)[0].tolist() == [1, 2, 0, 1, 0, 0]
+    env.step(LEFT)
+    columns = [env.step(FORWARD)[0][0].round() for _ in range(5)]
+    assert columns == [2, 3, 4, 5, 6]  # the gap's column, as the event condition of the paper's experiment reads it
+
+
+def test_the_goal_pays_1_and_terminates() -> None:
+    env = ThreeRooms(max_steps=4, step_reward=-0.1)
+    env.reset()
+    outcomes = []
+    for position in ((2, 2), (15, 3), (15, 4)):
+        env.agent_pos, env.agent_dir = position, 1
+        outcomes.append(env.step(FORWARD)[1:4])
+    assert outcomes == [(-0.1, False, False), (-0.1, False, False), (pytest.approx(0.9), True, False)]
+    env = ThreeRooms()
+    env.reset()
+    env.agent_pos = (14, 5)
+    assert env.step(FORWARD)[1:4] == (1.0, True, False)
+
+
+def test_max_steps_truncates_and_a_goal_in_the_last_step_does_not() -> None:
+    env = TwoRooms(max_steps=2)
+    env.reset()
+    assert [env.step(RIGHT)[2:4] for _ in range(2)] == [(False, False), (False, True)]
+    env.reset()
+    env.step(RIGHT)
+    env.agent_pos, env.agent_dir = (10, 1), 0
+    assert env.step(FORWARD)[2:4] == (True, False)
+    assert ThreeRooms().max_steps == 500
+
+
+def test_errors_say_what_is_accepted() -> None:
+    with pytest.raises(ValueError, match="max_steps is 0; an episode needs at least 1 step"):
+        ThreeRooms(max_steps=0)
+    with pytest.raises(ValueError, match="render_mode is 'human'; accepted are None and 'rgb_array'"):
+        ThreeRooms(render_mode="human")
+    env = ThreeRooms()
+    env.reset()
+    with pytest.raises(ValueError, match=r"action is 3; accepted are 0 \(turn left\)"):
+        env.step(3)
+
+
+@pytest.mark.parametrize("identifier", ["ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0"])
+def test_gymnasium_finds_nothing_to_object_to_and_a_picture_is_drawn(identifier: str) -> None:
+    env = gymnasium.make(identifier, render_mode="rgb_array")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+    env.reset(seed=0)
+    picture = env.render()
+    assert isinstance(picture, np.ndarray) and picture.dtype == np.uint8
+    grid = env.unwrapped
+    assert isinstance(grid, RoomGrid)
+    assert picture.shape == (grid.height * grid.tile_size, grid.width * grid.tile_size, 3)
+    x, y = (round((number + 0.5) * grid.tile_size) for number in grid.GOAL)
+    assert picture[y, x].tolist() == [0, 255, 0]
+
+
+def test_without_minigrid_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['minigrid'] = None\n"
+        "import gymnasium, lightning_replay.envs\n"
+        "gymnasium.make('ThreeRooms-v0')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "need MiniGrid, which is not installed: pip install lightning-replay[grids]" in result.stderr

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maze tasks: start cells by the length of the way, the ends of an episode, options and errors."""
+
+from __future__ import annotations
+
+import ctypes.util
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import lightning_replay.envs  # noqa: F401
+from lightning_replay.envs.point_maze import MAZES, PointMazeTasks, path_lengths, start_cells
+
+STILL = np.zeros(2, np.float32)
+
+
+def cell_of(env: PointMazeTasks, position: np.ndarray) -> tuple[int, int]:
+    """(row, column) of a position; cells are squares of 1 metre and rows go down."""
+    rows, columns = len(env.maze.walls), len(env.maze.walls[0])
+    return math.floor(rows / 2 - position[1]), math.floor(position[0] + columns / 2)
+
+
+#  UMaze: the goal at G, the length of the way from each cell
+#  #####
+#  #G12#
+#  ###3#
+#  #654#
+#  #####
+def test_path_lengths_by_hand() -> None:
+    u_maze = MAZES["UMaze"]
+    assert path_lengths(u_maze.walls, (1, 1)) == {
+        (1, 1): 0, (1, 2): 1, (1, 3): 2, (2, 3): 3, (3, 3): 4, (3, 2): 5, (3, 1): 6,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("maze", "task", "cells"),
+    [
+        ("UMaze", "target", {(3, 1)}),
+        ("UMaze", "far", {(3, 3)}),
+        ("UMaze", "near", {(1, 3)}),
+        ("UMaze", "nearest", {(1, 2)}),
+        ("Medium", "target", {(1, 1), (5, 1)}),
+        ("Medium", "far", {(2, 5), (3, 2), (6, 3)}),
+        ("Medium", "near", {(4, 5)}),
+        ("Medium", "nearest", {(5, 6), (6, 5)}),
+    ],
+)
+def test_every_task_starts_in_its_cells(maze: str, task: str, cells: set[tuple[int, int]]) -> None:
+    env = PointMazeTasks(task, maze=maze)
+    assert set(start_cells(env.maze.walls, env.maze.goal, task)) == cells
+    started = set()
+    for seed in range(30):
+        observation, info = env.reset(seed=seed)
+        started.add(cell_of(env, observation[:2]))
+        assert cell_of(env, observation[4:]) == env.maze.goal
+        assert (info["task"], info["success"]) == (PointMazeTasks.TASKS.index(task), False)
+        assert info["goal_distance"] == pytest.approx(math.dist(observation[:2], observation[4:]), abs=1e-5)
+    assert started == cells
+    env.close()
+
+
+def test_a_task_holds_from_the_next_reset_on() -> None:
+    env = gymnasium.make("PointMazeTasks-UMaze-v0")
+    assert env.get_wrapper_attr("task") == "target"
+    assert env.reset(seed=0)[1]["task"] == 0
+    env.set_wrapper_attr("task", "near")
+    assert env.step(STILL)[4]["task"] == 0
+    assert env.reset()[1]["task"] == 2
+    assert env.reset(options={"task": "nearest"})[1]["task"] == 3
+    assert env.get_wrapper_attr("task") == "nearest"
+
+
+def test_cells_are_chosen_by_options_for_one_episode() -> None:
+    env = PointMazeTasks("nearest")
+    observation, _ = env.reset(seed=0, options={"goal_cell": (3, 1), "reset_cell": np.array([1, 2])})
+    assert (cell_of(env, observation[:2]), cell_of(env, observation[4:])) == ((1, 2), (3, 1))
+    observation, _ = env.reset(options={"goal_cell": (3, 1), "reset_cell": None})
+    assert (cell_of(env, observation[:2]), cell_of(env, observation[4:])) == ((3, 2), (3, 1))
+    observation, _ = env.reset()
+    assert (cell_of(env, observation[:2]), cell_of(env, observation[4:])) == ((1, 2), (1, 1))
+
+
+def test_the_goal_pays_1_and_terminates() -> None:
+    env = PointMazeTasks("nearest")
+    observation, _ = env.reset(seed=1)
+    rewards = []
+    for _ in range(env.max_steps):
+        way = observation[4:] - observation[:2]
+        observation, reward, terminated, truncated, info = env.step(way / np.linalg.norm(way))
+        rewards.append(reward)
+        if terminated or truncated:
+            break
+    assert terminated and not truncated and info["success"] and info["goal_distance"] <= 0.45
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+
+
+def test_max_steps_truncates() -> None:
+    env = PointMazeTasks("target", max_steps=3)
+    env.reset(seed=0)
+    assert [env.step(STILL)[1:4] for _ in range(3)] == [(0.0, False, False)] * 2 + [(0.0, False, True)]
+    assert (PointMazeTasks().max_steps, PointMazeTasks(maze="Medium").max_steps) == (300, 600)
+
+
+def test_errors_say_what_is_accepted() -> None:
+    with pytest.raises(
+        ValueError, match="task is 'goal_mouth'; this environment has the tasks 'target', 'far', 'near'"
+    ):
+        PointMazeTasks("goal_mouth")
+    with pytest.raises(ValueError, match="maze is 'Large'; accepted are 'UMaze', 'Medium'"):
+        PointMazeTasks(maze="Large")
+    with pytest.raises(ValueError, match="max_steps is 0"):
+        PointMazeTasks(max_steps=0)
+    with pytest.raises(ValueError, match="render_mode is 'human'"):
+        PointMazeTasks(render_mode="human")
+    env = PointMazeTasks()
+    for cell in ((2, 1), (9, 1), (-1, 1)):
+        with pytest.raises(ValueError, match=rf"reset_cell is \({cell[0]}, {cell[1]}\); it must be"):
+            env.reset(options={"reset_cell": cell})
+
+
+@pytest.mark.parametrize("identifier", ["PointMazeTasks-UMaze-v0", "PointMazeTasks-Medium-v0"])
+def test_gymnasium_finds_nothing_to_object_to(identifier: str) -> None:
+    env = gymnasium.make(identifier)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*A Box observation space m", category=UserWarning)  # unbounded
+        check_env(env.unwrapped, skip_render_check=True)
+    observation, _ = env.reset(seed=0)
+    assert observation.dtype == np.float32 and observation.shape == (6,)
+    assert env.render() is None
+
+
+def test_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    PointMazeTasks().reset(seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ctypes.util.find_library("EGL") is None, reason="MuJoCo needs EGL to draw without a screen")
+def test_a_picture_is_drawn() -> None:
+    code = (
+        "from lightning_replay.envs.point_maze import PointMazeTasks\n"
+        "env = PointMazeTasks(render_mode='rgb_array')\n"
+        "env.reset(seed=0)\n"
+        "picture = env.render()\n"
+        "assert picture.dtype.name == 'uint8' and picture.shape == (480, 480, 3) and picture.std() > 1\n"
+        "env.close()\n"
+    )
+    environment = {**os.environ, "MUJOCO_GL": "egl"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+
+
+def test_without_gymnasium_robotics_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['gymnasium_robotics'] = None\n"
+        "import gymnasium, lightning_replay.envs\n"
+        "gymnasium.make('PointMazeTasks-UMaze-v0')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "which is not installed: pip install lightning-replay[mazes]" in result.stderr
