@@ -43,10 +43,19 @@ def make_environments(
 ) -> VectorEnv:
     """A vector whose environments reset within the step that ends an episode, so that no reset is a transition."""
     # plain functions of others, so that a process of its own imports Gymnasium, not this library and torch
-    constructor = partial(gymnasium.make, env, **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
+    constructor = (
+        partial(gymnasium.make, _importable(env), **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
+    )
     constructors = [constructor] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def _importable(env: str) -> str:
+    """The id of one of the library's own environments with the module that registers it, for a new process."""
+    package = "lightning_replay.envs"
+    entry_point = getattr(gymnasium.registry.get(env), "entry_point", None)
+    return f"{package}:{env}" if str(entry_point).startswith(f"{package}.") else env
 
 
 def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:

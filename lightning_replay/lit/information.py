@@ -54,14 +54,15 @@ class InformationColumns:
         if values is None:
             return
         self.missing.discard(key)
+        if isinstance(values, dict):
+            raise _not_a_number(key, values)
         has_key = infos[f"_{key}"] & where
-        try:
-            column[has_key] = np.asarray(values)[has_key]
-        except (TypeError, ValueError, IndexError) as error:
-            raise ValueError(
-                f"info {key!r} holds {values!r}; info_keys takes one number or flag per environment and step. "
-                "Leave it out, or put a number into the info by a wrapper."
-            ) from error
+        taken = values[has_key]
+        if taken.dtype == object:  # as Gymnasium keeps what is no plain number; NumPy would make NaN of None
+            taken = np.array([_number(key, value) for value in taken])
+        if taken.ndim != 1 or taken.dtype.kind not in "biuf":
+            raise _not_a_number(key, taken[0])
+        column[has_key] = taken
 
     def check(self) -> None:
         """Called once episodes have ended: every key must have been seen.
@@ -83,3 +84,17 @@ class InformationColumns:
     def load_state_dict(self, missing: Iterable[str]) -> None:
         """Restores :meth:`state_dict`."""
         self.missing = set(missing) & set(self.keys)
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _not_a_number(key, value) from None
+
+
+def _not_a_number(key: str, value: Any) -> ValueError:
+    return ValueError(
+        f"info {key!r} holds {value!r}; info_keys takes one number or flag per environment and step. "
+        "Leave it out, or put a number into the info by a wrapper."
+    )
