@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots and tables along small timelines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_replay.tables import Slots, Tables
+
+
+def numbers(*slots: int) -> np.ndarray:
+    return np.array(slots, dtype=np.int64)
+
+
+def new(tables: Tables, table: int, count: int) -> list[int]:
+    return tables.append_new(np.full(count, table)).tolist()
+
+
+def send(tables: Tables, table: int, *slots: int) -> None:
+    tables.append(np.full(len(slots), table), numbers(*slots))
+
+
+def held(tables: Tables) -> list[list[int]]:
+    return [tables.slots_of(number).tolist() for number in range(len(tables))]
+
+
+def free(slots: Slots) -> list[int]:
+    return slots.state_dict()["free"].tolist()
+
+
+def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
+    """A ring of 4; what is freed goes behind what is free already, across the end of the ring::
+
+    free        taken      then released
+    0 1 2 3     0 1 2      1, then 0
+    3 1 0       3 1 0
+    """
+    slots = Slots(4)
+    assert slots.take(3).tolist() == [0, 1, 2]
+    slots.hold(numbers(0, 1, 2))
+    slots.release(numbers(1))
+    slots.release(numbers(0))
+    assert free(slots) == [3, 1, 0] and slots.num_free == 3
+    assert slots.take(3).tolist() == [3, 1, 0]
+    assert slots.num_free == 0 and slots.references.tolist() == [0, 0, 1, 0]
+
+
+def test_a_slot_is_free_when_nothing_refers_to_it_any_more() -> None:
+    slots = Slots(3)
+    taken = slots.take(2)
+    slots.hold(taken)
+    slots.hold(taken[:1])
+    slots.release(taken)
+    assert slots.references.tolist() == [1, 0, 0] and free(slots) == [2, 1]
+    slots.release(taken[:1])
+    slots.release(numbers())
+    assert free(slots) == [2, 1, 0]
+
+
+def test_what_was_taken_is_not_changed_by_what_becomes_free_later() -> None:
+    slots = Slots(2)
+    taken = slots.take(2)
+    slots.hold(taken)
+    slots.release(numbers(1))
+    slots.release(numbers(0))
+    assert taken.tolist() == [0, 1]
+
+
+def test_more_slots_than_are_free_are_refused_and_none_is_taken() -> None:
+    slots = Slots(3)
+    slots.take(1)
+    with pytest.raises(RuntimeError, match="3 rows are to be written and 2 of 3 slots are free.*num_slots"):
+        slots.take(3)
+    assert free(slots) == [1, 2]
+
+
+def test_the_slots_come_back_from_their_state() -> None:
+    slots = Slots(4)
+    slots.hold(slots.take(3))
+    slots.release(numbers(2))
+    loaded = Slots(4)
+    loaded.load_state_dict(slots.state_dict())
+    assert free(loaded) == free(slots) == [3, 2]
+    assert loaded.references.tolist() == [1, 1, 0, 0]
+    loaded.release(numbers(1))
+    assert loaded.take(3).tolist() == [3, 2, 1] and slots.num_free == 2
+
+
+def test_one_table_is_a_ring_that_takes_its_slots_in_turn() -> None:
+    """Capacity 3; rows a b, then c d, then e::
+
+    0  1  2
+    a  b
+    d  b  c       d takes the slot of a, the oldest
+    d  e  c
+    """
+    tables = Tables({"all": 3})
+    assert new(tables, 0, 2) == [0, 1]
+    assert new(tables, 0, 1) == [2]
+    assert new(tables, 0, 1) == [0]
+    assert held(tables) == [[1, 2, 0]]
+    assert new(tables, 0, 1) == [1]
+    assert held(tables) == [[2, 0, 1]]
+    assert tables.position.tolist() == [[0, 1, 2]] and tables.appended.tolist() == [5]
+    assert tables.age_of(numbers(2, 0, 1)).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("rows_per_call", [1, 2, 3])
+def test_a_table_holds_the_same_however_its_rows_come(rows_per_call: int) -> None:
+    tables = Tables({"all": 3, "other": 1})
+    written = [slot for _ in range(6 // rows_per_call) for slot in new(tables, 0, rows_per_call)]
+    assert held(tables) == [written[-3:], []]
+    assert tables.num_held == 3 and tables.length.tolist() == [3, 0] and tables.rows_written == 6
+
+
+def test_a_slot_lives_while_one_table_refers_to_it() -> None:
+    """Default of 2, goal of 2; a goes to goal before it leaves the default table::
+
+    written     default     goal     free
+    a b         a b         a        2 3
+    c           b c         a        3
+    d           c d         a        1          b is free, a is not
+    (c)         c d         a c      1
+    (d)         c d         c d      1 0        a leaves goal, its last table
+    """
+    tables = Tables({"default": 2, "goal": 2})
+    assert new(tables, 0, 2) == [0, 1]
+    send(tables, 1, 0)
+    assert tables.pool.references.tolist() == [2, 1, 0, 0]
+    assert new(tables, 0, 1) == [2] and held(tables) == [[1, 2], [0]] and free(tables.pool) == [3]
+    assert new(tables, 0, 1) == [3] and held(tables) == [[2, 3], [0]] and free(tables.pool) == [1]
+    send(tables, 1, 2)
+    assert held(tables) == [[2, 3], [0, 2]] and tables.num_held == 3
+    send(tables, 1, 3)
+    assert held(tables) == [[2, 3], [2, 3]] and free(tables.pool) == [1, 0]
+    assert tables.pool.references.tolist() == [0, 0, 2, 2]
+    assert tables.holds(1, numbers(0, 2)).tolist() == [False, True]
+
+
+def test_of_more_slots_than_a_table_holds_the_last_stay() -> None:
+    tables = Tables({"default": 5, "goal": 2})
+    slots = new(tables, 0, 5)
+    send(tables, 1, *slots[:1])
+    send(tables, 1, *slots[1:])
+    assert held(tables)[1] == slots[-2:]
+    assert tables.appended.tolist() == [5, 5], "those that were passed over count as come and gone"
+    assert tables.pool.references.tolist()[:5] == [1, 1, 1, 2, 2]
+    send(tables, 1, slots[0])
+    assert held(tables)[1] == [slots[4], slots[0]]
+
+
+def test_one_call_appends_to_several_tables() -> None:
+    """Rows of tables 0 1 1 0 1; table 1 holds two, then one slot goes to both event tables at once."""
+    tables = Tables({"default": 2, "near": 3, "far": 1})
+    assert tables.append_new(numbers(0, 1, 1, 0, 1)).tolist() == [0, 1, 2, 3, 4]
+    assert held(tables) == [[0, 3], [1, 2, 4], []]
+    tables.append(numbers(1, 2, 2), numbers(0, 0, 3))
+    assert held(tables) == [[0, 3], [2, 4, 0], [3]]
+    assert tables.pool.references.tolist() == [2, 0, 1, 2, 1, 0] and free(tables.pool) == [5, 1]
+
+
+def test_a_slot_that_leaves_several_tables_at_once_is_free_once() -> None:
+    """Slot 0 is in both event tables only, and slot 1 pushes it out of both::
+
+    default     near     far     free
+    1           0        0
+    1           1        1       2, then 0
+    """
+    tables = Tables({"default": 1, "near": 1, "far": 1})
+    new(tables, 0, 1)
+    tables.append(numbers(1, 2), numbers(0, 0))
+    new(tables, 0, 1)
+    tables.append(numbers(1, 2), numbers(1, 1))
+    assert held(tables) == [[1], [1], [1]]
+    assert tables.pool.references.tolist() == [0, 3, 0] and free(tables.pool) == [2, 0]
+
+
+def test_what_is_pushed_out_by_its_own_batch_keeps_its_slot() -> None:
+    """A slot in its last table is appended to another in the call in which it leaves the first."""
+    tables = Tables({"default": 1, "near": 1, "far": 1})
+    new(tables, 0, 1)
+    send(tables, 1, 0)
+    new(tables, 0, 1)
+    tables.append(numbers(2, 1), numbers(0, 1))
+    assert held(tables) == [[1], [1], [0]] and tables.pool.references.tolist() == [1, 2, 0]
+
+
+def test_cleared_tables_are_as_new() -> None:
+    tables = Tables({"default": 2, "goal": 1}, extra_slots=1)
+    send(tables, 1, *new(tables, 0, 1))
+    tables.clear()
+    assert held(tables) == [[], []] and tables.num_held == 0 and tables.rows_written == 0
+    assert not tables.holds(1, numbers(0, 1, 2, 3)).any()
+    assert new(tables, 0, 2) == [0, 1]
+
+
+def test_the_tables_come_back_from_their_state_and_go_on_alike() -> None:
+    tables = Tables({"default": 3, "goal": 2}, extra_slots=1)
+    for _ in range(4):
+        send(tables, 1, *new(tables, 0, 2)[:1])
+    loaded = Tables({"default": 3, "goal": 2}, extra_slots=1)
+    new(loaded, 0, 1)
+    loaded.load_state_dict(tables.state_dict())
+    for one in (tables, loaded):
+        send(one, 1, *new(one, 0, 1))
+    assert held(loaded) == held(tables) and free(loaded.pool) == free(tables.pool)
+    assert loaded.position.tolist() == tables.position.tolist()
+    assert loaded.age_of(loaded.slots_of(0)).tolist() == [2, 1, 0]
+
+
+def test_the_state_of_other_tables_is_refused() -> None:
+    state = Tables({"default": 3, "goal": 2}).state_dict()
+    with pytest.raises(ValueError, match="saved tables hold 5 entries over 5 slots, these 4 over 4.*capacities"):
+        Tables({"default": 3, "goal": 1}).load_state_dict(state)
+    with pytest.raises(ValueError, match="5 entries over 5 slots, these 5 over 6"):
+        Tables({"default": 3, "goal": 2}, extra_slots=1).load_state_dict(state)
+
+
+def test_a_table_is_asked_for_by_its_name() -> None:
+    tables = Tables({"default": 3, "goal": 2})
+    assert tables.number("goal") == 1
+    with pytest.raises(KeyError, match="no table 'gaol'.*'default', 'goal'"):
+        tables.number("gaol")
+
+
+def test_the_bytes_are_eight_an_entry_twelve_a_slot_and_four_a_slot_and_table() -> None:
+    """300 entries, 310 slots: a free list and a time of writing of 8 bytes, references and 2 positions of 4."""
+    tables = Tables({"default": 200, "goal": 100}, extra_slots=10)
+    assert tables.nbytes == 300 * 8 + 310 * (8 + 8 + 4 + 2 * 4)
