@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that correct for drawing events more often than they happen; Kompella et al. 2022, section 4, Lemma 2.
 
-Each takes the tables, the shares of the next batch (float64 ``[L]``, the default table first) and the slots drawn
+Each takes the tables, the shares of the batch as drawn (float64 ``[L]``, the default table first) and the slots drawn
 (int64 ``[B]``), and gives float64 ``[B]``:
 
 * :func:`mixture`: exact for any state space, and for tables left out of the batch;

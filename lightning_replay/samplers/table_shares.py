@@ -77,7 +77,7 @@ class TableShares(WithinTables):
         """Share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
 
         Raises:
-            RuntimeError: none holds enough.
+            RuntimeError: none of those that have a share holds enough.
         """
         unknown = [name for name in (*self.table_shares, *self.min_sizes) if name not in tables.names]
         if unknown or len(self.table_shares) != len(tables):
@@ -86,15 +86,14 @@ class TableShares(WithinTables):
                 f"{tables.names}. Give a share to each"
             )
         least = np.array([max(1, self.min_sizes.get(name, 1)) for name in tables.names])
-        ready = tables.length >= least
-        if not ready.any():
+        shares = np.array([self.table_shares[name] for name in tables.names]) * (tables.length >= least)
+        if not shares.any():
             held = dict(zip(tables.names, tables.length.tolist(), strict=True))
             raise RuntimeError(
-                f"no table holds enough rows to draw from: there are {held}, needed are "
-                f"{dict(zip(tables.names, least.tolist(), strict=True))}. Collect more steps before the first draw, or "
-                "lower min_size"
+                f"no table with a share holds enough rows to draw from: there are {held}, needed are "
+                f"{dict(zip(tables.names, least.tolist(), strict=True))}, the shares {self.table_shares}. Collect more "
+                "steps before the first draw, or lower min_size"
             )
-        shares = np.array([self.table_shares[name] for name in tables.names]) * ready
         return shares / shares.sum()
 
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
@@ -114,7 +113,10 @@ class TableShares(WithinTables):
         info = {"table": torch.from_numpy(table)}
         weight = None if ratio is None or self.beta == 0 else self.importance(tables, ratio)
         if self.correction is not None:
-            correction = self.correction(tables, self.ready_shares(tables), slots)
+            # With a fixed number of rows from each table, rounding makes the shares drawn other than those asked for.
+            dealt = np.bincount(table, minlength=len(tables)) / len(table)
+            shares = self.ready_shares(tables) if self.multinomial and not self.at_least_one else dealt
+            correction = self.correction(tables, shares, slots)
             weight = correction if weight is None else weight * correction
         if weight is not None:
             largest = weight.max() if self.normalize_over_batch else 1.0

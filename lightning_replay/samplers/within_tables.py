@@ -147,8 +147,8 @@ class WithinTables(Seeded, TorchRLNames):
         return (ratio / self._smallest_ratio(tables)) ** -self.beta
 
     def _smallest_ratio(self, tables: Tables) -> float:
-        filled = [number for number in range(len(tables)) if tables.appended[number]]
-        return min(float(self._trees[number].min()) * self._scale(tables, number) for number in filled)
+        drawable = [number for number, tree in enumerate(self._trees) if tree.has_mass()]
+        return min(float(self._trees[number].min()) * self._scale(tables, number) for number in drawable)
 
     def _scale(self, tables: Tables, number: int) -> float:
         """What turns a value of a table's tree into a ratio."""
