@@ -17,7 +17,7 @@ try:
     from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"the maze environments need {error.name}, which is not installed: pip install lightning-replay[mazes]"
+        "the maze environments need gymnasium-robotics, which is not installed: pip install lightning-replay[mazes]"
     ) from error
 
 from lightning_replay.envs.tasks import TaskChoice

@@ -345,11 +345,11 @@ def test_the_keeper_walks_to_the_line_between_ball_and_goal() -> None:
     assert (keeper.body.x, keeper.body.y) == pytest.approx((51.5, 3.505))
     ball.place(22.5, -40.0 * 0.5)
     keeper.act(ball)
-    assert math.hypot(keeper.body.x - 51.5, keeper.body.y - 3.505) == pytest.approx(0.6)
+    assert math.hypot(keeper.body.x - 51.5, keeper.body.y - 3.505) == pytest.approx(0.24)
     for _ in range(30):
         keeper.act(ball)
     distance = math.hypot(30.0, 20.0)
-    assert (keeper.body.x, keeper.body.y) == pytest.approx((52.5 - 5.0 * 30.0 / distance, -5.0 * 20.0 / distance))
+    assert (keeper.body.x, keeper.body.y) == pytest.approx((52.5 - 3.0 * 30.0 / distance, -3.0 * 20.0 / distance))
     ball.place(49.5, 0.0)
     for _ in range(30):
         keeper.act(ball)
@@ -387,6 +387,38 @@ def test_a_shot_into_the_corner_beats_the_keeper() -> None:
     angle = math.degrees(math.atan2(2.5, 6.5))
     outcomes = [env.step(kick(100.0, angle)), env.step(turn(0.0)), env.step(turn(0.0))]
     assert [outcome[1] for outcome in outcomes] == [0.0, 0.0, 5.0]
+
+
+def test_shots_at_the_keeper_are_caught_and_a_dribble_with_a_shot_past_it_scores() -> None:
+    assert _goals(shoot_within=60.0, aim=0.0) == 0
+    assert _goals(shoot_within=12.0, aim=6.3) >= 20
+
+
+def _goals(shoot_within: float, aim: float) -> int:
+    """Goals of 25 episodes: run to the ball, push it towards the goal, then shoot to the side the keeper is not on."""
+    env, goals = HalfField("target", keeper=True), 0
+    for seed in range(25):
+        _, info = env.reset(seed=seed)
+        reward, done = 0.0, False
+        while not done:
+            player, ball = env.player, env.ball
+            assert env.keeper is not None
+            if info["ball_distance"] > soccer.KICKABLE_DISTANCE:
+                x, y = ball.x + 2 * ball.velocity_x - player.x, ball.y + 2 * ball.velocity_y - player.y
+                action = dash(100.0, _degrees(math.atan2(y, x) - env.heading))
+            else:
+                near = info["goal_distance"] < shoot_within
+                keeper_side = (52.5 - ball.x) * (env.keeper.body.y - ball.y) + ball.y * (env.keeper.body.x - ball.x)
+                to = math.copysign(aim, -keeper_side) if near else 0.0
+                action = kick(100.0 if near else 5.0, _degrees(math.atan2(to - ball.y, 52.5 - ball.x) - env.heading))
+            _, reward, terminated, truncated, info = env.step(action)
+            done = terminated or truncated
+        goals += reward == 5.0
+    return goals
+
+
+def _degrees(angle: float) -> float:
+    return math.degrees(math.remainder(angle, math.tau))
 
 
 def test_a_picture_is_drawn() -> None:
