@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +40,9 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
         7 [3] False False
         8 [1] True False
     """
+    if len(trajectory) == 1:
+        yield Stretch(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
+        return
     order = np.argsort(trajectory, kind="stable")
     named, ends = trajectory[order], done[order]
     last = np.append(named[1:] != named[:-1], True) | ends
@@ -46,6 +51,48 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
         continues = start == 0 or bool(named[start] != named[start - 1])
         yield Stretch(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
         start = stop
+
+
+def led_to_events(
+    happened: np.ndarray, history_length: np.ndarray, num_before: int, is_sent: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of one episode that its events send to a table, in the order in which they are sent.
+
+    Where events have different history lengths, an early short one sends less than a later long one, which then sends
+    older steps after newer ones.
+
+    Args:
+        happened: bool ``[E, N]``, which events the new steps are.
+        history_length: int64 ``[E]``, the event's own step included.
+        num_before: remembered steps before the new ones.
+        is_sent: bool ``[num_before + N]``, steps that the table was given already.
+
+    Returns:
+        Places among all ``num_before + N`` steps, and the place among the new ones of the event that sends each.
+
+    Example:
+        >>> happened = np.array([[False, True, False, True, False]])
+        >>> led_to_events(happened, np.array([3]), 2, np.array([True, True, False, False, False, False, False]))
+        (array([2, 3, 4, 5]), array([1, 1, 3, 3]))
+    """
+    events = np.flatnonzero(happened.any(0))
+    if (history_length == history_length[0]).all():
+        last = events + num_before
+        steps = np.flatnonzero(~is_sent[: last[-1] + 1])
+        following = np.searchsorted(last, steps)  # the next event at or after each step
+        near = last[following] - steps < history_length[0]
+        return steps[near], events[following[near]]
+    is_sent = is_sent.copy()
+    sent, sender = [], []
+    for event in events.tolist():
+        longest = int(history_length[happened[:, event]].max())
+        last_step = event + num_before
+        window = np.arange(max(0, last_step - longest + 1), last_step + 1)
+        new = window[~is_sent[window]]
+        is_sent[new] = True
+        sent.append(new)
+        sender.append(np.full(len(new), event))
+    return np.concatenate(sent), np.concatenate(sender)
 
 
 class Histories:
@@ -61,7 +108,7 @@ class Histories:
         self._slots = slots
         self._length = length
         self._max_trajectories = max_trajectories
-        self._running: dict[int, np.ndarray] = {}  # the one continued last is last
+        self._running: dict[int, deque[int]] = {}  # the one continued last is last
         self.forgotten = 0
 
     def __len__(self) -> int:
@@ -69,7 +116,8 @@ class Histories:
 
     def before(self, stretch: Stretch) -> np.ndarray:
         """Slots of the remembered steps that come before a stretch, int64, oldest first."""
-        return self._running.get(stretch.trajectory, _NONE) if stretch.continues else _NONE
+        held = self._running.get(stretch.trajectory, ()) if stretch.continues else ()
+        return np.array(held, dtype=np.int64)
 
     def check_room(self, trajectory: np.ndarray, done: np.ndarray, *, forget_stale: bool) -> None:
         """Refuses rows by which more episodes would run at once than there is room for.
@@ -82,7 +130,7 @@ class Histories:
         Raises:
             ValueError: with both numbers; nothing has changed.
         """
-        if not self._length or len(self._running) + len(trajectory) <= self._max_trajectories:
+        if not self._length or len(self._running) + len(set(trajectory.tolist())) <= self._max_trajectories:
             return
         opened = {}
         for name, ended in zip(trajectory.tolist(), done.tolist(), strict=True):
@@ -107,31 +155,32 @@ class Histories:
             return
         if not self._length:
             return
-        before = self._running.pop(stretch.trajectory, _NONE)
+        held = self._running.pop(stretch.trajectory, None) or deque()
         kept = slots[-self._length :]
-        dropped = max(0, len(before) + len(kept) - self._length)
-        self._slots.hold(kept)
-        self._slots.release(before[:dropped])
-        self._running[stretch.trajectory] = np.concatenate((before[dropped:], kept))
+        self._slots.references[kept] += 1
+        held.extend(kept.tolist())
+        while len(held) > self._length:
+            self._slots.release_one(held.popleft())
+        self._running[stretch.trajectory] = held
 
     def forget(self, trajectory: int) -> None:
         """Releases the steps of an episode."""
-        self._slots.release(self._running.pop(trajectory, _NONE))
+        held = self._running.pop(trajectory, None)
+        if held:
+            self._slots.release(np.array(held))
 
     def state_dict(self) -> dict[str, Any]:
         """Trajectories and slots, as tensors and plain values."""
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64),
             "length": torch.tensor([len(held) for held in self._running.values()], dtype=torch.int64),
-            "slots": torch.from_numpy(np.concatenate([_NONE, *self._running.values()])),
+            "slots": torch.tensor([slot for held in self._running.values() for slot in held], dtype=torch.int64),
             "forgotten": self.forgotten,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave; the references are those of the slots' own state."""
-        parts = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy())[:-1])
-        self._running = dict(zip(state_dict["trajectory"].tolist(), parts, strict=False))
+        slots = iter(state_dict["slots"].tolist())
+        lengths = zip(state_dict["trajectory"].tolist(), state_dict["length"].tolist(), strict=True)
+        self._running = {name: deque(islice(slots, length)) for name, length in lengths}
         self.forgotten = int(state_dict["forgotten"])
-
-
-_NONE = np.zeros(0, dtype=np.int64)

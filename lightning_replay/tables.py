@@ -47,28 +47,40 @@ class Slots:
                 "with the writer's num_slots"
             )
         end = self._next + count
-        taken = self._free.take(np.arange(self._next, end), mode="wrap")
+        taken = self._free[self._next : end] if end <= self.count else self._wrapped(self._next, count)
         self._next = end % self.count
         self.num_free -= count
-        return taken
+        return taken.copy()
 
     def hold(self, slots: np.ndarray) -> None:
-        """One more reference to each of these slots, which are all different."""
-        self.references[slots] += 1
+        """One more reference to each of these slots; several to one that is named several times."""
+        np.add.at(self.references, slots, 1)
 
     def release(self, slots: np.ndarray) -> None:
         """One reference less to each of these slots, all different; those without any are free."""
-        if not len(slots):
-            return
-        self.references[slots] -= 1
-        freed = slots[self.references[slots] == 0]
-        places = np.arange(self._next + self.num_free, self._next + self.num_free + len(freed))
-        self._free.put(places, freed, mode="wrap")
+        left = self.references[slots] - 1
+        self.references[slots] = left
+        freed = slots[left == 0]
+        start = (self._next + self.num_free) % self.count
+        if start + len(freed) <= self.count:
+            self._free[start : start + len(freed)] = freed
+        else:
+            self._free.put(np.arange(start, start + len(freed)), freed, mode="wrap")
         self.num_free += len(freed)
+
+    def release_one(self, slot: int) -> None:
+        """One reference less to a slot."""
+        self.references[slot] -= 1
+        if not self.references[slot]:
+            self._free[(self._next + self.num_free) % self.count] = slot
+            self.num_free += 1
+
+    def _wrapped(self, start: int, count: int) -> np.ndarray:
+        return self._free.take(np.arange(start, start + count), mode="wrap")
 
     def state_dict(self) -> dict[str, Any]:
         """The free slots in order, and the references."""
-        order = self._free.take(np.arange(self._next, self._next + self.num_free), mode="wrap")
+        order = self._wrapped(self._next, self.num_free)
         return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -97,8 +109,8 @@ class Tables:
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
-        >>> slots = tables.append_new(0, 2); tables.append(1, slots[:1])
-        >>> slots = tables.append_new(0, 1)
+        >>> slots = tables.append_new(np.array([0, 0])); tables.append(np.array([1]), slots[:1])
+        >>> slots = tables.append_new(np.array([0]))
         >>> tables.slots_of(0), tables.slots_of(1)
         (array([1, 2]), array([0]))
     """
@@ -157,35 +169,40 @@ class Tables:
         """Whether each slot is in the table, bool of the shape of ``slots``."""
         return self.position[table][slots] >= 0
 
-    def append_new(self, table: int, count: int) -> np.ndarray:
-        """Takes slots for ``count`` new rows and appends them to a table, whose oldest entries leave first.
+    def append_new(self, table: np.ndarray) -> np.ndarray:
+        """Takes a slot for each new row and appends it to its table, whose oldest entries leave first.
 
         Args:
-            table: number of the table.
-            count: at most its capacity.
+            table: int64 ``[N]``, in the order of the rows; no table more often than its capacity.
 
         Returns:
-            Slots, int64 ``[count]``.
+            Slots, int64 ``[N]``.
         """
-        places = self._make_room(table, int(self.appended[table]), count)
-        slots = self.pool.take(count)
-        self.pool.hold(slots)
+        if len(table) == 1:
+            return np.array([self._append_one(int(table[0]))])
+        places = self._make_room(table)
+        slots = self.pool.take(len(table))
+        self.pool.references[slots] = 1
         self._place(table, places, slots)
-        self._written_at[slots] = np.arange(self.rows_written, self.rows_written + count)
-        self.rows_written += count
+        self._written_at[slots] = np.arange(self.rows_written, self.rows_written + len(slots))
+        self.rows_written += len(slots)
         return slots
 
-    def append(self, table: int, slots: np.ndarray) -> None:
-        """Appends slots that are alive and not in the table, in order; its oldest entries leave.
+    def append(self, table: np.ndarray, slots: np.ndarray) -> None:
+        """Appends slots that are alive and not in the table, in order; the table's oldest entries leave.
 
-        Of more slots than its capacity the last ones stay.
+        Of more entries at once than the capacity of a table the last ones stay.
+
+        Args:
+            table: int64 ``[N]``, of each slot.
+            slots: int64 ``[N]``.
         """
-        skipped = max(0, len(slots) - int(self.capacity[table]))
-        kept = slots[skipped:]
-        self.pool.hold(kept)
-        places = self._make_room(table, int(self.appended[table]) + skipped, len(kept))
-        self.appended[table] += skipped
-        self._place(table, places, kept)
+        skipped = np.maximum(np.bincount(table, minlength=len(self)) - self.capacity, 0)
+        if skipped.any():
+            stays = _rank(table) >= skipped[table]
+            table, slots = table[stays], slots[stays]
+        self.pool.hold(slots)  # before anything leaves: a slot may be in its last table
+        self._place(table, self._make_room(table, skipped), slots)
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
         """How many rows were written after those in the slots."""
@@ -198,21 +215,52 @@ class Tables:
         self.appended.fill(0)
         self.rows_written = 0
 
-    def _make_room(self, table: int, first: int, count: int) -> np.ndarray:
-        """Places in the ring for the entries numbered from ``first`` on; what lay there leaves the table."""
-        capacity, offset = int(self.capacity[table]), int(self.offset[table])
-        places = np.arange(first, first + count) % capacity
-        taken = places[places < min(int(self.appended[table]), capacity)]
-        if len(taken):
-            leaving = self.entries[offset + taken]
+    def _append_one(self, table: int) -> int:
+        """The path of one environment step: :meth:`append_new` in plain numbers, several times faster."""
+        capacity, offset, number = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
+        place = number % capacity
+        if number >= capacity:
+            leaving = int(self.entries[offset + place])
             self.position[table, leaving] = -1
-            self.pool.release(leaving)
+            self.pool.release_one(leaving)
+        slot = int(self.pool.take(1)[0])
+        self.pool.references[slot] = 1
+        self.entries[offset + place] = slot
+        self.position[table, slot] = place
+        self.appended[table] = number + 1
+        self._written_at[slot] = self.rows_written
+        self.rows_written += 1
+        return slot
+
+    def _make_room(self, table: np.ndarray, skipped: np.ndarray | int = 0) -> np.ndarray:
+        """Places in the rings for one more entry of each of ``table``; what lies there leaves.
+
+        Args:
+            table: int64 ``[N]``.
+            skipped: entries of each table that come before and are not kept, int64 ``[L]``.
+        """
+        before = self.appended
+        self.appended = before + skipped + np.bincount(table, minlength=len(self))
+        places = ((before + skipped)[table] + _rank(table)) % self.capacity[table]
+        taken = places < np.minimum(before, self.capacity)[table]
+        if taken.any():
+            tables, leaving = table[taken], self.entries[self.offset[table[taken]] + places[taken]]
+            self.position[tables, leaving] = -1
+            if (tables == tables[0]).all():
+                self.pool.release(leaving)  # all different, and free in order of age
+            else:
+                self._release_from_several(leaving)
         return places
 
-    def _place(self, table: int, places: np.ndarray, slots: np.ndarray) -> None:
+    def _release_from_several(self, slots: np.ndarray) -> None:
+        """One reference less for each time a slot is named."""
+        once, times = np.unique(slots, return_counts=True)
+        self.pool.references[once] -= (times - 1).astype(np.int32)
+        self.pool.release(once)
+
+    def _place(self, table: np.ndarray, places: np.ndarray, slots: np.ndarray) -> None:
         self.entries[self.offset[table] + places] = slots
         self.position[table, slots] = places
-        self.appended[table] += len(slots)
 
     def state_dict(self) -> dict[str, Any]:
         """Lists, references and counters, as tensors and plain values."""
@@ -243,3 +291,21 @@ class Tables:
         self.position.fill(-1)
         for table, (offset, length) in enumerate(zip(self.offset, self.length, strict=True)):
             self.position[table, self.entries[offset : offset + length]] = np.arange(length)
+
+
+def _rank(table: np.ndarray) -> np.ndarray:
+    """How many earlier entries have the same table, int64 ``[N]``.
+
+    Example:
+        >>> _rank(np.array([2, 0, 2, 2, 0]))
+        array([0, 0, 1, 2, 1])
+    """
+    steps = np.arange(len(table))
+    if (table == table[:1]).all():
+        return steps
+    order = np.argsort(table, kind="stable")
+    in_order = table[order]
+    starts = np.append(True, in_order[1:] != in_order[:-1])
+    rank = np.empty_like(steps)
+    rank[order] = steps - np.maximum.accumulate(np.where(starts, steps, 0))
+    return rank

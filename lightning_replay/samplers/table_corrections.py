@@ -72,7 +72,7 @@ def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[flo
 
 
 def _in_events(tables: Tables, slots: np.ndarray) -> np.ndarray:
-    return (tables.position[1:, slots] >= 0).any(0)
+    return np.any(tables.position[1:, slots] >= 0, axis=0)
 
 
 def _for_others(share: float) -> float:

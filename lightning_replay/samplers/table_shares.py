@@ -137,11 +137,11 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
         array([4, 2, 1])
     """
     exact = shares * count
-    # A share of a third times three is a one, not a little less.
+    # A share of a third times three is a one, not a little less; so too where remainders are compared.
     rows = np.floor(exact + _ROUNDING).astype(np.int64)
     left = count - int(rows.sum())
     if left:
-        rows[np.argsort(rows - exact, kind="stable")[:left]] += 1
+        rows[np.argsort(np.round((rows - exact) / _ROUNDING), kind="stable")[:left]] += 1
     return rows
 
 

@@ -153,7 +153,7 @@ class Exp3S(Exp3):
         array([-3.9,  0. ])
     """
 
-    def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.01) -> None:
+    def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.001) -> None:
         super().__init__(exploration)
         if not 0.0 < weight_sharing <= 1.0:
             raise ValueError(f"weight_sharing is {weight_sharing}; it must lie in (0, 1]. For none, use Exp3")

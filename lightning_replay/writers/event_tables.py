@@ -13,8 +13,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.episodes import trajectory_of
-from lightning_replay.events import ConditionError, EventTable, holds
-from lightning_replay.histories import Histories, Stretch, stretches
+from lightning_replay.events import ConditionError, EventTable, holds, load_state_of, state_of
+from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
 from lightning_replay.recorded import recorded
 from lightning_replay.state_action_counts import StateActionCounts
 from lightning_replay.tables import Tables
@@ -70,9 +70,13 @@ class EventTableWriter(TableWriter):
     def _start(self) -> None:
         # Conditions remember episodes, and each buffer has its own.
         self._event_tables = [table.fresh() for table in self._given_tables]
+        self._events = [event for table in self._event_tables for event in table.events]
+        self._table_of_event = np.repeat(
+            np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]
+        )
+        self._fired = np.zeros(len(self._events), dtype=np.int64)
         self._histories = Histories(self.tables.pool, self._longest - 1, self._max_trajectories)
         self._sent = np.zeros((len(self._event_tables), self.num_slots), dtype=np.bool_)
-        self._fired = [np.zeros(len(table.events), dtype=np.int64) for table in self._event_tables]
         self._rows_tested = 0
         self._has_warned = False
         if self._counts_state_actions:
@@ -89,101 +93,94 @@ class EventTableWriter(TableWriter):
                 does not answer one bool per row, or too many running episodes. Nothing is stored then.
         """
         trajectory, done = _episodes_of(data)
-        remembered = [table.state_dict() for table in self._event_tables]
-        try:
-            values = self._storage.checked_values(data)
-            fired = [_answers(table, data) for table in self._event_tables]
-            self._histories.check_room(trajectory, done, forget_stale=self.forget_stale)
-        except BaseException:
-            self._remind_conditions(remembered)
-            raise
-        self._count(fired, len(done))
+        values = self._storage.checked_values(data)
+        fired = self._test(data, trajectory, done)
+        self._count(fired)
         written = []
         most = int(self.tables.capacity[0])
         for start in range(0, len(done), most):
             rows = slice(start, start + most)
-            slots = self.write_new(0, [value[rows] for value in values])
+            slots = self.write_new(np.zeros_like(trajectory[rows]), [value[rows] for value in values])
             self._sent[:, slots] = False
             if self.tables.state_action_counts is not None:
                 self.tables.state_action_counts.store(slots, data[rows])
-            part = [[answers[rows] for answers in table] for table in fired]
-            self._send(part, trajectory[rows], done[rows], slots)
+            episodes = list(stretches(trajectory[rows], done[rows]))
+            self._send(fired[:, rows], episodes, slots)
+            for episode in episodes:
+                self._histories.follow(episode, slots[episode.rows])
             self._write_count += len(slots)
             written.append(self.announce(slots))
-        return torch.cat(written)[-most:]
+        return written[0] if len(written) == 1 else torch.cat(written)[-most:]
 
-    def _send(self, fired: list[list[np.ndarray]], trajectory: np.ndarray, done: np.ndarray, slots: np.ndarray) -> None:
+    def _test(self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """What the conditions say of the rows, bool ``[E, N]``; where one refuses, all forget the rows."""
+        remembered = [state_of(event.condition) for event in self._events]
+        try:
+            answers = [self._ask(event, data) for event in range(len(self._events))]
+            self._histories.check_room(trajectory, done, forget_stale=self.forget_stale)
+        except BaseException:
+            self._remind(remembered)
+            raise
+        return torch.stack(answers).cpu().numpy()
+
+    def _ask(self, event: int, data: TensorDictBase) -> Tensor:
+        try:
+            return holds(self._events[event].condition, data)
+        except ConditionError as error:
+            name = self._event_tables[self._table_of_event[event]].name
+            raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+
+    def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
         """Appends what led to events in rows just written to their tables, in the order in which it was sent."""
-        episodes = list(stretches(trajectory, done))
-        for number, (table, answers) in enumerate(zip(self._event_tables, fired, strict=True)):
-            if not any(answer.any() for answer in answers):
-                continue
-            parts = [self._led_to_events(number, table, answers, episode, slots) for episode in episodes]
-            sent, sender = (np.concatenate(column) for column in zip(*parts, strict=True))
-            # Within an episode they are in order already; episodes that run side by side are merged by their events.
-            sent = sent[np.argsort(sender, kind="stable")]
-            self._sent[number, sent] = True
-            if self.tables.state_action_counts is not None:
-                self.tables.state_action_counts.send(sent)
-            self.tables.append(number + 1, sent)
-        for episode in episodes:
-            self._histories.follow(episode, slots[episode.rows])
+        tables, sent = [], []
+        for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
+            parts = [self._led_to_events(number, fired, episode, slots) for episode in episodes]
+            steps, sender = (np.concatenate(column) for column in zip(*parts, strict=True))
+            if len(episodes) > 1:
+                # Within an episode they are in order; episodes that run side by side are merged by their events.
+                steps = steps[np.argsort(sender, kind="stable")]
+            self._sent[number, steps] = True
+            tables.append(np.full(len(steps), number + 1))
+            sent.append(steps)
+        if not sent:
+            return
+        if self.tables.state_action_counts is not None:
+            self.tables.state_action_counts.send(np.unique(np.concatenate(sent)))
+        self.tables.append(np.concatenate(tables), np.concatenate(sent))
 
     def _led_to_events(
-        self, number: int, table: EventTable, answers: list[np.ndarray], episode: Stretch, slots: np.ndarray
+        self, number: int, fired: np.ndarray, episode: Stretch, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of one episode that events in its new rows send to a table, and the row of the event that sends each.
-
-        Where one table has events of several history lengths, an early short one may send less than a later long one,
-        which then sends older steps after newer ones.
-        """
+        """Slots of one episode that events in its new rows send to a table, and the row of each one's event."""
+        happened = fired[self._table_of_event == number][:, episode.rows]
+        if not happened.any():
+            return _NONE, _NONE
         before = self._histories.before(episode)
         steps = np.concatenate((before, slots[episode.rows]))
-        is_sent = self._sent[number, steps]
-        chosen: list[np.ndarray] = []
-        senders: list[np.ndarray] = []
-        by_event = np.stack([answer[episode.rows] for answer in answers])
-        lengths = np.array([event.history_length for event in table.events])
-        if (lengths == lengths[0]).all():
-            events = np.flatnonzero(by_event.any(0)) + len(before)
-            # The next event after each step, by number; past the last there is none.
-            following = np.searchsorted(events, np.arange(len(steps)))
-            has_one = following < len(events)
-            distance = events[np.minimum(following, len(events) - 1)] - np.arange(len(steps)) if len(events) else 0
-            led = np.flatnonzero(has_one & (distance < lengths[0]) & ~is_sent)
-            return steps[led], episode.rows[events[following[led]] - len(before)]
-        for event in np.flatnonzero(by_event.any(0)).tolist():
-            longest = int(lengths[by_event[:, event]].max())
-            last = event + len(before)
-            window = np.arange(max(0, last - longest + 1), last + 1)
-            new = window[~is_sent[window]]
-            is_sent[new] = True
-            chosen.append(steps[new])
-            senders.append(np.full(len(new), episode.rows[event]))
-        return np.concatenate([_NONE, *chosen]), np.concatenate([_NONE, *senders])
+        lengths = np.array([event.history_length for event in self._event_tables[number].events])
+        led, sender = led_to_events(happened, lengths, len(before), self._sent[number, steps])
+        return steps[led], episode.rows[sender]
 
-    def _count(self, fired: list[list[np.ndarray]], rows: int) -> None:
-        self._rows_tested += rows
-        for counts, answers in zip(self._fired, fired, strict=True):
-            counts += [int(answer.sum()) for answer in answers]
+    def _count(self, fired: np.ndarray) -> None:
+        self._rows_tested += fired.shape[1]
+        self._fired += np.count_nonzero(fired, axis=1)
         if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
             return
-        for table, counts in zip(self._event_tables, self._fired, strict=True):
-            share = int(counts.max()) / self._rows_tested
-            if share >= _SUSPICIOUS_SHARE:
-                self._has_warned = True
-                warnings.warn(
-                    f"the condition of event table {table.name!r} is true on {share:.0%} of all steps, so that the "
-                    "table is a copy of the default table; an event marks what is rare",
-                    stacklevel=2,
-                )
+        event = int(self._fired.argmax())
+        share = int(self._fired[event]) / self._rows_tested
+        if share >= _SUSPICIOUS_SHARE:
+            self._has_warned = True
+            name = self._event_tables[self._table_of_event[event]].name
+            warnings.warn(
+                f"the condition of event table {name!r} is true on {share:.0%} of all steps, so that the table is a "
+                "copy of the default table; an event marks what is rare",
+                stacklevel=2,
+            )
 
     def event_shares(self) -> dict[str, float]:
         """Share of the tested steps that were events, by table; of several events into one table, their sum."""
-        return {
-            table.name: float(counts.sum()) / max(self._rows_tested, 1)
-            for table, counts in zip(self._event_tables, self._fired, strict=True)
-        }
+        counts = np.bincount(self._table_of_event, weights=self._fired) / max(self._rows_tested, 1)
+        return {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
 
     @property
     def histories_forgotten(self) -> int:
@@ -208,9 +205,9 @@ class EventTableWriter(TableWriter):
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
             "sent": torch.from_numpy(self._sent.copy()),
-            "fired": [counts.tolist() for counts in self._fired],
+            "fired": self._fired.tolist(),
             "rows_tested": self._rows_tested,
-            "conditions": [table.state_dict() for table in self._event_tables],
+            "conditions": [state_of(event.condition) for event in self._events],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -218,13 +215,14 @@ class EventTableWriter(TableWriter):
         super().load_state_dict(dict(state_dict))
         self._histories.load_state_dict(state_dict["histories"])
         self._sent[:] = state_dict["sent"].numpy()
-        self._fired = [np.array(counts) for counts in state_dict["fired"]]
+        self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._rows_tested = int(state_dict["rows_tested"])
-        self._remind_conditions(state_dict["conditions"])
+        self._remind(state_dict["conditions"])
 
-    def _remind_conditions(self, states: Sequence[Mapping[str, Any]]) -> None:
-        for table, state in zip(self._event_tables, states, strict=True):
-            table.load_state_dict(dict(state))
+    def _remind(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the conditions back to what they remembered."""
+        for event, state in zip(self._events, states, strict=True):
+            load_state_of(event.condition, dict(state))
 
 
 def check_tables(event_tables: Sequence[EventTable]) -> None:
@@ -246,14 +244,6 @@ def check_tables(event_tables: Sequence[EventTable]) -> None:
         )
     if len(names) == 1:
         raise ValueError("tables is empty; give at least one EventTable, or use recipes.uniform")
-
-
-def _answers(table: EventTable, rows: TensorDictBase) -> list[np.ndarray]:
-    """What the conditions of a table say of the rows, bool ``[N]`` each."""
-    try:
-        return [holds(event.condition, rows).cpu().numpy() for event in table.events]
-    except ConditionError as error:
-        raise ConditionError(f"event table {table.name!r}: {error}. Nothing was stored") from error
 
 
 def _episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:

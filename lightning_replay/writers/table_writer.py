@@ -17,6 +17,8 @@ from lightning_replay.state_files import read_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.tables import Tables
 
+_STRETCHES = 3  # measured: more of them are written faster as single rows
+
 
 class TableWriter(TensorDictRoundRobinWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
@@ -67,13 +69,23 @@ class TableWriter(TensorDictRoundRobinWriter):
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         return int(self.extend(data.unsqueeze(0)))
 
-    def write_new(self, table: int, values: list[Tensor]) -> np.ndarray:
-        """Stores the columns ``values`` of as many rows as the table can hold at most; returns their slots."""
-        slots = self.tables.append_new(table, len(values[0]))
-        first, count = int(slots[0]), len(slots)
-        in_one_stretch = count == 1 or (int(slots[-1]) - first == count - 1 and bool((np.diff(slots) == 1).all()))
-        where = slice(first, first + count) if in_one_stretch else torch.from_numpy(slots).to(self._storage.device)
-        self._storage.write(where, values)
+    def write_new(self, table: np.ndarray, values: list[Tensor]) -> np.ndarray:
+        """Stores the columns ``values`` of rows and appends each to its table; returns their slots.
+
+        Args:
+            table: int64 ``[N]``; no table more often than its capacity.
+            values: of each column, ``[N, ...]``.
+        """
+        slots = self.tables.append_new(table)
+        # Freed in order, slots are mostly taken in order: stretches of memory are written much faster than single rows.
+        starts = np.flatnonzero(np.append(True, np.diff(slots) != 1))
+        if len(starts) > _STRETCHES:
+            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
+            return slots
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(slots)], strict=True):
+            first = int(slots[start])
+            part = values if len(starts) == 1 else [value[start:stop] for value in values]
+            self._storage.write(slice(first, first + stop - start), part)
         return slots
 
     def announce(self, slots: np.ndarray) -> Tensor:

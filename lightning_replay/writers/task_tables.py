@@ -52,14 +52,22 @@ class TaskTableWriter(TableWriter):
         """
         task = self._tasks_of(data)
         values = self._storage.checked_values(data)
-        tables = np.zeros_like(task) if self._shares_one_table else task
-        slots = np.full(len(task), -1, dtype=np.int64)
-        for table in np.unique(tables).tolist():
-            rows = np.flatnonzero(tables == table)[-int(self.tables.capacity[table]) :]
-            taken = torch.from_numpy(rows)
-            slots[rows] = self.write_new(table, [value[taken.to(value.device)] for value in values])
+        table = np.zeros_like(task) if self._shares_one_table else task
+        counts = np.bincount(table, minlength=len(self.tables))
+        if (counts > self.tables.capacity).any():
+            values, table = self._last_rows(values, table)
+        slots = self.write_new(table, values)
         self._write_count += len(task)
-        return self.announce(slots[slots >= 0])
+        return self.announce(slots)
+
+    def _last_rows(self, values: list[Tensor], table: np.ndarray) -> tuple[list[Tensor], np.ndarray]:
+        """Of more rows than a table takes, its last ones."""
+        kept = [
+            np.flatnonzero(table == number)[-int(capacity) :] for number, capacity in enumerate(self.tables.capacity)
+        ]
+        rows = np.sort(np.concatenate(kept))
+        chosen = torch.from_numpy(rows)
+        return [value[chosen.to(value.device)] for value in values], table[rows]
 
     def _tasks_of(self, data: TensorDictBase) -> np.ndarray:
         task = data.get("task", None)

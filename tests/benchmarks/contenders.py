@@ -32,9 +32,9 @@ def prioritized(rows: int, batch_size: int, backend: str) -> Replay:
     return replay
 
 
-def torchrl_uniform(rows: int) -> TensorDictReplayBuffer:
+def torchrl_uniform(rows: int, batch_size: int | None = None) -> TensorDictReplayBuffer:
     """TorchRL's uniform buffer, full."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(rows))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=batch_size)
     fill(buffer, rows)
     return buffer
 
