@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.histories import Histories, Stretch, stretches
+from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
 from lightning_replay.tables import Slots
 
 
@@ -41,6 +41,32 @@ def taken(slots: Slots, count: int) -> np.ndarray:
 )
 def test_rows_are_taken_apart_by_episode(trajectory, done, expected) -> None:
     assert listed(trajectory, done) == expected
+
+
+@pytest.mark.parametrize(
+    ("events", "lengths", "before", "already", "expected", "senders"),
+    [
+        # One event on the third of four new steps after two remembered ones; three steps go.
+        (["..e."], [3], 2, [], [2, 3, 4], [2, 2, 2]),
+        (["..e."], [9], 2, [], [0, 1, 2, 3, 4], [2] * 5),
+        (["..e."], [3], 2, [3], [2, 4], [2, 2]),
+        (["..e."], [1], 2, [], [4], [2]),
+        # Two events: what the first sent is not sent again.
+        (["e..e"], [2], 1, [], [0, 1, 3, 4], [0, 0, 3, 3]),
+        (["ee"], [3], 0, [], [0, 1], [0, 1]),
+        # Two kinds: a long history after a short one sends older steps after newer ones.
+        (["e...", "..e."], [1, 3], 1, [], [1, 2, 3], [0, 2, 2]),
+        ([".e..", "...e"], [1, 5], 1, [], [2, 0, 1, 3, 4], [1, 3, 3, 3, 3]),
+        (["..e.", "..e."], [1, 3], 0, [], [0, 1, 2], [2, 2, 2]),
+    ],
+)
+def test_the_steps_that_led_to_events(events, lengths, before, already, expected, senders) -> None:
+    happened = np.array([[step == "e" for step in one] for one in events])
+    is_sent = np.zeros(before + happened.shape[1], dtype=bool)
+    is_sent[already] = True
+    sent, sender = led_to_events(happened, np.array(lengths), before, is_sent)
+    assert sent.tolist() == expected and sender.tolist() == senders
+    assert is_sent.nonzero()[0].tolist() == already, "the caller says what was sent"
 
 
 def test_the_last_steps_are_held_and_earlier_ones_released() -> None:
