@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from lightning_replay.checkpoint import SavedSize, load_replay, save_replay, verify_replay
     from lightning_replay.replay import Replay
     from lightning_replay.storage import PackedStorage
+    from lightning_replay.table_replay import CurriculumReplay, TableReplay
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CurriculumReplay",
     "PackedStorage",
     "Replay",
     "SavedSize",
+    "TableReplay",
     "__version__",
     "load_replay",
     "recipes",
@@ -26,9 +29,11 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CurriculumReplay": "table_replay",
     "PackedStorage": "storage",
     "Replay": "replay",
     "SavedSize": "checkpoint",
+    "TableReplay": "table_replay",
     "load_replay": "checkpoint",
     "save_replay": "checkpoint",
     "verify_replay": "checkpoint",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Condition",
     "ConditionError",
+    "ConditionLike",
     "EpisodeCondition",
     "Event",
     "EventTable",

@@ -65,7 +65,7 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        drawn = getattr(self._sampler, "rows_drawn", np.zeros(0))
+        drawn = getattr(getattr(self._sampler, "first", self._sampler), "rows_drawn", np.zeros(0))
         drawn = drawn if len(drawn) == len(tables) else np.zeros(len(tables))
         events = self._writer.event_shares() if hasattr(self._writer, "event_shares") else {}
         if events:

@@ -22,6 +22,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
     if name == "event_tables":
         table = EventTable("high", condition=reward_at_least(20.0), history_length=3, capacity=10, min_size=1)
         return {"capacity": capacity, "tables": [table]}
+    if name == "reverse_sweep":
+        return {"capacity": capacity, "goal": reward_at_least(20.0)}
     return {"capacity": capacity}
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
     from lightning_replay.samplers.prioritized import PrioritizedSampler
     from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
+    from lightning_replay.samplers.scheduled import ScheduledSampler
+    from lightning_replay.samplers.table_shares import TableShares
     from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "PrioritizedSampler",
     "RandomPairSampler",
     "ReverseSweepSampler",
+    "ScheduledSampler",
+    "TableShares",
     "UniformSampler",
 ]
 
@@ -31,6 +35,8 @@ _MODULES = {
     "PrioritizedSampler": "prioritized",
     "RandomPairSampler": "pairs",
     "ReverseSweepSampler": "reverse_sweep",
+    "ScheduledSampler": "scheduled",
+    "TableShares": "table_shares",
     "UniformSampler": "uniform",
 }
 

@@ -16,6 +16,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.state_files import read_state, write_state
+from lightning_replay.tables import Tables
 
 
 class PairSampler(Seeded, TorchRLPrioritizedSampler):
@@ -26,6 +27,8 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
     are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
     them over. TorchRL's ``update_tensordict_priority`` names only the first of each pair; with ``update_partners``
     call ``buffer.update_priority(batch["index"], td_error)``.
+
+    Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
     Args:
         first: draws the first of each pair, with its weights; uniform by default.
@@ -94,7 +97,17 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         device = getattr(storage, "device", None)
         if device is not None and device != "auto":
             first = first.to(device)
-        return torch.stack((first, self.partners(first, storage)), dim=1), info
+        partners = self.partners(first, storage)
+        tables: Tables | None = getattr(storage, "tables", None)
+        if tables is not None:
+            is_held = tables.pool.references[partners.cpu().numpy()] > 0
+            partners = torch.where(torch.from_numpy(is_held).to(partners.device), partners, first)
+        return torch.stack((first, partners), dim=1), info
+
+    @property
+    def draws_from_tables(self) -> bool:
+        """Whether ``first`` draws from the tables of a writer."""
+        return getattr(self.first, "draws_from_tables", False)
 
     @property
     def uses_priorities(self) -> bool:

@@ -34,6 +34,8 @@ class WithinTables(Seeded, TorchRLNames):
         seed: of the sampler's own generator.
     """
 
+    draws_from_tables = True  # what a TableWriter asks of the buffer's sampler
+
     def __init__(
         self,
         priority_exponent: float = 0.0,

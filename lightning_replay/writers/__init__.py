@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from lightning_replay.writers.event_tables import EventTableWriter
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+from lightning_replay.writers.task_tables import TaskTableWriter
 
-__all__ = ["FirstInFirstOutWriter"]
+__all__ = ["EventTableWriter", "FirstInFirstOutWriter", "TaskTableWriter"]

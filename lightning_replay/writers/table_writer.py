@@ -44,7 +44,7 @@ class TableWriter(TensorDictRoundRobinWriter):
         """Called by the buffer.
 
         Raises:
-            TypeError: another storage than a ``PackedStorage``.
+            TypeError: another storage than a ``PackedStorage``, or a sampler that does not draw from tables.
             ValueError: a storage with fewer rows than ``num_slots``.
         """
         if not isinstance(storage, PackedStorage):
@@ -58,6 +58,8 @@ class TableWriter(TensorDictRoundRobinWriter):
                 "capacities of its tables, and the histories of running episodes. Use "
                 f"PackedStorage({self.num_slots})"
             )
+        for buffer in storage._attached_entities:
+            _refuse_other_samplers(getattr(buffer, "_sampler", None), self)
         super().register_storage(storage)
         storage.tables = self.tables
 
@@ -119,3 +121,13 @@ class TableWriter(TensorDictRoundRobinWriter):
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
         self.load_state_dict(read_state(path))
+
+
+def _refuse_other_samplers(sampler: Any, writer: TableWriter) -> None:
+    """Refuses samplers that take every slot below the storage's length for a row that is held."""
+    if not getattr(sampler, "draws_from_tables", False):
+        raise TypeError(
+            f"the sampler is a {type(sampler).__name__}, which would draw slots that no table of "
+            f"{type(writer).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of a "
+            "sampler of pairs"
+        )

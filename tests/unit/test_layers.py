@@ -18,7 +18,7 @@ LAYERS = (
     | {"tables", "histories", "events", "schedulers", "progress", "cagrad", "conditions", "state_action_counts"},
     {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback"},
     {"samplers", "writers", "transforms"},
-    {"replay", "table_replay", "replay_state", "table_recipes", "recipes", "checkpoint"},
+    {"replay", "table_replay", "replay_state", "recipes", "checkpoint"},
     {"agents", "lit"},
 )
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published replay methods, each as one function that returns a ready buffer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from lightning_replay.recipes.mixing import continuous_transition, mixup, neighborhood_mixup, noisy, s4rl
+from lightning_replay.recipes.plain import prioritized, reverse_sweep, uniform
+from lightning_replay.recipes.tables import event_tables, parallel_curriculum
+from lightning_replay.replay import Replay
+
+__all__ = [
+    "continuous_transition",
+    "event_tables",
+    "known",
+    "mixup",
+    "neighborhood_mixup",
+    "noisy",
+    "parallel_curriculum",
+    "prioritized",
+    "reverse_sweep",
+    "s4rl",
+    "uniform",
+]
+
+
+def known() -> dict[str, Callable[..., Replay]]:
+    """Every recipe by name."""
+    return {name: globals()[name] for name in __all__ if name != "known"}
+
+
+def by_name(name: str) -> Callable[..., Replay]:
+    """The recipe of that name.
+
+    Raises:
+        ValueError: unknown; the message lists the known ones.
+    """
+    recipes = known()
+    if name in recipes:
+        return recipes[name]
+    near = difflib.get_close_matches(name, recipes, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}.{hint}")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return by_name(name)
+    except ValueError as error:
+        raise AttributeError(str(error)) from None
