@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rllib_ext.class_paths import call, constructor, imported
+
 if TYPE_CHECKING:
+    from lightning_replay.progress import ReturnProgress
     from lightning_replay.replay import Replay
 
 PARTS = ("sampler", "writer", "transform")
@@ -20,6 +23,9 @@ _SAID_BY_RLLIB = {
     "batch_size": ".training(train_batch_size_per_learner=...)",
     "prefetch": "nothing: RLlib learns from a batch before it draws the next",
 }
+CAPACITIES = ("capacity", "capacity_per_task")
+# A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
+DOOR_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 
 
 def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
@@ -29,8 +35,8 @@ def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
         recipe: a function of :mod:`lightning_replay.recipes` by name.
         options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``seed``, and ``sampler``,
             ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for
-            transforms, a list of these. Values of that form are built wherever they stand (a schedule, the sampler
-            of first elements).
+            transforms, a list of these. Values of that form are built wherever they stand (a schedule, a scheduler,
+            the sampler of first elements). Event tables are given as in :func:`rllib_ext.event_tables.built_tables`.
 
     Raises:
         ValueError: an unknown recipe, option, class or argument, or values that a part refuses.
@@ -42,8 +48,36 @@ def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
     return _from_parts(options) if recipe is None else _from_recipe(recipe, options)
 
 
+def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
+    """What turns the returns of finished episodes into the progress signals of a curriculum, as ``value`` says.
+
+    Args:
+        value: of :mod:`lightning_replay.progress`, an object, which is copied, or a class path with arguments; or
+            ``None``.
+        replay: that it is for.
+
+    Raises:
+        ValueError: a replay without a curriculum, or a class or argument that is refused.
+        TypeError: something else.
+    """
+    from lightning_replay.progress import ReturnProgress
+    from lightning_replay.table_replay import CurriculumReplay
+
+    if value is None:
+        return None
+    if not isinstance(replay, CurriculumReplay):
+        raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
+    progress = _built(value, "progress", {})
+    if not isinstance(progress, ReturnProgress):
+        raise TypeError(
+            f"progress is {value!r}; a class of lightning_replay.progress is accepted, as MeanReturn(low=0.0, high=1.0)"
+        )
+    return copy.deepcopy(progress)
+
+
 def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
     from lightning_replay import recipes
+    from rllib_ext.event_tables import built_tables
 
     function = recipes.by_name(recipe)
     parts = [name for name in PARTS if options.get(name) is not None]
@@ -54,8 +88,11 @@ def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
         )
     accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
+    built = {name: _built(value, name, {}) for name, value in options.items()}
+    if "tables" in built:
+        built["tables"] = built_tables(built["tables"])
     # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
-    return function(**{name: _built(value, name, {}) for name, value in options.items()}, batch_size=1)
+    return call(function, {**DOOR_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
 
 
 def _from_parts(options: Mapping[str, Any]) -> Replay:
@@ -91,10 +128,11 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
     if unknown:
         raise ValueError(
             f"{owner} has no option {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}, "
-            "and for the whole buffer layout, num_learners and modules."
+            "and for the whole buffer layout, num_learners, modules, info_keys and progress."
         )
-    if options.get("capacity") is None:
-        raise ValueError(f"{owner} needs capacity, the most transitions kept. Add capacity=100_000.")
+    capacity = next(name for name in CAPACITIES if name in accepted)
+    if options.get(capacity) is None:
+        raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
 
 
 def _part(value: Any, name: str, kind: type, context: dict[str, Any]) -> Any:
@@ -117,33 +155,9 @@ def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
     beyond = set(value) - {"class_path", "init_args"}
     if beyond:
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
-    cls = _resolved(value["class_path"], name)
-    given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
-    # Of the constructor: TorchRL's samplers have a __new__ that hides it.
-    accepted = [name for name in inspect.signature(_constructor(cls)).parameters if name != "self"]
-    unknown = [key for key in given if key not in accepted]
-    if unknown:
-        raise ValueError(
-            f"{name}: {cls.__name__} has no argument {', '.join(map(repr, unknown))}; "
-            f"accepted are {', '.join(accepted)}"
-        )
-    return cls(**{key: item for key, item in context.items() if key in accepted} | given)
-
-
-def _constructor(cls: type) -> Any:
-    """The ``__init__`` that a class has or inherits."""
-    return next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
-
-
-def _resolved(path: Any, name: str) -> type:
-    module, _, attribute = str(path).rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{name} names the class {path!r}, which cannot be imported ({error}). Give a full path, as "
-            "'lightning_replay.samplers.PrioritizedSampler'"
-        ) from error
+    cls = imported(value["class_path"], name)
     if not inspect.isclass(cls):
-        raise ValueError(f"{name} names {path!r}, which is no class but a {type(cls).__name__}")
-    return cls
+        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
+    given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
+    accepted = inspect.signature(constructor(cls)).parameters
+    return call(cls, {key: item for key, item in context.items() if key in accepted} | given, name)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,21 @@ from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import numbered
 
+GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
+
 
 @pytest.mark.parametrize("recipe", sorted(recipes.known()))
 def test_every_recipe_is_known(recipe: str) -> None:
-    config = rllib_ext.replay_config(recipe, capacity=100)
-    assert config == {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, "capacity": 100}
+    options: dict[str, Any] = {
+        "event_tables": {"tables": [{"name": "goal", "condition": GOAL, "history_length": 5, "capacity": 50}]},
+        "parallel_curriculum": {"tasks": ["target", "near"]},
+    }.get(recipe, {})
+    options["capacity_per_task" if "tasks" in options else "capacity"] = 100
+    assert rllib_ext.replay_config(recipe, **options) == {
+        "type": RecipeEpisodeReplayBuffer,
+        "recipe": recipe,
+        **options,
+    }
 
 
 def test_options_are_those_of_the_recipe() -> None:

@@ -83,7 +83,7 @@ def test_class_paths_reach_the_buffer(tmp_path: Path) -> None:
     sampler = RecipeEpisodeReplayBuffer(**options).replay.sampler
     assert isinstance(sampler.init_arguments["importance_exponent"], Linear) and sampler.beta == 0.4
     parts = {"capacity": 500, "sampler": "lightning_replay.samplers.RandomPairSampler", "transform": "no.Such"}
-    refused("transform names the class 'no.Such', which cannot be imported", written(tmp_path, replay=parts))
+    refused("transform names 'no.Such', which cannot be imported", written(tmp_path, replay=parts))
 
 
 def test_overrides_by_dotted_key(tmp_path: Path) -> None:
