@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rllib_ext.building import CAPACITIES, DOOR_DEFAULTS
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.task_assignment import num_actors
+
+if TYPE_CHECKING:
+    from lightning_replay.table_replay import CurriculumReplay
+
+logger = logging.getLogger(__name__)
 
 
 def check_algorithm(config: AlgorithmConfig) -> None:
@@ -46,25 +57,78 @@ def check_algorithm(config: AlgorithmConfig) -> None:
 def check_capacity(config: AlgorithmConfig) -> None:
     """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
 
+    Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
+
     Raises:
         ValueError: with both numbers.
     """
     given = config.replay_buffer_config
-    special = [
-        options["capacity"] for options in (given.get("modules") or {}).values() if "capacity" in (options or {})
-    ]
-    capacity = min(given["capacity"], *special) if special else given["capacity"]
-    environments = max(config.num_env_runners, 1) * config.num_envs_per_env_runner
-    steps = environments * config.get_rollout_fragment_length()
+    special = [options or {} for options in (given.get("modules") or {}).values()]
+    name, capacity = min(
+        ((name, options[name]) for options in (given, *special) for name in CAPACITIES if name in options),
+        key=lambda pair: pair[1],
+    )
+    environments = num_actors(config)
+    tasks = len(given["tasks"]) if name == "capacity_per_task" and "tasks" in given else 1
+    steps = math.ceil(environments / tasks) * config.get_rollout_fragment_length()
     if capacity < steps:
         raise ValueError(
-            f"capacity is {capacity}, and one round of sampling brings {steps} steps ({environments} environments, "
+            f"{name} is {capacity}, and one round of sampling brings {steps} steps ({environments} environments, "
             f"{config.get_rollout_fragment_length()} steps each). Give the buffer room for several rounds"
         )
     if capacity < config.total_train_batch_size:
         raise ValueError(
-            f"capacity is {capacity}, below the {config.total_train_batch_size} rows of a train batch. "
+            f"{name} is {capacity}, below the {config.total_train_batch_size} rows of a train batch. "
             "Raise the capacity or lower train_batch_size_per_learner"
+        )
+
+
+def with_room_for_episodes(config: AlgorithmConfig) -> dict[str, Any]:
+    """The ``replay_buffer_config`` whose event tables hold the histories of all running episodes and of lost ones.
+
+    Raises:
+        ValueError: ``max_trajectories`` was given and is below the number of environments.
+    """
+    given = config.replay_buffer_config
+    if given.get("recipe") != "event_tables":
+        return given
+    environments = num_actors(config)
+    most = given.get("max_trajectories")
+    if most is None:
+        return {**given, "max_trajectories": max(2 * environments, DOOR_DEFAULTS["event_tables"]["max_trajectories"])}
+    if most < environments:
+        raise ValueError(
+            f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "
+            f"{environments}; lost EnvRunners leave episodes that count for a while, so twice that is better"
+        )
+    return given
+
+
+def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: Sequence[str]) -> None:
+    """Warns of a curriculum that will not do what it is for.
+
+    Args:
+        config: with its options.
+        replay: built from them.
+        first: tasks the environments begin with.
+    """
+    given = config.replay_buffer_config
+    if given.get("progress") is None and given.get("scheduler") is not None:
+        logger.warning(
+            "the curriculum's scheduler gets no progress signals: give replay_config(progress="
+            "lightning_replay.progress.MeanReturn(low=..., high=...)), or call replay.progress(task, signal) yourself"
+        )
+    unplayed = [task for task in replay.tasks if task not in first]
+    in_stages = len(replay.tables) < len(replay.tasks)
+    if unplayed and not in_stages:
+        logger.warning(
+            "%d environments play the tasks %s; nobody plays %s. Give an environment to each of the %d tasks: "
+            ".env_runners(num_env_runners=%d)",
+            len(first),
+            list(first),
+            unplayed,
+            len(replay.tasks),
+            len(replay.tasks),
         )
 
 

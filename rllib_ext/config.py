@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_ext.checks import check_algorithm, check_capacity, check_cpus
+from rllib_ext.checks import check_algorithm, check_capacity, check_cpus, check_curriculum, with_room_for_episodes
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.flags import flags_connector
 from rllib_ext.install import install
+from rllib_ext.task_assignment import assigned, begin_episode, tell_recreated
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -27,12 +28,16 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         recipe: a function of :mod:`lightning_replay.recipes` by name; left out where ``sampler``, ``writer`` or
             ``transform`` say by class path what the buffer is put together from.
         options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
-            ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners`` and ``modules`` of
-            :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class path with arguments,
-            ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``.
+            ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
+            ``progress`` of :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class path
+            with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``; a table of
+            ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
+            import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
+            ``forget_stale`` is on if not given, because a lost EnvRunner leaves episodes that never end.
 
     Raises:
-        ValueError: an unknown recipe, class or option, or values that are refused.
+        ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
+            are refused.
         TypeError: a class that is not what its place takes.
 
     Example:
@@ -42,19 +47,21 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         >>> config = replay_config(capacity=50_000, sampler="lightning_replay.samplers.RandomPairSampler",
         ...                        transform="lightning_replay.transforms.MixPairs")
     """
-    # Built once here, and thrown away: what is wrong with the values is said now and not inside a Ray actor.
-    # With a seed, because without one it would draw its own from torch's global generator.
-    trial: dict[str, Any] = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
-    if "memmap" in options:
-        trial["memmap"] = None
-    buffer = RecipeEpisodeReplayBuffer(recipe, **trial)
+    buffer = _trial(recipe, **options)
     for name in options.get("modules") or {}:
         if buffer.options.stores(name):
             buffer.options.build(name)
     return {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, **options}
 
 
-def configure(config: C, *, restore: bool = True, incremental: bool = True, require_cpus: bool = True) -> C:
+def configure(
+    config: C,
+    *,
+    restore: bool = True,
+    incremental: bool = True,
+    require_cpus: bool = True,
+    assign_tasks: bool = True,
+) -> C:
     """Prepares an algorithm for the buffer of its ``replay_buffer_config``; call it last, before ``build_algo()``.
 
     * A batch travels to the Learners as one block, with one connector piece that reads it. Where the config has a
@@ -63,6 +70,8 @@ def configure(config: C, *, restore: bool = True, incremental: bool = True, requ
     * TD errors reach their rows with any number of Learners.
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
       :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
+    * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
+      were lost and came back, and environments that evaluate play the first: their attribute ``task`` is set.
 
     The user's callbacks stay as they are.
 
@@ -74,28 +83,52 @@ def configure(config: C, *, restore: bool = True, incremental: bool = True, requ
             complete all the same.
         require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
+        assign_tasks: tell environments the tasks of a curriculum; if not, their infos must say what they play.
 
     Returns:
         The config.
 
     Raises:
         ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
-            capacity below what one round brings or a batch takes, or too few CPUs (Ray would wait for ever).
+            capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
+            or too few CPUs (Ray would wait for ever).
     """
     check_algorithm(config)
+    config.replay_buffer_config = with_room_for_episodes(config)
     check_capacity(config)
     if require_cpus:
         check_cpus(config)
     if config._learner_connector is None:
         config.learners(learner_connector=flags_connector)
-    others = [hook for hook in _as_list(config.callbacks_on_algorithm_init) if not _is_ours(hook)]
-    ours = functools.partial(install, restore=restore, incremental=incremental)
-    config.callbacks(on_algorithm_init=[*others, ours])
+    assigns = assign_tasks and "tasks" in config.replay_buffer_config and not config.is_multi_agent
+    ours: dict[str, Any] = {name: None for name in ("on_episode_created", "on_env_runners_recreated")}
+    ours["on_algorithm_init"] = functools.partial(
+        install, restore=restore, incremental=incremental, assign_tasks=assigns
+    )
+    if assigns:
+        replay = _trial(**{name: value for name, value in config.replay_buffer_config.items() if name != "type"}).replay
+        first = assigned(replay, config)
+        check_curriculum(config, replay, first)
+        ours["on_episode_created"] = functools.partial(begin_episode, target=replay.tasks[0], first=first)
+        ours["on_env_runners_recreated"] = functools.partial(tell_recreated)
+    for event, hook in ours.items():
+        others = [one for one in _as_list(getattr(config, f"callbacks_{event}")) if not _is_ours(one)]
+        if hook is not None or others != _as_list(getattr(config, f"callbacks_{event}")):
+            config.callbacks(**{event: [*others, *_as_list(hook)]})
     return config
 
 
+def _trial(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
+    """A buffer that is thrown away: what is wrong with the values is said now and not inside a Ray actor."""
+    # With a seed, because without one it would draw its own from torch's global generator.
+    trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
+    if "memmap" in options:
+        trial["memmap"] = None
+    return RecipeEpisodeReplayBuffer(recipe, **trial)
+
+
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, functools.partial) and hook.func is install
+    return isinstance(hook, functools.partial) and hook.func in (install, begin_episode, tell_recreated)
 
 
 def _as_list(hooks: Any) -> list[Any]:

@@ -13,6 +13,8 @@ from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 
 from rllib_ext.columns import Columns
 from rllib_ext.fragments import Fragments
+from rllib_ext.information import TASK, Information
+from rllib_ext.task_progress import Stretch
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -28,6 +30,8 @@ class FlatEpisode(NamedTuple):
     actions: list[np.ndarray]
     state: Columns | None
     states: list[np.ndarray]
+    information: list[np.ndarray]
+    tasks: np.ndarray | None
 
 
 class EpisodeConverter:
@@ -38,6 +42,12 @@ class EpisodeConverter:
     as float32, everything else in the dtype of the first rows (:class:`Columns`). Where a recurrent module played, its
     state after each step is stored too, and the number of the step in its episode.
 
+    Args:
+        information: which columns come from the infos; none by default.
+
+    Attributes:
+        stretches: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
+
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
         ...                              terminated=True, len_lookback_buffer=0)
@@ -47,8 +57,10 @@ class EpisodeConverter:
         ([[1.0, 1.0]], [1], [[True]])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, information: Information | None = None) -> None:
         self.fragments = Fragments()
+        self.information = information or Information()
+        self.stretches: list[Stretch] = []
         self.observation: Columns | None = None
         self.action: Columns | None = None
         self.state_out: Columns | None = None
@@ -57,7 +69,7 @@ class EpisodeConverter:
         """Episodes with their observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; nothing is remembered.
 
         Raises:
-            ValueError: rows that do not fit the first ones.
+            ValueError: rows that do not fit the first ones, or infos that hold no number or no task.
         """
         structs = [(episode, *_structs(episode)) for episode in episodes if len(episode) > 0]
         if not structs:
@@ -79,6 +91,8 @@ class EpisodeConverter:
                 actions=action.flatten(second),
                 state=state,
                 states=[] if state is None else state.flatten(third),
+                information=self.information.read(episode),
+                tasks=self.information.read_tasks(episode),
             )
             for episode, first, second, third in structs
         ]
@@ -90,14 +104,21 @@ class EpisodeConverter:
             observation, action, ("next", "observation"): as the spaces say, nested for Dict and Tuple spaces.
             ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
+            ("next", key): float32 ``[n, 1]``, of each key of the infos.
+            task: int64 ``[n]``, of a curriculum.
             state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
+        self.stretches = []
         if not flat:
             return None
         self.observation, self.action, self.state_out = flat[0].observation, flat[0].action, flat[0].state
         parts = [self._new_rows(episode) for episode in flat]
         parts = [part for part in parts if len(part["reward"])]
-        return _concatenate(parts, self.observation, self.action, self.state_out) if parts else None
+        if not parts:
+            return None
+        if self.information.tasks is not None:
+            self.stretches = [_stretch(part) for part in parts]
+        return _concatenate(parts, self.observation, self.action, self.state_out, self.information)
 
     def state(self) -> dict[str, Any]:
         """Plain values from which :meth:`load_state` restores everything."""
@@ -127,6 +148,8 @@ class EpisodeConverter:
             "trajectory": trajectory,
             "state_out": [array[first:] for array in flat.states],
             "steps": (episode.t_started + first, episode.t_started + length),
+            "information": [array[first:] for array in flat.information],
+            TASK: None if flat.tasks is None else flat.tasks[first:],
         }
 
 
@@ -157,12 +180,20 @@ def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
     return terminated and not (truncated and several_agents), truncated
 
 
+def _stretch(part: dict[str, Any]) -> Stretch:
+    return Stretch(part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1]))
+
+
 def _stacked(values: Any) -> Any:
     return stack_structs(values) if isinstance(values, list) else values
 
 
 def _concatenate(
-    parts: list[dict[str, Any]], observation: Columns, action: Columns, state_out: Columns | None
+    parts: list[dict[str, Any]],
+    observation: Columns,
+    action: Columns,
+    state_out: Columns | None,
+    information: Information,
 ) -> TensorDict:
     import torch
     from tensordict import TensorDict
@@ -184,6 +215,10 @@ def _concatenate(
         "trajectory": torch.from_numpy(np.repeat([part["trajectory"] for part in parts], lengths)),
         "next": following,
     }
+    for place, key in enumerate(information.keys):
+        following[key] = column("information", place)
+    if information.tasks is not None:
+        rows[TASK] = torch.from_numpy(np.concatenate([part[TASK] for part in parts]))
     for place, leaf in enumerate(observation.leaves):
         _put(rows, leaf.key, column("observation", place))
         _put(following, leaf.key, column("next", place))

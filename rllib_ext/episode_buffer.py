@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from rllib_ext.convert import FlatEpisode
     from rllib_ext.module_replay import ModuleReplay
+    from rllib_ext.task_assignment import TaskAssignment
 
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,9 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``, where ``None`` leaves
             an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
         metrics_num_episodes_for_smoothing: given by RLlib; not needed.
-        options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``.
+        options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
+            flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
+            ``progress``: of :mod:`lightning_replay.progress`, makes a curriculum's signals from episode returns.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.
@@ -72,6 +75,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.layout_was_given = layout is not None
         self.options = ModuleOptions(recipe, layout or "blocks", options, modules or {})
         self.is_in_checkpoints = self._has_warned = False
+        self.assignment: TaskAssignment | None = None
         self._counters = BufferMetrics()
         self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
@@ -138,6 +142,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         for episode in episodes:
             if isinstance(episode, MultiAgentEpisode):
                 self._counters.count_fragment(episode, stored=grouped)
+        if self.assignment is not None:
+            self.assignment.update()
 
     def sample(
         self,
@@ -280,6 +286,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
+        if self.assignment is not None:
+            self.assignment.tell()
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]

@@ -9,17 +9,18 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def install(algorithm: Any, *, restore: bool, incremental: bool, **ignored: Any) -> None:
+def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any) -> None:
     """Fits the buffer to the algorithm's Learners, and makes it a part of the algorithm's checkpoints.
 
     Args:
         algorithm: just built.
         restore: whether a restore of the algorithm restores the buffer.
         incremental: whether saves link what has not changed.
+        assign_tasks: whether the environments are told the tasks of the buffer's curriculum.
         ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
 
     Raises:
-        ValueError: a layout was given that the Learners' connectors do not read.
+        ValueError: a layout was given that the Learners' connectors do not read, or environments without tasks.
     """
     from rllib_ext.checkpoint import CheckpointedReplay
 
@@ -32,6 +33,10 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, **ignored: Any)
             'layout is "flagged", and the config has Learner connectors of its own, which do not read such batches. '
             'Leave the layout out, or give layout="blocks" or "rows"'
         )
+    if assign_tasks:
+        from rllib_ext.task_assignment import TaskAssignment
+
+        buffer.assignment = TaskAssignment(algorithm)
     CheckpointedReplay(algorithm, restore=restore, incremental=incremental).install()
 
 

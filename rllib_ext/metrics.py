@@ -30,6 +30,8 @@ _SUMS_BY_MODULE = {
     "steps_evicted": keys.NUM_MODULE_STEPS_EVICTED_LIFETIME,
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
+TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
+_ENTRIES_PER_CALL = 10_000  # whose ages are looked at, on average
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 _Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
 
@@ -47,6 +49,11 @@ class BufferMetrics:
     * ``sampled`` are rows drawn, of all modules together, as RLlib's own buffer for several agents counts them.
 
     Episodes, gaps and duplicates are then those of the environment, not of each agent.
+
+    Of tables, ``tables/NAME`` has ``share_drawn`` (of all rows drawn so far), ``fill``, ``size``, ``evicted``,
+    ``age_mean``, ``age_max`` and ``event_share``; of the tasks of a curriculum, ``tasks/NAME`` has ``probability``,
+    ``progress`` (the newest signal, once there is one) and ``num_episodes_lifetime``. With several agents the module's
+    name stands before the table's or task's.
     """
 
     def __init__(self) -> None:
@@ -54,6 +61,8 @@ class BufferMetrics:
         self._environment = Fragments()  # stays empty where there is one agent
         self._logged: _Counts = Counter()  # sums of all modules under the module ""
         self._logger = MetricsLogger(root=False)
+        self._calls = 0
+        self._stats: dict[str, dict[str, Any]] = {}
 
     def count(self, counter: str, amount: int, module_id: str = DEFAULT_MODULE_ID) -> None:
         """Adds to a counter of a module."""
@@ -108,6 +117,7 @@ class BufferMetrics:
             for name in ("counts", "logged")
         )
         self._environment.load_state(state["environment"])
+        self._stats.clear()
 
     def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
         """Steps of the environment in the buffer, see the class."""
@@ -138,7 +148,8 @@ class BufferMetrics:
         """Numbers that hold now: fill, ages, and what was lost on the way."""
         log = self._logger.log_value
         every = list(modules.values())
-        stats = [module.replay.stats() for module in every]
+        stats = [self._stats_of(name, module) for name, module in modules.items()]
+        self._calls += 1
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
         log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1), reduce="item")
         if ages:
@@ -155,3 +166,28 @@ class BufferMetrics:
             fragments = [self._environment]
         log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments), reduce="item")
         log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments), reduce="item")
+        several = len(modules) > 1 or DEFAULT_MODULE_ID not in modules
+        for (name, module), of_module in zip(modules.items(), stats, strict=True):
+            self._log_tables((name,) if several else (), module, of_module.get("tables", {}))
+
+    def _log_tables(self, prefix: tuple[str, ...], module: ModuleReplay, tables: Mapping[str, Any]) -> None:
+        log = self._logger.log_value
+        for name, stats in tables.items():
+            for key in TABLE_STATS:
+                if key in stats:
+                    log(("tables", *prefix, name, key), stats[key], reduce="item")
+        followed = module.task_progress
+        if followed is not None:
+            for name, probability in followed.replay.probabilities().items():
+                log(("tasks", *prefix, name, "probability"), probability, reduce="item")
+                log(("tasks", *prefix, name, "num_episodes_lifetime"), followed.episodes[name], reduce="item")
+                if name in followed.signals:
+                    log(("tasks", *prefix, name, "progress"), followed.signals[name], reduce="item")
+
+    def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
+        """Of a replay with large tables not at every call: the ages of all entries take longer than a draw."""
+        tables = getattr(module.replay.storage, "tables", None)
+        interval = 1 if tables is None else 1 + int(tables.length.sum()) // _ENTRIES_PER_CALL
+        if name not in self._stats or self._calls % interval == 0:
+            self._stats[name] = module.replay.stats()
+        return self._stats[name]

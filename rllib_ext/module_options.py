@@ -11,8 +11,10 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_ext.building import build_replay
+from rllib_ext.building import build_progress, build_replay
 from rllib_ext.draws import LAYOUTS
+from rllib_ext.information import Information
+from rllib_ext.min_sizes import MinSizes
 from rllib_ext.module_replay import ModuleReplay
 
 
@@ -59,7 +61,17 @@ class ModuleOptions:
         seed = options.get("seed")
         if seed is not None and module_id != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
-        return ModuleReplay(build_replay(recipe, options), self.layout, seed, module_id if several_agents else None)
+        info_keys, progress = options.pop("info_keys", None) or (), options.pop("progress", None)
+        replay = build_replay(recipe, options)
+        return ModuleReplay(
+            replay,
+            self.layout,
+            seed,
+            module_id if several_agents else None,
+            information=Information(info_keys, getattr(replay, "tasks", None)),
+            progress=build_progress(progress, replay),
+            min_sizes=MinSizes(replay, options),
+        )
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
         """Single-agent episodes by the module that acted; those of modules that store nothing are left out.

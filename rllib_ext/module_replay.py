@@ -11,12 +11,16 @@ import numpy as np
 
 from rllib_ext.convert import EpisodeConverter, FlatEpisode
 from rllib_ext.draws import LAYOUTS, DrawnRows, Piece
+from rllib_ext.information import Information
+from rllib_ext.task_progress import TaskProgress
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from tensordict import TensorDictBase
 
+    from lightning_replay.progress import ReturnProgress
     from lightning_replay.replay import Replay
+    from rllib_ext.min_sizes import MinSizes
     from rllib_ext.sequence_priorities import SequencePriorities
 
 
@@ -31,13 +35,29 @@ class ModuleReplay:
         layout: how drawn rows travel, a key of :data:`~rllib_ext.draws.LAYOUTS`.
         seed: of the lengths of random n-step returns.
         module_id: the module, where there are several agents.
+        information: which columns come from the infos.
+        progress: what turns returns into progress signals, where the replay has a curriculum.
+        min_sizes: how much a table must hold, where the replay has tables.
     """
 
-    def __init__(self, replay: Replay, layout: str, seed: int | None = None, module_id: str | None = None) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        layout: str,
+        seed: int | None = None,
+        module_id: str | None = None,
+        *,
+        information: Information | None = None,
+        progress: ReturnProgress | None = None,
+        min_sizes: MinSizes | None = None,
+    ) -> None:
+        from lightning_replay.table_replay import CurriculumReplay
         from rllib_ext.returns import AskedReturns
 
         self.replay = replay
-        self.converter = EpisodeConverter()
+        self.converter = EpisodeConverter(information)
+        self.task_progress = TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
+        self._min_sizes = min_sizes
         self.mean_n_step = 1.0
         self.layout = layout
         self._module_id = module_id
@@ -59,13 +79,8 @@ class ModuleReplay:
             ValueError: rows that do not fit the first ones, more of them than the buffer holds, or the steps of a
                 recurrent module where there are several agents.
         """
-        steps = sum(len(episode) for episode in episodes)
-        if steps > self.replay.capacity:
-            raise ValueError(
-                f"capacity is {self.replay.capacity}, and {steps} steps came with one add(). Give the buffer room for "
-                "several rounds of all EnvRunners, or shorten rollout_fragment_length"
-            )
         flat = self.converter.flatten(episodes)
+        self._check_room(flat)
         if flat and flat[0].state is not None and self._module_id is not None:
             raise ValueError(
                 f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
@@ -84,6 +99,8 @@ class ModuleReplay:
             self.follow_episodes()  # from the first row on: sequences are drawn along the links
         index = self.replay.extend(rows)
         self._remember_running(rows, index)
+        if self.task_progress is not None:
+            self.task_progress.follow(self.converter.stretches)
         self.replay.advance(env_steps=self.converter.fragments.steps)
         return len(rows)
 
@@ -93,6 +110,8 @@ class ModuleReplay:
             self._returns.ask(n_step, gamma)
             self.follow_episodes()
         self._count_draw()
+        if self._min_sizes is not None:
+            self._min_sizes.follow(num_items)
         self._batch = self.replay.sample(num_items)
         assert self.converter.observation is not None and self.converter.action is not None
         rows = DrawnRows(self._batch, self.converter.observation, self.converter.action, self._module_id)
@@ -170,6 +189,7 @@ class ModuleReplay:
             "draws": self._draws,
             "running": [[trajectory, slot] for trajectory, slot in self._running.items()],
             "follows_episodes": self._follows_episodes,
+            "task_progress": None if self.task_progress is None else self.task_progress.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -182,9 +202,26 @@ class ModuleReplay:
         self._draws = state["draws"]
         self._running = OrderedDict((trajectory, slot) for trajectory, slot in state["running"])
         self._interrupted = True
+        if self.task_progress is not None:
+            self.task_progress.load_state(state["task_progress"])
         if state["follows_episodes"]:
             self.follow_episodes()
         self._batch = self._expected = None
+
+    def _check_room(self, flat: Sequence[FlatEpisode]) -> None:
+        """Refuses more rows at once than the buffer, or the table they go to, can hold."""
+        steps, capacity = sum(len(one.episode) for one in flat), self.replay.capacity
+        tables = getattr(self.replay.storage, "tables", None)
+        if tables is not None:
+            capacity = int(tables.capacity[0])
+            tasks = [one.tasks for one in flat if one.tasks is not None]
+            if tasks and len(tables) > 1:  # one for each task
+                steps = int(np.bincount(np.concatenate(tasks)).max())
+        if steps > capacity:
+            raise ValueError(
+                f"capacity is {capacity}, and {steps} steps came with one add(). Give the buffer room for several "
+                "rounds of all EnvRunners, or shorten rollout_fragment_length"
+            )
 
     def _count_draw(self) -> None:
         self._draws += 1
@@ -230,4 +267,6 @@ class ModuleReplay:
             self.replay.truncate(slots, storage.generation_of(slots))
         self._running.clear()
         self.converter.fragments.forget_running()
+        if self.task_progress is not None:
+            self.task_progress.forget_running()
         self._interrupted = False

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of rows from what the environments say in the infos of their steps: numbers by key, and the task."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+logger = logging.getLogger(__name__)
+
+TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
+_TAKEN = {"observation", "reward", "terminated", "truncated", "done"}
+_ROWS_BEFORE_WARNING = 1_000
+
+
+class Information:
+    """Reads the infos of an episode's steps as columns.
+
+    Args:
+        keys: of numbers or flags; each becomes a column, 0 where an info lacks it.
+        tasks: names of the tasks of a curriculum. The task of a step is what :func:`rllib_ext.configure` had its
+            EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
+
+    Raises:
+        ValueError: a key that is no name, is given twice, or is the name of a column that every row has.
+    """
+
+    def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
+        refused = [key for key in keys if not isinstance(key, str) or not key or key in _TAKEN]
+        if refused or isinstance(keys, str) or len(set(keys)) < len(keys):
+            raise ValueError(
+                f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
+                "already"
+            )
+        self.keys = tuple(keys)
+        self.tasks = None if tasks is None else list(tasks)
+        self._missing = set(keys)
+        self._rows_read = 0
+
+    def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
+        """What the steps' infos hold under each key, float32 ``[n, 1]``.
+
+        Raises:
+            ValueError: a value that is neither a number nor a flag.
+        """
+        if not self.keys:
+            return []
+        infos = _infos(episode)
+        for key in self._missing.copy():
+            if any(key in info for info in infos):
+                self._missing.discard(key)
+        self._warn(len(infos), infos)
+        return [
+            np.array([[_number(key, info.get(key, 0), episode)] for info in infos], dtype=np.float32)
+            for key in self.keys
+        ]
+
+    def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray | None:
+        """The task of each step, int64 ``[n]``; ``None`` where there is no curriculum.
+
+        Raises:
+            ValueError: a step without a task, or with one that does not exist.
+        """
+        if self.tasks is None:
+            return None
+        tag = episode.custom_data.get(TASK)
+        if tag is not None:
+            return np.full(len(episode), self._task(tag, episode), dtype=np.int64)
+        return np.array([self._task(info.get(TASK), episode) for info in _infos(episode)], dtype=np.int64)
+
+    def _task(self, value: Any, episode: SingleAgentEpisode) -> int:
+        assert self.tasks is not None
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
+        if isinstance(value, str) and value in self.tasks:
+            return self.tasks.index(value)
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(self.tasks):
+            return int(value)
+        if value is None:
+            raise ValueError(
+                f"the steps of episode {episode.id_} say no task, and the replay has the tasks {self.tasks}. Let "
+                "rllib_ext.configure(config) tell each environment its task, or put 'task' into the info of every step"
+            )
+        raise ValueError(
+            f"episode {episode.id_} is of task {value!r}; the replay has the tasks {self.tasks}, by name or numbered "
+            f"0 to {len(self.tasks) - 1}"
+        )
+
+    def _warn(self, rows: int, infos: list[dict[str, Any]]) -> None:
+        """Says once that a key may be misspelt."""
+        before, self._rows_read = self._rows_read, self._rows_read + rows
+        if self._missing and before < _ROWS_BEFORE_WARNING <= self._rows_read:
+            logger.warning(
+                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
+                "%s",
+                sorted(self._missing),
+                self._rows_read,
+                sorted(map(str, infos[-1])),
+            )
+
+
+def _infos(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
+    """The info that came with the observation after each step."""
+    length = len(episode)
+    return [info or {} for info in episode.get_infos(slice(1, length + 1))]
+
+
+def _number(key: str, value: Any, episode: SingleAgentEpisode) -> float:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, numbers.Real | np.bool_):
+        raise ValueError(
+            f"info {key!r} of episode {episode.id_} holds {value!r}; info_keys takes one number or flag for each step. "
+            "Leave the key out, or put a number into the info by a wrapper. Nothing was stored"
+        )
+    return float(value)
