@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers over tables as a whole: what they show, count, save and forget."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.events import EventTable
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    PairSampler,
+    RandomPairSampler,
+    UniformSampler,
+)
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
+from lightning_replay.table_replay import CurriculumReplay, TableReplay
+from lightning_replay.transforms import MixPairs
+from lightning_replay.writers.event_tables import EventTableWriter
+from lightning_replay.writers.task_tables import TaskTableWriter
+from tests.event_steps import IsTrue, event_steps
+from tests.transitions import numbered_steps
+
+TASKS = ["target", "far", "near"]
+
+
+def goal_table(**options) -> EventTable:
+    given = {"condition": IsTrue("goal"), "history_length": 2, "capacity": 4, "min_size": 1}
+    return EventTable("goal", **given | options)
+
+
+def events(**options) -> TableReplay:
+    return recipes.event_tables(**{"capacity": 6, "batch_size": 4, "tables": [goal_table()], "seed": 0} | options)
+
+
+def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
+    """Episodes of five steps, the fourth of which is the goal."""
+    for start in range(first, first + 5 * episodes, 5):
+        replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
+
+
+def curriculum(**options) -> CurriculumReplay:
+    return recipes.parallel_curriculum(
+        TASKS, **{"capacity_per_task": 6, "batch_size": 4, "min_size": 2, "seed": 0} | options
+    )
+
+
+def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
+    rows = numbered_steps(first, len(tasks))
+    rows["task"] = torch.tensor(tasks)
+    return rows
+
+
+def same_draws(one: TableReplay, other: TableReplay, batches: int = 5) -> bool:
+    return all(torch.equal(one.sample()["observation"], other.sample()["observation"]) for _ in range(batches))
+
+
+def test_the_length_counts_rows_once_however_many_tables_hold_them() -> None:
+    """Capacity 6; after 15 steps 9 .. 14 are in the default table, and 7 8 12 13 in goal: 8 rows."""
+    replay = events()
+    assert len(replay) == 0
+    fill(replay)
+    assert len(replay) == 8
+    assert replay.table("goal")["action"].tolist() == [7, 8, 12, 13]
+    assert replay.table("default")["action"].tolist() == list(range(9, 15))
+
+
+def test_a_table_is_shown_as_a_copy() -> None:
+    replay = events()
+    fill(replay)
+    replay.table("goal")["observation"].fill_(-1.0)
+    assert replay.table("goal")["observation"].flatten().tolist() == [7, 8, 12, 13]
+    with pytest.raises(KeyError, match="no table 'gaol'; there are 'default', 'goal'"):
+        replay.table("gaol")
+    with pytest.raises(RuntimeError, match="empty"):
+        events().table("goal")
+
+
+def test_stats_of_each_table() -> None:
+    replay = events()
+    fill(replay)
+    for _ in range(3):
+        replay.sample()
+    stats = replay.stats()
+    assert stats["histories_forgotten"] == 0 and stats["size"] == 8
+    assert stats["tables"]["default"] == {
+        "size": 6,
+        "capacity": 6,
+        "fill": 1.0,
+        "evicted": 9,
+        "share_drawn": 0.5,
+        "age_mean": 2.5,
+        "age_max": 5,
+    }
+    # 7 8 12 13 of 0 .. 14: ages 7 6 2 1. Six rows were sent, three of fifteen steps were events.
+    assert stats["tables"]["goal"] == {
+        "size": 4,
+        "capacity": 4,
+        "fill": 1.0,
+        "evicted": 2,
+        "share_drawn": 0.5,
+        "age_mean": 4.0,
+        "age_max": 7,
+        "event_share": 0.2,
+    }
+
+
+def test_stats_of_empty_tables() -> None:
+    for table in events().stats()["tables"].values():
+        assert (table["size"], table["fill"], table["share_drawn"], table["age_mean"]) == (0, 0.0, 0.0, 0.0)
+    assert "event_share" not in curriculum().stats()["tables"]["far"]
+
+
+def test_the_bytes_are_those_of_rows_tables_and_priorities() -> None:
+    plain, prioritized = events(), events(priority_exponent=1.0)
+    for replay in (plain, prioritized):
+        fill(replay)
+        replay.sample()
+    assert plain.nbytes == plain.storage.nbytes + plain.tables.nbytes
+    assert prioritized.nbytes == plain.nbytes + prioritized.sampler.nbytes
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("priority_exponent", [0.0, 0.6])
+def test_a_loaded_buffer_goes_on_with_the_same_draws(priority_exponent: float, prefetch, tmp_path) -> None:
+    replay = events(priority_exponent=priority_exponent, correction="mixture", prefetch=prefetch)
+    fill(replay)
+    for _ in range(3):
+        batch = replay.sample()
+        replay.update_priority(batch["index"], torch.rand(4), generation=batch["generation"])
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path)
+    assert same_draws(replay, loaded)
+    if prefetch:
+        return  # what threads have drawn ahead of a write is a matter of time
+    for first in (15, 30):
+        for one in (replay, loaded):
+            fill(one, first=first)
+            one.update_priority(torch.arange(4), torch.arange(4.0))
+        assert same_draws(replay, loaded)
+    drawn = [one.stats()["tables"]["goal"]["share_drawn"] for one in (replay, loaded)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_loaded_curriculum_goes_on_with_the_same_draws(tmp_path) -> None:
+    replay = curriculum(scheduler=Exp3(exploration=0.2), priority_exponent=0.6)
+    replay.extend(rows_of([0, 1, 2] * 4))
+    for _ in range(8):
+        task = int(replay.sample()["task"][0])
+        replay.progress(TASKS[task], task / 2)
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path)
+    assert loaded.probabilities() == replay.probabilities()
+    assert max(loaded.probabilities().values()) > 0.34
+    assert same_draws(replay, loaded)
+
+
+@pytest.mark.parametrize("build", [events, curriculum])
+def test_the_same_seed_gives_the_same_draws(build) -> None:
+    buffers = [build(seed=seed) for seed in (5, 5, 6)]
+    for replay in buffers:
+        rows = rows_of([0, 1, 2] * 4) if build is curriculum else event_steps(0, 12, {3: {"goal"}}, ["goal"])
+        replay.extend(rows)
+    assert not same_draws(buffers[0], buffers[2])
+    buffers[0].seed(5)
+    assert same_draws(buffers[0], buffers[1])
+
+
+def test_a_batch_of_another_size_is_dealt_out_anew() -> None:
+    replay = events()
+    fill(replay)
+    assert replay.sample(7)["table"].tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_prefetched_batches_carry_their_tables() -> None:
+    replay = events(prefetch=3, priority_exponent=0.5)
+    fill(replay)
+    for number in range(20):
+        batch = replay.sample()
+        assert batch["table"].tolist() == [0, 0, 1, 1]
+        replay.update_priority(batch["index"], torch.rand(4), generation=batch["generation"])
+        fill(replay, 1, first=15 + 5 * number)
+    replay.empty()
+    with pytest.raises(RuntimeError, match="no table"):
+        replay.sample()
+
+
+@pytest.mark.parametrize("priority_exponent", [0.0, 1.0])
+def test_an_emptied_buffer_is_as_new(priority_exponent: float) -> None:
+    replay = events(priority_exponent=priority_exponent)
+    fill(replay)
+    batch = replay.sample()
+    replay.update_priority(batch["index"], torch.full((4,), 9.0))
+    replay.empty()
+    assert len(replay) == 0 and replay.stats()["tables"]["default"]["evicted"] == 0
+    assert replay.sampler.default_priority == 1.0
+    with pytest.raises(RuntimeError, match="no table"):
+        replay.sample()
+    fill(replay, 1)
+    replay.update_priority(batch["index"], torch.rand(4), generation=batch["generation"])
+    assert set(replay.sample()["action"].tolist()) <= set(range(5)), "nothing of before is drawn"
+    assert replay.sampler.default_priority == 1.0, "feedback for what was forgotten is late"
+
+
+def test_returns_over_several_steps_run_along_the_episode_and_not_along_the_table() -> None:
+    """Rewards 1 2 3 4 of steps 0 .. 3, the third an event of two steps; discount 1/2, two steps::
+
+    row    return              steps
+    1      2 + 3/2 = 3.5       2
+    2      3 + 4/2 = 5         2        step 3 is not in the goal table
+    """
+    replay = events(default_share=0.0, n_steps=2, discount=0.5)
+    rows = event_steps(0, 4, {2: {"goal"}}, ["goal"])
+    rows["next", "reward"] = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    replay.extend(rows)
+    batch = replay.sample(32)
+    returns = dict(zip(batch["action"].tolist(), batch["next", "reward"].flatten().tolist(), strict=True))
+    assert returns == {1: 3.5, 2: 5.0}
+    assert batch["next", "observation"].flatten().tolist() == (batch["action"] + 2).tolist()
+
+
+def test_returns_end_where_a_later_step_was_overwritten() -> None:
+    """Steps 0 1 are held by goal, step 2 and those after leave the default table and are written over."""
+    replay = recipes.event_tables(2, 2, tables=[goal_table()], default_share=0.0, n_steps=3, discount=0.5, seed=0)
+    rows = event_steps(0, 4, {1: {"goal"}}, ["goal"])
+    rows["next", "reward"] = torch.ones(4, 1)
+    replay.extend(rows)
+    for first in range(4, 84, 4):
+        later = event_steps(first, 4, {}, ["goal"])
+        later["next", "reward"] = torch.full((4, 1), 100.0)
+        replay.extend(later)
+    batch = replay.sample(32)
+    returns = dict(zip(batch["action"].tolist(), batch["next", "reward"].flatten().tolist(), strict=True))
+    assert returns == {0: 1.5, 1: 1.0}
+    assert batch["steps_to_next_obs"].flatten().tolist() == (2 - batch["action"]).tolist()
+
+
+def test_interrupted_episodes_are_closed_in_every_table_that_holds_the_row() -> None:
+    replay = events()
+    index = replay.extend(event_steps(0, 4, {3: {"goal"}}, ["goal"], ends=False))
+    generation = replay.storage.generation_of(index)
+    replay.truncate(index[-1:], generation[-1:] + 1)
+    assert not bool(replay.table("goal")["next", "truncated"].any()), "the slot holds another row by now"
+    replay.truncate(index[-1:], generation[-1:])
+    assert replay.table("goal")["next", "truncated"].flatten().tolist() == [False, True]
+    replay.extend(event_steps(4, 1, {0: {"goal"}}, ["goal"]))
+    assert replay.table("goal")["action"].tolist() == [2, 3, 4]
+
+
+def test_a_copy_of_a_buffer_has_tables_of_its_own() -> None:
+    replay = events()
+    fill(replay)
+    other = copy.deepcopy(replay)
+    fill(other, 2, first=15)
+    assert replay.table("goal")["action"].tolist() == [7, 8, 12, 13]
+    assert other.table("goal")["action"].tolist() == [17, 18, 22, 23]
+    assert other.sampler is not replay.sampler and other.tables is other.writer.tables
+
+
+def test_batches_of_a_curriculum_are_of_one_task() -> None:
+    replay = curriculum(scheduler=UniformTasks())
+    assert replay.tasks == TASKS
+    replay.extend(rows_of([0, 1, 2] * 4))
+    tasks = [replay.sample()["task"].unique().tolist() for _ in range(40)]
+    assert {tuple(task) for task in tasks} == {(0,), (1,), (2,)}
+    shares = [table["share_drawn"] for table in replay.stats()["tables"].values()]
+    assert sum(shares) == pytest.approx(1.0) and min(shares) > 0.1
+
+
+def test_the_probabilities_by_name_leave_out_tasks_with_too_few_rows() -> None:
+    replay = curriculum()
+    assert replay.probabilities() == pytest.approx(dict.fromkeys(TASKS, 1 / 3)), "before any row: the scheduler's own"
+    replay.extend(rows_of([0, 0, 1, 2, 2]))
+    assert replay.probabilities() == {"target": 0.5, "far": 0.0, "near": 0.5}
+    assert replay.actor_tasks(5) == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "message"),
+    [
+        ("gaol", 0.5, "task is 'gaol'; the tasks are 'target', 'far', 'near'"),
+        ("near", float("nan"), "'near' is nan; it must lie in"),
+        ("near", 1.01, "'near' is 1.01; it must lie in"),
+        ("near", -0.01, "'near' is -0.01; it must lie in"),
+    ],
+)
+def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, message: str) -> None:
+    replay = curriculum(scheduler=Exp3())
+    replay.extend(rows_of([2, 2]))
+    replay.sample()
+    before = replay.sampler.state_dict()["scheduler"]
+    with pytest.raises(ValueError, match=message):
+        replay.progress(task, value)
+    assert replay.sampler.state_dict()["scheduler"] == before
+    replay.progress("near", 1.0)
+    assert replay.sampler.state_dict()["scheduler"] != before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_size": 7}, "min_size is 7 and a table holds 6 rows at most: it can never fill"),
+        ({"min_size": 0}, "min_size is 0"),
+        ({"scheduler": OneTask("gaol")}, "'gaol'"),
+        ({"batch_size": 19}, "capacity 18 is below batch_size 19"),
+        ({"priority_exponent": float("nan")}, "priority_exponent is nan"),
+    ],
+)
+def test_bad_options_of_a_curriculum_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        curriculum(**options)
+
+
+def test_a_curriculum_needs_a_scheduler() -> None:
+    writer = TaskTableWriter(TASKS, 4)
+    shares = TableShares({"target": 0.5, "far": 0.5, "near": 0.0})
+    replay = CurriculumReplay(storage=PackedStorage(12), writer=writer, sampler=shares, batch_size=2)
+    with pytest.raises(TypeError, match="sampler is a TableShares; a curriculum needs a ScheduledSampler"):
+        replay.probabilities()
+
+
+def test_a_sampler_that_does_not_draw_from_tables_is_refused() -> None:
+    writer = EventTableWriter(6, [goal_table()])
+    for sampler in (None, UniformSampler(), RandomPairSampler()):
+        with pytest.raises(TypeError, match="would draw slots that no table of EventTableWriter holds.*TableShares"):
+            Replay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, batch_size=2)
+
+
+def pairs(sampler: PairSampler, **options) -> TableReplay:
+    writer = EventTableWriter(8, [goal_table()], max_trajectories=20)
+    given = {"transform": MixPairs(keys=["observation", ("next", "observation")]), "batch_size": 6, "seed": 0}
+    return TableReplay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, **given | options)
+
+
+def neighbors(**options) -> NeighborhoodMixupSampler:
+    first = TableShares({"default": 0.5, "goal": 0.5}, **options)
+    return NeighborhoodMixupSampler(num_neighbors=2, first=first, feature_keys=["observation"], refresh_interval=1)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        neighbors(),
+        RandomPairSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
+        ContinuousTransitionSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_pairs_begin_with_rows_of_the_tables_and_never_take_a_row_that_left_them(sampler) -> None:
+    """Free slots still hold rows, among which neighbours are found; those pairs are left unmixed."""
+    replay = pairs(sampler)
+    fill(replay, 8)
+    stale = replay.tables.pool.state_dict()["free"][:4]
+    assert bool((replay.storage.generation_of(stale) > 0).any()), "otherwise nothing is tested"
+    drawn = []
+    for _ in range(60):
+        batch = replay.sample()
+        assert batch.shape == (6,) and batch["table"].tolist() == [0, 0, 0, 1, 1, 1]
+        assert set(batch["index"][3:, 0].tolist()) <= set(replay.tables.slots_of(1).tolist())
+        drawn.append(batch["index"])
+    index = torch.cat(drawn)
+    assert bool((torch.from_numpy(replay.tables.pool.references)[index] > 0).all())
+    assert bool((index[:, 0] != index[:, 1]).any())
+    assert replay.stats()["tables"]["goal"]["share_drawn"] == 0.5
+
+
+def test_pairs_over_tables_learn_from_td_errors(tmp_path) -> None:
+    replay = pairs(neighbors(priority_exponent=1.0, priority_offset=0.0, importance_exponent=1.0, correction=None))
+    fill(replay, 2)
+    slots = torch.from_numpy(replay.tables.slots_of(1))
+    replay.update_priority(torch.arange(len(replay.storage)), torch.ones(len(replay.storage)))
+    replay.update_priority(slots, torch.tensor([0.0, 0, 0, 3]))
+    batch = replay.sample()
+    assert batch["index"][3:, 0].tolist() == [int(slots[-1])] * 3
+    assert batch["priority_weight"].shape == (6,)
+    replay.save(tmp_path)
+    assert same_draws(replay, load_replay(tmp_path))
+
+
+def test_rows_of_a_table_come_oldest_first_after_many_rounds() -> None:
+    replay = events()
+    fill(replay, 20)
+    for name in ("default", "goal"):
+        numbers = replay.table(name)["action"].tolist()
+        assert all(earlier < later for earlier, later in pairwise(numbers))
