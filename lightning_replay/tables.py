@@ -109,8 +109,8 @@ class Tables:
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
-        >>> slots = tables.append_new(np.array([0, 0])); tables.append(np.array([1]), slots[:1])
-        >>> slots = tables.append_new(np.array([0]))
+        >>> slots = tables.append_new(0, 2); tables.append(np.array([1]), slots[:1])
+        >>> slots = tables.append_new(0, 1)
         >>> tables.slots_of(0), tables.slots_of(1)
         (array([1, 2]), array([0]))
     """
@@ -169,23 +169,53 @@ class Tables:
         """Whether each slot is in the table, bool of the shape of ``slots``."""
         return self.position[table][slots] >= 0
 
-    def append_new(self, table: np.ndarray) -> np.ndarray:
-        """Takes a slot for each new row and appends it to its table, whose oldest entries leave first.
+    def append_new(self, table: int, count: int) -> np.ndarray:
+        """Takes slots for new rows and appends them to one table, whose oldest entries leave first.
+
+        Args:
+            table: its number.
+            count: rows, at most the capacity of the table.
+
+        Returns:
+            Slots, int64 ``[count]``.
+        """
+        if count == 1:
+            return np.array([self._append_one(table)])
+        capacity, offset, first = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
+        places = np.arange(first, first + count)
+        if first + count > capacity:
+            places %= capacity
+        rings = places + offset
+        taken = rings if first >= capacity else rings[places < first]
+        if len(taken):
+            leaving = self.entries[taken]
+            self.position[table, leaving] = -1
+            self.pool.release(leaving)
+        slots = self._take(count)
+        self.entries[rings] = slots
+        self.position[table, slots] = places
+        self.appended[table] = first + count
+        return slots
+
+    def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
+        """As :meth:`append_new`, each row to a table of its own.
 
         Args:
             table: int64 ``[N]``, in the order of the rows; no table more often than its capacity.
-
-        Returns:
-            Slots, int64 ``[N]``.
         """
         if len(table) == 1:
             return np.array([self._append_one(int(table[0]))])
         places = self._make_room(table)
-        slots = self.pool.take(len(table))
-        self.pool.references[slots] = 1
+        slots = self._take(len(table))
         self._place(table, places, slots)
-        self._written_at[slots] = np.arange(self.rows_written, self.rows_written + len(slots))
-        self.rows_written += len(slots)
+        return slots
+
+    def _take(self, count: int) -> np.ndarray:
+        """Slots for rows that are written now, with one reference each."""
+        slots = self.pool.take(count)
+        self.pool.references[slots] = 1
+        self._written_at[slots] = np.arange(self.rows_written, self.rows_written + count)
+        self.rows_written += count
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:

@@ -72,6 +72,9 @@ class TableShares(WithinTables):
         self.normalize_over_batch = normalize_over_batch
         self.multinomial = multinomial
         self.correction = correction
+        self._names: list[str] = []  # of the tables met, which say the order of the two arrays
+        self._share = self._least = np.zeros(0)
+        self._dealt: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last deal, and what it was made for
 
     def ready_shares(self, tables: Tables) -> np.ndarray:
         """Share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
@@ -79,22 +82,18 @@ class TableShares(WithinTables):
         Raises:
             RuntimeError: none of those that have a share holds enough.
         """
-        unknown = [name for name in (*self.table_shares, *self.min_sizes) if name not in tables.names]
-        if unknown or len(self.table_shares) != len(tables):
-            raise ValueError(
-                f"table_shares and min_sizes name {sorted({*self.table_shares, *self.min_sizes})}; the tables are "
-                f"{tables.names}. Give a share to each"
-            )
-        least = np.array([max(1, self.min_sizes.get(name, 1)) for name in tables.names])
-        shares = np.array([self.table_shares[name] for name in tables.names]) * (tables.length >= least)
-        if not shares.any():
+        if self._names != tables.names:
+            self._learn(tables.names)
+        shares = self._share * (tables.length >= self._least)
+        total = shares.sum()
+        if not total:
             held = dict(zip(tables.names, tables.length.tolist(), strict=True))
             raise RuntimeError(
                 f"no table with a share holds enough rows to draw from: there are {held}, needed are "
-                f"{dict(zip(tables.names, least.tolist(), strict=True))}, the shares {self.table_shares}. Collect more "
-                "steps before the first draw, or lower min_size"
+                f"{dict(zip(tables.names, self._least.tolist(), strict=True))}, the shares {self.table_shares}. "
+                "Collect more steps before the first draw, or lower min_size"
             )
-        return shares / shares.sum()
+        return shares / total
 
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
         """``batch_size`` dealt out by the shares of the tables that hold enough."""
@@ -102,9 +101,22 @@ class TableShares(WithinTables):
         if self.multinomial:
             uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator).numpy()
             rows = np.bincount(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"), minlength=len(shares))
-        else:
+            return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+        key = (batch_size, shares.tobytes())
+        if self._dealt is None or self._dealt[0] != key:
             rows = largest_remainder(shares, batch_size)
-        return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+            self._dealt = key, with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+        return self._dealt[1]
+
+    def _learn(self, names: list[str]) -> None:
+        given = {*self.table_shares, *self.min_sizes}
+        if given - set(names) or len(self.table_shares) != len(names):
+            raise ValueError(
+                f"table_shares and min_sizes name {sorted(given)}; the tables are {names}. Give a share to each"
+            )
+        self._share = np.array([self.table_shares[name] for name in names])
+        self._least = np.array([max(1, self.min_sizes.get(name, 1)) for name in names])
+        self._names = list(names)
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None

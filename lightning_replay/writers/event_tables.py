@@ -96,21 +96,36 @@ class EventTableWriter(TableWriter):
         values = self._storage.checked_values(data)
         fired = self._test(data, trajectory, done)
         self._count(fired)
-        written = []
         most = int(self.tables.capacity[0])
+        if len(done) <= most:
+            return self._write(data, values, fired, trajectory, done)
+        written = []
         for start in range(0, len(done), most):
             rows = slice(start, start + most)
-            slots = self.write_new(np.zeros_like(trajectory[rows]), [value[rows] for value in values])
-            self._sent[:, slots] = False
-            if self.tables.state_action_counts is not None:
-                self.tables.state_action_counts.store(slots, data[rows])
-            episodes = list(stretches(trajectory[rows], done[rows]))
-            self._send(fired[:, rows], episodes, slots)
-            for episode in episodes:
-                self._histories.follow(episode, slots[episode.rows])
-            self._write_count += len(slots)
-            written.append(self.announce(slots))
-        return written[0] if len(written) == 1 else torch.cat(written)[-most:]
+            part = [value[rows] for value in values]
+            written.append(self._write(data[rows], part, fired[:, rows], trajectory[rows], done[rows]))
+        return torch.cat(written)[-most:]
+
+    def _write(
+        self,
+        data: TensorDictBase,
+        values: list[Tensor],
+        fired: np.ndarray,
+        trajectory: np.ndarray,
+        done: np.ndarray,
+    ) -> Tensor:
+        """Stores at most as many rows as the default table takes; returns their slots."""
+        slots = self.tables.append_new(0, len(done))
+        self.write(slots, values)
+        self._sent[:, slots] = False
+        if self.tables.state_action_counts is not None:
+            self.tables.state_action_counts.store(slots, data)
+        episodes = list(stretches(trajectory, done))
+        self._send(fired, episodes, slots)
+        for episode in episodes:
+            self._histories.follow(episode, slots[episode.rows])
+        self._write_count += len(slots)
+        return self.announce(slots)
 
     def _test(self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray) -> np.ndarray:
         """What the conditions say of the rows, bool ``[E, N]``; where one refuses, all forget the rows."""

@@ -71,24 +71,17 @@ class TableWriter(TensorDictRoundRobinWriter):
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         return int(self.extend(data.unsqueeze(0)))
 
-    def write_new(self, table: np.ndarray, values: list[Tensor]) -> np.ndarray:
-        """Stores the columns ``values`` of rows and appends each to its table; returns their slots.
-
-        Args:
-            table: int64 ``[N]``; no table more often than its capacity.
-            values: of each column, ``[N, ...]``.
-        """
-        slots = self.tables.append_new(table)
+    def write(self, slots: np.ndarray, values: list[Tensor]) -> None:
+        """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``."""
         # Freed in order, slots are mostly taken in order: stretches of memory are written much faster than single rows.
-        starts = np.flatnonzero(np.append(True, np.diff(slots) != 1))
+        starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1).tolist()]
         if len(starts) > _STRETCHES:
             self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
-            return slots
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(slots)], strict=True):
+            return
+        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
             first = int(slots[start])
             part = values if len(starts) == 1 else [value[start:stop] for value in values]
             self._storage.write(slice(first, first + stop - start), part)
-        return slots
 
     def announce(self, slots: np.ndarray) -> Tensor:
         """Tells sampler and episodes of rows just written; returns the slots as they are indexed on the device."""

@@ -56,7 +56,8 @@ class TaskTableWriter(TableWriter):
         counts = np.bincount(table, minlength=len(self.tables))
         if (counts > self.tables.capacity).any():
             values, table = self._last_rows(values, table)
-        slots = self.write_new(table, values)
+        slots = self.tables.append_new_to_each(table)
+        self.write(slots, values)
         self._write_count += len(task)
         return self.announce(slots)
 

@@ -14,7 +14,7 @@ def numbers(*slots: int) -> np.ndarray:
 
 
 def new(tables: Tables, table: int, count: int) -> list[int]:
-    return tables.append_new(np.full(count, table)).tolist()
+    return tables.append_new_to_each(np.full(count, table)).tolist()
 
 
 def send(tables: Tables, table: int, *slots: int) -> None:
@@ -153,7 +153,7 @@ def test_of_more_slots_than_a_table_holds_the_last_stay() -> None:
 def test_one_call_appends_to_several_tables() -> None:
     """Rows of tables 0 1 1 0 1; table 1 holds two, then one slot goes to both event tables at once."""
     tables = Tables({"default": 2, "near": 3, "far": 1})
-    assert tables.append_new(numbers(0, 1, 1, 0, 1)).tolist() == [0, 1, 2, 3, 4]
+    assert tables.append_new_to_each(numbers(0, 1, 1, 0, 1)).tolist() == [0, 1, 2, 3, 4]
     assert held(tables) == [[0, 3], [1, 2, 4], []]
     tables.append(numbers(1, 2, 2), numbers(0, 0, 3))
     assert held(tables) == [[0, 3], [2, 4, 0], [3]]

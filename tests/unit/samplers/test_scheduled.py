@@ -16,7 +16,7 @@ TASKS = ["target", "far", "near"]
 
 def tables_of_lengths(*lengths: int) -> Tables:
     tables = Tables(dict.fromkeys(TASKS, 10))
-    tables.append_new(np.repeat(np.arange(3), lengths))
+    tables.append_new_to_each(np.repeat(np.arange(3), lengths))
     return tables
 
 
@@ -63,10 +63,10 @@ def test_the_scheduler_is_a_copy_of_the_one_given() -> None:
 def test_baselines_draw_from_the_one_table_of_all_tasks(scheduler) -> None:
     tables = Tables({"all tasks": 10})
     sampler = ScheduledSampler(TASKS, scheduler, min_size=4, seed=0)
-    tables.append_new(np.zeros(3, dtype=np.int64))
+    tables.append_new_to_each(np.zeros(3, dtype=np.int64))
     with pytest.raises(RuntimeError, match=r"holds 4 rows; there are \{'all tasks': 3\}.*Collect more steps"):
         sampler.rows_of_tables(tables, 8)
-    tables.append_new(np.zeros(1, dtype=np.int64))
+    tables.append_new_to_each(np.zeros(1, dtype=np.int64))
     assert sampler.ready(tables).tolist() == [True] * 3
     assert sampler.rows_of_tables(tables, 8).tolist() == [8]
 

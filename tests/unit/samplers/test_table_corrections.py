@@ -22,11 +22,11 @@ def tables_of(goal: list[int], gap: list[int], default: int = 4) -> Tables:
     """Six rows in slots 0 to 5, sent to the other tables before the first ones leave the default table."""
     tables = Tables({"default": 6, "goal": 4, "gap": 4})
     tables.capacity[0] = default
-    slots = tables.append_new(np.zeros(min(default, 6), dtype=np.int64))
+    slots = tables.append_new_to_each(np.zeros(min(default, 6), dtype=np.int64))
     for table, sent in ((1, goal), (2, gap)):
         tables.append(np.full(len(sent), table), np.array(sent, dtype=np.int64))
     for _ in range(6 - len(slots)):
-        tables.append_new(np.zeros(1, dtype=np.int64))
+        tables.append_new_to_each(np.zeros(1, dtype=np.int64))
     return tables
 
 

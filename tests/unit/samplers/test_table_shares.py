@@ -23,7 +23,7 @@ SHARES = {"default": 0.5, "goal": 0.3, "gap": 0.2}
 def tables_of_lengths(default: int, goal: int, gap: int) -> Tables:
     """The first slots of the default table are in the others as well."""
     tables = Tables({"default": 10, "goal": 10, "gap": 10})
-    slots = tables.append_new(np.zeros(default, dtype=np.int64))
+    slots = tables.append_new_to_each(np.zeros(default, dtype=np.int64))
     for table, count in ((1, goal), (2, gap)):
         tables.append(np.full(count, table), slots[:count])
     return tables
