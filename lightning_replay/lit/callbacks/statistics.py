@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -17,6 +18,7 @@ __all__ = ["LogReplayStats"]
 class LogReplayStats(L.Callback):
     """Every ``every_n_updates`` writes ``replay/*``, ``train/*`` and both clocks to the trainer's loggers.
 
+    Of buffers with tables ``replay/tables/<name>/*``, of a curriculum ``replay/probability/<task>`` as well.
     The loggers' x-axis is ``env_steps``. ``self.log`` in a training step costs 0.3 ms per call; this costs nothing
     in the steps between.
 
@@ -47,7 +49,9 @@ class LogReplayStats(L.Callback):
         if updates // self.every_n_updates == self._last_updates // self.every_n_updates:
             return
         now = time.perf_counter()
-        metrics = {f"replay/{name}": value for name, value in source.replay.stats().items() if _is_number(value)}
+        metrics = _numbers(source.replay.stats(), "replay")
+        if hasattr(source.replay, "probabilities"):
+            metrics |= _numbers(source.replay.probabilities(), "replay/probability")
         metrics |= {f"train/{name}": float(value) for name, value in dict(outputs or {}).items() if _is_scalar(value)}
         if isinstance(outputs, dict) and "td_error" in outputs:
             metrics["train/td_error"] = float(outputs["td_error"].abs().mean())
@@ -61,8 +65,15 @@ class LogReplayStats(L.Callback):
         self._last_updates, self._last_time = updates, now
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """The numbers among ``values`` and in the mappings among them, by path: ``replay/tables/goal/fill``."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            numbers |= _numbers(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[f"{prefix}/{name}"] = value
+    return numbers
 
 
 def _is_scalar(value: Any) -> bool:
