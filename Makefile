@@ -43,9 +43,12 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
 
-experiments: .venv/.stamp  ## TD3 with neighbourhood mixup against uniform replay, five paired seeds; DQN and SAC in RLlib with both buffers
+experiments: .venv/.stamp  ## every learning experiment, over paired seeds; the tables and pictures go to tests/benchmarks/results
 	$(BIN)/python examples/demo.py --seeds 5
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
+	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
+			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py; do \
+		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
 
 clean:  ## removes .venv, the peers' environments and every output
 	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
