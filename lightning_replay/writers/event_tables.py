@@ -95,16 +95,18 @@ class EventTableWriter(TableWriter):
         trajectory, done = _episodes_of(data)
         values = self._storage.checked_values(data)
         fired = self._test(data, trajectory, done)
-        self._count(fired)
         most = int(self.tables.capacity[0])
         if len(done) <= most:
-            return self._write(data, values, fired, trajectory, done)
-        written = []
-        for start in range(0, len(done), most):
-            rows = slice(start, start + most)
-            part = [value[rows] for value in values]
-            written.append(self._write(data[rows], part, fired[:, rows], trajectory[rows], done[rows]))
-        return torch.cat(written)[-most:]
+            index = self._write(data, values, fired, trajectory, done)
+        else:
+            parts = [slice(start, start + most) for start in range(0, len(done), most)]
+            written = [
+                self._write(data[rows], [value[rows] for value in values], fired[:, rows], trajectory[rows], done[rows])
+                for rows in parts
+            ]
+            index = torch.cat(written)[-most:]
+        self._count(fired)  # may warn, and a warning may be made an error
+        return index
 
     def _write(
         self,
