@@ -36,7 +36,7 @@ def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
         options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``seed``, and ``sampler``,
             ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for
             transforms, a list of these. Values of that form are built wherever they stand (a schedule, a scheduler,
-            the sampler of first elements). Event tables are given as in :func:`rllib_ext.event_tables.built_tables`.
+            the sampler of first elements). Event tables and conditions are given as in :mod:`rllib_ext.event_tables`.
 
     Raises:
         ValueError: an unknown recipe, option, class or argument, or values that a part refuses.
@@ -77,7 +77,7 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
 
 def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
     from lightning_replay import recipes
-    from rllib_ext.event_tables import built_tables
+    from rllib_ext.event_tables import built_condition, built_tables
 
     function = recipes.by_name(recipe)
     parts = [name for name in PARTS if options.get(name) is not None]
@@ -88,9 +88,11 @@ def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
         )
     accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
-    built = {name: _built(value, name, {}) for name, value in options.items()}
+    built = {name: value if name == "goal" else _built(value, name, {}) for name, value in options.items()}
     if "tables" in built:
-        built["tables"] = built_tables(built["tables"])
+        built["tables"] = built_tables(options["tables"])
+    if "goal" in built:
+        built["goal"] = built_condition(options["goal"], "goal")
     # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
     return call(function, {**DOOR_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
 

@@ -50,5 +50,7 @@ class MinSizes:
         if self._scheduled is not None:
             self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
         if self._shares is not None:
-            for name in self._open:
-                self._shares.min_sizes[name] = min(reachable, int(tables.capacity[tables.number(name)]))
+            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._open}
+            if not sizes.items() <= self._shares.min_sizes.items():
+                self._shares.min_sizes.update(sizes)
+                self._shares._names = []  # so that it reads them again

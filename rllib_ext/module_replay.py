@@ -72,6 +72,12 @@ class ModuleReplay:
     def __len__(self) -> int:
         return len(self.replay)
 
+    @property
+    def room(self) -> int:
+        """Most rows that can be stored at once; of a curriculum, of each task."""
+        tables = getattr(self.replay.storage, "tables", None)
+        return self.replay.capacity if tables is None else int(tables.capacity[0])
+
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
         """Checks episodes without storing them.
 
@@ -209,17 +215,13 @@ class ModuleReplay:
         self._batch = self._expected = None
 
     def _check_room(self, flat: Sequence[FlatEpisode]) -> None:
-        """Refuses more rows at once than the buffer, or the table they go to, can hold."""
-        steps, capacity = sum(len(one.episode) for one in flat), self.replay.capacity
-        tables = getattr(self.replay.storage, "tables", None)
-        if tables is not None:
-            capacity = int(tables.capacity[0])
-            tasks = [one.tasks for one in flat if one.tasks is not None]
-            if tasks and len(tables) > 1:  # one for each task
-                steps = int(np.bincount(np.concatenate(tasks)).max())
-        if steps > capacity:
+        steps = sum(len(one.episode) for one in flat)
+        tasks = [one.tasks for one in flat if one.tasks is not None]
+        if tasks and len(self.replay.storage.tables) > 1:  # one for each task
+            steps = int(np.bincount(np.concatenate(tasks)).max())
+        if steps > self.room:
             raise ValueError(
-                f"capacity is {capacity}, and {steps} steps came with one add(). Give the buffer room for several "
+                f"capacity is {self.room}, and {steps} steps came with one add(). Give the buffer room for several "
                 "rounds of all EnvRunners, or shorten rollout_fragment_length"
             )
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +20,8 @@ from tensordict import TensorDictBase
 from lightning_replay.episodes import trajectory_of
 from lightning_replay.replay import Replay
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.information import TASK
+from rllib_ext.module_replay import ModuleReplay
 from rllib_ext.space_fit import fit_action, fit_observation
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
         replay: of single steps, written first in, first out.
         module_id: the module that learns from the rows; needed where there are several.
 
+    Where the buffer has ``info_keys`` or a curriculum, the rows' columns ``("next", key)`` and ``task`` go along, and
+    must be there.
+
     Returns:
         The rows put in.
 
@@ -63,7 +68,8 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
         raise TypeError(f"replay is a {type(replay).__name__}; a lightning_replay.Replay is accepted, see load_replay")
     name = _module_of(algorithm, module_id)
     most, config = _capacity_of(algorithm, buffer, name), algorithm.config
-    episodes = episodes_of(replay, *algorithm.spaces[name], most=most, normalized=config.normalize_actions)
+    keys = information_keys(buffer, name)
+    episodes = episodes_of(replay, *algorithm.spaces[name], most=most, normalized=config.normalize_actions, infos=keys)
     if config.is_multi_agent:
         buffer.add([_of_several_agents(episode, name) for episode in episodes])
     else:
@@ -72,7 +78,13 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
 
 
 def episodes_of(
-    replay: Replay, observation_space: gym.Space, action_space: gym.Space, *, most: int, normalized: bool
+    replay: Replay,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    *,
+    most: int,
+    normalized: bool,
+    infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
     """The newest rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
 
@@ -82,6 +94,7 @@ def episodes_of(
         action_space: of the environment.
         most: rows.
         normalized: whether the module's bounded actions are fractions of the bounds.
+        infos: columns that become infos of the steps, by the info's name.
 
     Raises:
         ValueError: as :func:`fill`.
@@ -96,7 +109,14 @@ def episodes_of(
         observation=_read(rows, ("observation",), observation_space, fit_observation),
         following=_read(rows, ("next", "observation"), observation_space, fit_observation),
         action=_read(rows, ("action",), action_space, fit),
+        infos={name: _column(rows, key).reshape(len(rows)) for name, key in (infos or {}).items()},
     )
+
+
+def information_keys(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> dict[str, tuple[str, ...]]:
+    """Columns that the replay of a module takes from the infos of steps, by the info's name."""
+    information = _module(buffer, module_id).converter.information
+    return {key: ("next", key) for key in information.keys} | ({} if information.tasks is None else {TASK: (TASK,)})
 
 
 def _module_of(algorithm: Any, module_id: str | None) -> str:
@@ -123,7 +143,11 @@ def _capacity_of(algorithm: Any, buffer: RecipeEpisodeReplayBuffer, name: str) -
     special = (algorithm.config.replay_buffer_config.get("modules") or {}).get(name, {})
     if special is None:
         raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
-    return special.get("capacity") or buffer.capacity
+    return special.get("capacity") or _module(buffer, name).room
+
+
+def _module(buffer: RecipeEpisodeReplayBuffer, name: str) -> ModuleReplay:
+    return buffer.modules[name] if name in buffer.modules else buffer.options.build(name)
 
 
 def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
@@ -136,7 +160,9 @@ def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
             f"the replay's {type(replay.writer).__name__} does not know the order of its rows; "
             "FirstInFirstOutWriter does"
         )
-    slots = torch.arange(len(replay), device=replay.storage.device)
+    tables = getattr(replay.storage, "tables", None)
+    held = np.arange(len(replay)) if tables is None else np.flatnonzero(tables.pool.references)
+    slots = torch.from_numpy(held).to(replay.storage.device)
     rows = replay.storage.get(slots[age_of(slots).argsort()[:most].flip(0)]).cpu()
     steps = rows.get("steps_to_next_obs", None)
     if steps is not None and (steps > 1).any():
@@ -165,7 +191,9 @@ def _column(rows: TensorDictBase, key: tuple[str, ...]) -> np.ndarray:
     return rows.get(key).numpy()
 
 
-def _episodes(rows: TensorDictBase, observation: Any, following: Any, action: Any) -> list[SingleAgentEpisode]:
+def _episodes(
+    rows: TensorDictBase, observation: Any, following: Any, action: Any, infos: Mapping[str, np.ndarray]
+) -> list[SingleAgentEpisode]:
     reward = _column(rows, ("next", "reward")).reshape(len(rows)).astype(np.float32)
     terminated, truncated, done = (_flag(rows, name) for name in ("terminated", "truncated", "done"))
     truncated = truncated | (done & ~terminated)
@@ -188,7 +216,9 @@ def _episodes(rows: TensorDictBase, observation: Any, following: Any, action: An
             following,
         )
         actions = tree.map_structure(lambda column, places=places: column[places], action)
-        episodes.append(_episode(observations, actions, reward[places], bool(terminated[last]), bool(truncated[last])))
+        ends = bool(terminated[last]), bool(truncated[last])
+        told = [{}, *({name: column[place] for name, column in infos.items()} for place in places)]
+        episodes.append(_episode(observations, actions, reward[places], told, *ends))
     return episodes
 
 
@@ -207,13 +237,18 @@ def _continues(following: Any, observation: Any, before: np.ndarray, after: np.n
 
 
 def _episode(
-    observations: Any, actions: Any, rewards: np.ndarray, terminated: bool, truncated: bool
+    observations: Any,
+    actions: Any,
+    rewards: np.ndarray,
+    infos: list[dict[str, Any]],
+    terminated: bool,
+    truncated: bool,
 ) -> SingleAgentEpisode:
     return SingleAgentEpisode(
         observations=InfiniteLookbackBuffer(observations),
         actions=InfiniteLookbackBuffer(actions),
         rewards=InfiniteLookbackBuffer(rewards),
-        infos=[{}] * (len(rewards) + 1),
+        infos=infos,
         terminated=terminated,
         truncated=truncated,
         len_lookback_buffer=0,

@@ -22,6 +22,7 @@ def test_every_recipe_is_known(recipe: str) -> None:
     options: dict[str, Any] = {
         "event_tables": {"tables": [{"name": "goal", "condition": GOAL, "history_length": 5, "capacity": 50}]},
         "parallel_curriculum": {"tasks": ["target", "near"]},
+        "reverse_sweep": {"goal": GOAL},
     }.get(recipe, {})
     options["capacity_per_task" if "tasks" in options else "capacity"] = 100
     assert rllib_ext.replay_config(recipe, **options) == {

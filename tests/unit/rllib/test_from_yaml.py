@@ -69,7 +69,7 @@ def test_the_config_is_configured(tmp_path: Path) -> None:
         "capacity": 500,
     }
     (hook,) = config.callbacks_on_algorithm_init
-    assert hook.keywords == {"restore": False, "incremental": False}
+    assert hook.keywords == {"restore": False, "incremental": False, "assign_tasks": False}
 
 
 def test_class_paths_reach_the_buffer(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
-            "configure has no 'restores'; accepted are incremental, require_cpus, restore",
+            "configure has no 'restores'; accepted are assign_tasks, incremental, require_cpus, restore",
         ),
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from tensordict import TensorDict
+
+import rllib_ext
+from lightning_replay import recipes
+from lightning_replay.events import Event, EventTable, every_of, first_in_episode, info_key, reward_at_least
+from rllib_ext.convert import EpisodeConverter
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.event_tables import built_tables
+
+from .episodes import numbered
+from .my_conditions import first_number_is_even
+
+EVENTS = "lightning_replay.events"
+MINE = f"{__package__}.my_conditions"
+
+
+def at_least(threshold: float) -> dict[str, Any]:
+    return {"class_path": f"{EVENTS}.reward_at_least", "init_args": {"threshold": threshold}}
+
+
+def buffer(**options: Any) -> RecipeEpisodeReplayBuffer:
+    config = rllib_ext.replay_config("event_tables", **{"capacity": 100, "seed": 0, **options})
+    return RecipeEpisodeReplayBuffer(**{name: value for name, value in config.items() if name != "type"})
+
+
+def rewards(replay: Any, table: str) -> list[int]:
+    return replay.table(table)["next", "reward"].flatten().int().tolist()
+
+
+def test_tables_as_dicts_are_the_tables_as_objects() -> None:
+    both = {
+        "class_path": f"{EVENTS}.EveryOf",
+        "init_args": {"conditions": [at_least(1.0), f"{MINE}.first_number_is_even"]},
+    }
+    once = {"class_path": f"{EVENTS}.first_in_episode", "init_args": {"condition": at_least(2.0)}}
+    tables = built_tables(
+        [
+            {"name": "plain", "condition": at_least(3.0), "history_length": 4, "capacity": 10, "share": 0.2},
+            {"name": "mine", "condition": f"{MINE}.first_number_is_even", "capacity": 300, "min_size": 7},
+            {
+                "name": "several",
+                "capacity": 9,
+                "events": [{"condition": both, "history_length": 2}, Event(once_of(5.0), 3)],
+            },
+            {"class_path": f"{EVENTS}.EventTable", "init_args": {"name": "once", "condition": once, "capacity": 200}},
+            EventTable("object", info_key("goal"), capacity=200),
+        ]
+    )
+    expected = [
+        EventTable("plain", reward_at_least(3.0), 4, capacity=10, share=0.2),
+        EventTable("mine", first_number_is_even, capacity=300, min_size=7),
+        EventTable(
+            "several",
+            capacity=9,
+            events=[Event(every_of(reward_at_least(1.0), first_number_is_even), 2), Event(once_of(5.0), 3)],
+        ),
+        EventTable("once", once_of(2.0), capacity=200),
+        EventTable("object", info_key("goal"), capacity=200),
+    ]
+    assert [repr(table) for table in tables] == [repr(table) for table in expected]
+
+
+def once_of(threshold: float) -> Any:
+    return first_in_episode(reward_at_least(threshold))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"condition": "no.such.condition"},
+            r"tables[0].condition names 'no.such.condition', which cannot be imported",
+        ),
+        ({"condition": f"{MINE}.missing"}, "cannot be imported"),
+        ({"condition": "reward_at_least"}, "cannot be imported"),
+        ({"condition": f"{MINE}.NOT_CALLABLE"}, "a int that cannot be called with steps"),
+        ({"condition": 5}, "tables[0].condition is 5, which is no condition"),
+        ({"condition": f"{EVENTS}.reward_at_least"}, "RewardAtLeast needs threshold"),
+        ({"condition": {"path": "x"}}, "has the keys ['path']; a condition is an import path"),
+        ({"condition": {**at_least(1.0), "init_args": {"value": 1}}}, "RewardAtLeast has no argument 'value'"),
+        ({"condition": {**at_least(1.0), "init_args": {"threshold": "much"}}}, "threshold is 'much'"),
+        ({"condition": {"class_path": f"{MINE}.first_number_is_even", "init_args": {}}}, "names the function"),
+        ({"condition": at_least(1.0), "size": 3}, "EventTable has no argument 'size'"),
+        ({}, "given neither condition and events"),
+        ({"condition": at_least(1.0), "capacity": 3}, "history longer than the table"),
+        ({"condition": at_least(1.0), "name": "default"}, "taken twice"),
+        ({"events": [{"history_length": 3}]}, "tables[0].events[0]: Event needs condition"),
+        ({"condition": at_least(1.0), "share": 0.9}, "sums to"),
+    ],
+)
+def test_tables_that_cannot_be_built_are_refused_when_the_config_is_written(table: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        buffer(
+            tables=[{"name": "goal", "history_length": 5 if "condition" in table else 200, "capacity": 1000, **table}]
+        )
+
+
+@pytest.mark.parametrize("tables", [{"name": "goal"}, "goal", [3], None])
+def test_what_is_no_list_of_tables_is_refused(tables: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"tables|needs"):
+        buffer(tables=tables)
+
+
+def test_a_needed_argument_of_a_recipe_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="recipe 'event_tables': event_tables needs tables"):
+        rllib_ext.replay_config("event_tables", capacity=100)
+
+
+def test_tables_hold_what_a_plain_replay_holds_of_the_same_steps() -> None:
+    tables = [
+        {"name": "late", "condition": at_least(104.0), "history_length": 4, "capacity": 6},
+        {"name": "even", "condition": f"{MINE}.first_number_is_even", "history_length": 2, "capacity": 50},
+    ]
+    ours = buffer(tables=tables, capacity=12)
+    plain = recipes.event_tables(12, batch_size=1, tables=built_tables(tables), seed=0)
+    converter = EpisodeConverter()
+    calls = [  # two runners, whose fragments arrive by turns; one is sent twice
+        [numbered("a", 3), numbered("b", 2, offset=100)],
+        [numbered("b", 3, offset=100, start=2, lookback=1), numbered("a", 2, start=3, terminated=True)],
+        [numbered("b", 3, offset=100, start=2, lookback=1), numbered("c", 4, offset=200)],
+        [numbered("c", 1, offset=200, start=4, truncated=True), numbered("b", 4, offset=100, start=5, truncated=True)],
+    ]
+    for call in calls:
+        ours.add(call)
+        rows = converter.transitions(converter.flatten(call))
+        assert rows is not None
+        plain.extend(rows)
+    # b sends 101 to 104, then c 200 to 204, then b 105 to 108: the newest six
+    assert rewards(plain, "late") == [203, 204, 105, 106, 107, 108]
+    for name in ("default", "late", "even"):
+        held, expected = ours.replay.table(name), plain.table(name)
+        assert (held == expected).all(), name
+    assert len(ours) == len(plain)
+
+
+def test_histories_of_lost_runners_are_forgotten_and_no_rows_refused() -> None:
+    tables = [{"name": "end", "condition": at_least(3.0), "history_length": 3, "capacity": 50}]
+    lossy = buffer(tables=tables, capacity=1000)
+    for number in range(300):  # none of them ends
+        lossy.add(numbered(f"lost {number}", 2))
+    lossy.add(numbered("kept", 2))
+    lossy.add(numbered("kept", 2, start=2, terminated=True))
+    assert rewards(lossy.replay, "end") == [1, 2, 3]
+    assert lossy.replay.stats()["histories_forgotten"] == 301 - 128
+    strict = buffer(tables=tables, forget_stale=False, max_trajectories=1)
+    strict.add(numbered("a", 2))
+    with pytest.raises(ValueError, match="2 episodes would run at once"):
+        strict.add(numbered("b", 2))
+
+
+def test_a_condition_that_cannot_read_the_rows_stores_nothing() -> None:
+    without = buffer(tables=[{"name": "goal", "condition": info_key("goal"), "history_length": 3, "capacity": 50}])
+    with pytest.raises(ValueError, match="event table 'goal'.*goal"):
+        without.add(numbered("a", 2))
+    assert len(without) == 0
+
+
+def test_small_tables_wait_for_a_batch_and_shares_are_kept() -> None:
+    tables = [
+        {"name": "follows", "condition": at_least(20.0), "history_length": 1, "capacity": 30, "share": 0.3},
+        {
+            "name": "given",
+            "condition": at_least(20.0),
+            "history_length": 1,
+            "capacity": 30,
+            "share": 0.2,
+            "min_size": 3,
+        },
+    ]
+    waiting = buffer(tables=tables)
+    waiting.add(numbered("a", 25))  # 5 events
+    assert drawn_from(waiting, 10) == [7, 0, 3]  # 0.5 and 0.2, renormalised
+    waiting.add(numbered("a", 5, start=25))
+    assert drawn_from(waiting, 10) == [5, 3, 2]
+    assert drawn_from(waiting, 40) == [29, 0, 11]  # fewer rows than a batch: what holds most is drawn from
+
+
+def drawn_from(buffer: RecipeEpisodeReplayBuffer, rows: int) -> list[int]:
+    batches = buffer.replay.sample
+    drawn: list[TensorDict] = []
+    buffer.replay.sample = lambda count: drawn.append(batches(count)) or drawn[0]  # type: ignore[method-assign]
+    buffer.sample(num_items=rows)
+    buffer.replay.sample = batches  # type: ignore[method-assign]
+    return np.bincount(drawn[0]["table"].numpy(), minlength=3).tolist()
+
+
+def test_td_errors_and_returns_over_several_steps() -> None:
+    tables = [{"name": "end", "condition": at_least(8.0), "history_length": 3, "capacity": 30, "min_size": 1}]
+    learned = buffer(tables=tables, priority_exponent=1.0)
+    learned.add(numbered("a", 9, terminated=True))
+    episodes = learned.sample(num_items=64, n_step=3, gamma=1.0)
+    starts = np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in episodes])
+    returns = np.concatenate([one.get_rewards(slice(0, len(one))) for one in episodes])
+    assert returns.tolist() == [sum(range(int(start), min(int(start) + 3, 9))) for start in starts]
+    assert (starts >= 6).mean() > 0.5
+    learned.update_priorities(np.where(starts == 4, 100.0, 0.0))
+    again = learned.sample(num_items=64)
+    default = np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in again])
+    assert (default == 4).sum() == 32  # its share; the rows of the other table are others
+
+
+def test_a_saved_buffer_closes_open_histories_and_draws_the_same() -> None:
+    tables = [{"name": "end", "condition": once_of(4.0), "history_length": 3, "capacity": 30}]
+    first = buffer(tables=tables)
+    first.add([numbered("a", 4), numbered("b", 6, terminated=True)])
+    again = buffer(tables=tables)
+    again.set_state(first.get_state())
+    for one in (first, again):
+        assert rewards(one.replay, "end") == [2, 3, 4]
+    assert torch.equal(first.replay.sample(20)["index"], again.replay.sample(20)["index"])
+    again.add(numbered("a", 3, start=4))  # its beginning was interrupted: a history of its own
+    assert rewards(again.replay, "end") == [2, 3, 4, 4]
+    first.add(numbered("a", 3, start=4))
+    assert rewards(first.replay, "end") == [2, 3, 4, 2, 3, 4]
+
+
+def test_figures_of_tables() -> None:
+    tables = [{"name": "end", "condition": at_least(4.0), "history_length": 2, "capacity": 4, "share": 0.25}]
+    counted = buffer(tables=tables, default_share=0.75)
+    counted.add([numbered("a", 6, terminated=True), numbered("b", 5, offset=3)])
+    for _ in range(3):
+        counted.sample(num_items=8)
+    logger = MetricsLogger(root=True)
+    logger.aggregate([counted.get_metrics()], key="replay_buffer")
+    tables = logger.peek(("replay_buffer", "tables"))
+    assert tables["default"]["share_drawn"] == 0.75 and tables["end"]["share_drawn"] == 0.25
+    # a sends 3 4 5, b sends 3 4 5 6 7: all but the newest four have left
+    assert tables["end"]["fill"] == 1.0 and tables["end"]["evicted"] == 4 and tables["end"]["age_max"] == 3
+    assert tables["default"]["size"] == 11 and tables["default"]["fill"] == 0.11 and tables["default"]["evicted"] == 0
+    assert tables["end"]["event_share"] == 6 / 11
