@@ -8,27 +8,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers import (
-    ContinuousTransitionSampler,
-    NeighborhoodMixupSampler,
-    PairSampler,
     RandomPairSampler,
     UniformSampler,
 )
-from lightning_replay.samplers.table_shares import TableShares
-from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
-from lightning_replay.table_replay import CurriculumReplay, TableReplay
-from lightning_replay.transforms import MixPairs
+from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.event_tables import EventTableWriter
-from lightning_replay.writers.task_tables import TaskTableWriter
 from tests.event_steps import IsTrue, event_steps
-from tests.transitions import numbered_steps
-
-TASKS = ["target", "far", "near"]
 
 
 def goal_table(**options) -> EventTable:
@@ -44,18 +33,6 @@ def fill(replay: TableReplay, episodes: int = 3, first: int = 0) -> None:
     """Episodes of five steps, the fourth of which is the goal."""
     for start in range(first, first + 5 * episodes, 5):
         replay.extend(event_steps(start, 5, {3: {"goal"}}, ["goal"]))
-
-
-def curriculum(**options) -> CurriculumReplay:
-    return recipes.parallel_curriculum(
-        TASKS, **{"capacity_per_task": 6, "batch_size": 4, "min_size": 2, "seed": 0} | options
-    )
-
-
-def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
-    rows = numbered_steps(first, len(tasks))
-    rows["task"] = torch.tensor(tasks)
-    return rows
 
 
 def same_draws(one: TableReplay, other: TableReplay, batches: int = 5) -> bool:
@@ -115,7 +92,6 @@ def test_stats_of_each_table() -> None:
 def test_stats_of_empty_tables() -> None:
     for table in events().stats()["tables"].values():
         assert (table["size"], table["fill"], table["share_drawn"], table["age_mean"]) == (0, 0.0, 0.0, 0.0)
-    assert "event_share" not in curriculum().stats()["tables"]["far"]
 
 
 def test_the_bytes_are_those_of_rows_tables_and_priorities() -> None:
@@ -149,25 +125,10 @@ def test_a_loaded_buffer_goes_on_with_the_same_draws(priority_exponent: float, p
     assert drawn[0] == drawn[1]
 
 
-def test_a_loaded_curriculum_goes_on_with_the_same_draws(tmp_path) -> None:
-    replay = curriculum(scheduler=Exp3(exploration=0.2), priority_exponent=0.6)
-    replay.extend(rows_of([0, 1, 2] * 4))
-    for _ in range(8):
-        task = int(replay.sample()["task"][0])
-        replay.progress(TASKS[task], task / 2)
-    replay.save(tmp_path)
-    loaded = load_replay(tmp_path)
-    assert loaded.probabilities() == replay.probabilities()
-    assert max(loaded.probabilities().values()) > 0.34
-    assert same_draws(replay, loaded)
-
-
-@pytest.mark.parametrize("build", [events, curriculum])
-def test_the_same_seed_gives_the_same_draws(build) -> None:
-    buffers = [build(seed=seed) for seed in (5, 5, 6)]
+def test_the_same_seed_gives_the_same_draws() -> None:
+    buffers = [events(seed=seed) for seed in (5, 5, 6)]
     for replay in buffers:
-        rows = rows_of([0, 1, 2] * 4) if build is curriculum else event_steps(0, 12, {3: {"goal"}}, ["goal"])
-        replay.extend(rows)
+        fill(replay)
     assert not same_draws(buffers[0], buffers[2])
     buffers[0].seed(5)
     assert same_draws(buffers[0], buffers[1])
@@ -264,124 +225,11 @@ def test_a_copy_of_a_buffer_has_tables_of_its_own() -> None:
     assert other.sampler is not replay.sampler and other.tables is other.writer.tables
 
 
-def test_batches_of_a_curriculum_are_of_one_task() -> None:
-    replay = curriculum(scheduler=UniformTasks())
-    assert replay.tasks == TASKS
-    replay.extend(rows_of([0, 1, 2] * 4))
-    tasks = [replay.sample()["task"].unique().tolist() for _ in range(40)]
-    assert {tuple(task) for task in tasks} == {(0,), (1,), (2,)}
-    shares = [table["share_drawn"] for table in replay.stats()["tables"].values()]
-    assert sum(shares) == pytest.approx(1.0) and min(shares) > 0.1
-
-
-def test_the_probabilities_by_name_leave_out_tasks_with_too_few_rows() -> None:
-    replay = curriculum()
-    assert replay.probabilities() == pytest.approx(dict.fromkeys(TASKS, 1 / 3)), "before any row: the scheduler's own"
-    replay.extend(rows_of([0, 0, 1, 2, 2]))
-    assert replay.probabilities() == {"target": 0.5, "far": 0.0, "near": 0.5}
-    assert replay.actor_tasks(5) == [0, 1, 2, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("task", "value", "message"),
-    [
-        ("gaol", 0.5, "task is 'gaol'; the tasks are 'target', 'far', 'near'"),
-        ("near", float("nan"), "'near' is nan; it must lie in"),
-        ("near", 1.01, "'near' is 1.01; it must lie in"),
-        ("near", -0.01, "'near' is -0.01; it must lie in"),
-    ],
-)
-def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, message: str) -> None:
-    replay = curriculum(scheduler=Exp3())
-    replay.extend(rows_of([2, 2]))
-    replay.sample()
-    before = replay.sampler.state_dict()["scheduler"]
-    with pytest.raises(ValueError, match=message):
-        replay.progress(task, value)
-    assert replay.sampler.state_dict()["scheduler"] == before
-    replay.progress("near", 1.0)
-    assert replay.sampler.state_dict()["scheduler"] != before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_size": 7}, "min_size is 7 and a table holds 6 rows at most: it can never fill"),
-        ({"min_size": 0}, "min_size is 0"),
-        ({"scheduler": OneTask("gaol")}, "'gaol'"),
-        ({"batch_size": 19}, "capacity 18 is below batch_size 19"),
-        ({"priority_exponent": float("nan")}, "priority_exponent is nan"),
-    ],
-)
-def test_bad_options_of_a_curriculum_are_refused(options, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        curriculum(**options)
-
-
-def test_a_curriculum_needs_a_scheduler() -> None:
-    writer = TaskTableWriter(TASKS, 4)
-    shares = TableShares({"target": 0.5, "far": 0.5, "near": 0.0})
-    replay = CurriculumReplay(storage=PackedStorage(12), writer=writer, sampler=shares, batch_size=2)
-    with pytest.raises(TypeError, match="sampler is a TableShares; a curriculum needs a ScheduledSampler"):
-        replay.probabilities()
-
-
 def test_a_sampler_that_does_not_draw_from_tables_is_refused() -> None:
     writer = EventTableWriter(6, [goal_table()])
     for sampler in (None, UniformSampler(), RandomPairSampler()):
         with pytest.raises(TypeError, match="would draw slots that no table of EventTableWriter holds.*TableShares"):
             Replay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, batch_size=2)
-
-
-def pairs(sampler: PairSampler, **options) -> TableReplay:
-    writer = EventTableWriter(8, [goal_table()], max_trajectories=20)
-    given = {"transform": MixPairs(keys=["observation", ("next", "observation")]), "batch_size": 6, "seed": 0}
-    return TableReplay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, **given | options)
-
-
-def neighbors(**options) -> NeighborhoodMixupSampler:
-    first = TableShares({"default": 0.5, "goal": 0.5}, **options)
-    return NeighborhoodMixupSampler(num_neighbors=2, first=first, feature_keys=["observation"], refresh_interval=1)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        neighbors(),
-        RandomPairSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
-        ContinuousTransitionSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
-    ],
-    ids=lambda sampler: type(sampler).__name__,
-)
-def test_pairs_begin_with_rows_of_the_tables_and_never_take_a_row_that_left_them(sampler) -> None:
-    """Free slots still hold rows, among which neighbours are found; those pairs are left unmixed."""
-    replay = pairs(sampler)
-    fill(replay, 8)
-    stale = replay.tables.pool.state_dict()["free"][:4]
-    assert bool((replay.storage.generation_of(stale) > 0).any()), "otherwise nothing is tested"
-    drawn = []
-    for _ in range(60):
-        batch = replay.sample()
-        assert batch.shape == (6,) and batch["table"].tolist() == [0, 0, 0, 1, 1, 1]
-        assert set(batch["index"][3:, 0].tolist()) <= set(replay.tables.slots_of(1).tolist())
-        drawn.append(batch["index"])
-    index = torch.cat(drawn)
-    assert bool((torch.from_numpy(replay.tables.pool.references)[index] > 0).all())
-    assert bool((index[:, 0] != index[:, 1]).any())
-    assert replay.stats()["tables"]["goal"]["share_drawn"] == 0.5
-
-
-def test_pairs_over_tables_learn_from_td_errors(tmp_path) -> None:
-    replay = pairs(neighbors(priority_exponent=1.0, priority_offset=0.0, importance_exponent=1.0, correction=None))
-    fill(replay, 2)
-    slots = torch.from_numpy(replay.tables.slots_of(1))
-    replay.update_priority(torch.arange(len(replay.storage)), torch.ones(len(replay.storage)))
-    replay.update_priority(slots, torch.tensor([0.0, 0, 0, 3]))
-    batch = replay.sample()
-    assert batch["index"][3:, 0].tolist() == [int(slots[-1])] * 3
-    assert batch["priority_weight"].shape == (6,)
-    replay.save(tmp_path)
-    assert same_draws(replay, load_replay(tmp_path))
 
 
 def test_rows_of_a_table_come_oldest_first_after_many_rounds() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a batch and priorities within tables, by hand-worked numbers."""
+"""Shares of a batch, by hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers.table_corrections import mixture
 from lightning_replay.samplers.table_shares import TableShares, largest_remainder, with_one_of_each
-from lightning_replay.schedules import Linear
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables import Tables
 from tests.event_steps import IsTrue, event_steps
@@ -172,92 +171,6 @@ def test_batches_are_the_rows_of_table_after_table() -> None:
     assert replay.stats()["tables"]["goal"]["share_drawn"] == 0.5
 
 
-def test_one_priority_holds_in_every_table_that_refers_to_the_row() -> None:
-    """Slot 4 alone has a priority above 0, so it is all that is drawn from either table."""
-    replay = prioritized()
-    replay.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 0, -2, 0]))
-    batch = replay.sample()
-    assert batch["index"].tolist() == [4] * 4 and batch["table"].tolist() == [0, 0, 1, 1]
-
-
-def test_the_last_of_several_td_errors_for_a_row_counts() -> None:
-    replay = prioritized()
-    replay.update_priority(torch.arange(6), torch.zeros(6))
-    replay.update_priority(torch.tensor([4, 3, 4]), torch.tensor([5.0, 1.0, 0.0]))
-    assert replay.sample()["index"].tolist() == [3] * 4
-
-
-def test_new_rows_get_the_largest_priority_given_so_far() -> None:
-    replay = prioritized()
-    sampler = replay.sampler
-    assert sampler.default_priority == 1.0
-    replay.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 0, 7.0, 0]))
-    replay.update_priority(torch.arange(6), torch.zeros(6))
-    assert sampler.default_priority == 7.0
-    slot = int(replay.extend(event_steps(6, 1, {}, ["goal"])))
-    assert replay.sampler.state_dict()["priority"][slot] == 7.0
-    with pytest.raises(RuntimeError, match="every row of table 'goal' has priority 0.*use a positive priority_offset"):
-        replay.sample()
-
-
-def test_a_row_keeps_its_priority_when_an_event_sends_it_to_a_table() -> None:
-    """Slots 0 and 1 have priorities 3 and 1 before the event of slot 2 (new: 3) sends all three to its table."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=3, capacity=4, min_size=1)
-    options = {"priority_exponent": 1.0, "importance_exponent": 1.0, "priority_offset": 0.0}
-    replay = recipes.event_tables(4, 8, tables=[table], default_share=0.0, seed=0, **options)
-    replay.extend(event_steps(0, 2, {}, ["goal"], ends=False))
-    replay.update_priority(torch.arange(2), torch.tensor([3.0, 1.0]))
-    replay.extend(event_steps(2, 1, {0: {"goal"}}, ["goal"]))
-    assert weights_by_row(replay) == pytest.approx({(1, 0): 1 / 3, (1, 1): 1.0, (1, 2): 1 / 3})
-
-
-def test_late_td_errors_are_dropped() -> None:
-    """Slot 0 is written again between the draw and the update, slot 5 is not."""
-    replay = prioritized()
-    index, generation = torch.tensor([0, 5]), torch.ones(2, dtype=torch.int64)
-    while replay.storage.generation_of(torch.tensor([0])) == 1:
-        replay.extend(event_steps(6, 1, {}, ["goal"]))
-    replay.update_priority(index, torch.tensor([9.0, 4.0]), generation=generation)
-    assert replay.sampler.state_dict()["priority"][[0, 5]].tolist() == [1.0, 4.0]
-    assert replay.sampler.default_priority == 4.0
-    assert replay.stats()["late_updates_dropped"] == 1
-
-
-@pytest.mark.parametrize("exponent", [0.5, 1.0])
-def test_weights_correct_for_priorities_within_the_table_over_the_largest_of_all_tables(exponent: float) -> None:
-    """Priorities 1 1 2 1 3 4, of which the goal table has those of slots 3 and 4: 1 and 3::
-
-    table      sum    n P of each                              smallest
-    default    12     1/2 1/2 1 1/2 3/2 2                      1/2
-    goal       4      (slot 3) 1/2, (slot 4) 3/2               1/2
-    """
-    replay = prioritized(importance_exponent=exponent)
-    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
-    ratio = {(0, slot): value for slot, value in enumerate([0.5, 0.5, 1.0, 0.5, 1.5, 2.0])}
-    ratio |= {(1, 3): 0.5, (1, 4): 1.5}
-    found = weights_by_row(replay)
-    assert found == pytest.approx({key: (value / 0.5) ** -exponent for key, value in ratio.items()})
-
-
-def test_the_largest_weight_may_belong_to_a_table_that_is_not_drawn_from() -> None:
-    """The goal table (priorities 1 and 7, least n P 1/4) is not ready; the default's least n P is 6 / 13."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=3)
-    options = {"priority_exponent": 1.0, "importance_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
-    replay = recipes.event_tables(6, 4, tables=[table], **options)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
-    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 7, 1]))
-    found = weights_by_row(replay)
-    assert found[0, 0] == pytest.approx(0.25 / (6 / 13))
-
-
-def test_rows_of_priority_zero_in_a_table_that_is_not_drawn_from_do_no_harm() -> None:
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=3)
-    replay = recipes.event_tables(6, 4, tables=[table], priority_exponent=1.0, priority_offset=0.0, seed=0)
-    replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
-    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 1, 0, 0, 1]))
-    assert replay.sample()["priority_weight"].tolist() == [1.0] * 4
-
-
 def test_the_weight_is_the_product_of_correction_and_priorities() -> None:
     """Shares 1/2 each, |B_0| = 6, goal holds 3 and 4. mixture: outside 2, inside (1/6) / (1/12 + 1/4) = 1/2."""
     replay = prioritized(importance_exponent=1.0, correction="mixture")
@@ -284,42 +197,6 @@ def test_a_correction_takes_the_shares_that_rounding_makes() -> None:
     drawn = prioritized(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5, multinomial=True)
     found = weights_by_row(drawn)
     assert found[0, 0] == pytest.approx(1 / 0.7), "where the numbers are drawn too, the shares stay those given"
-
-
-def test_without_an_importance_exponent_priorities_have_no_weights() -> None:
-    assert "priority_weight" not in prioritized(importance_exponent=0.0).sample()
-
-
-def test_the_importance_exponent_follows_its_clock() -> None:
-    replay = prioritized(importance_exponent=Linear(0.0, 1.0, 10, clock="updates"))
-    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
-    assert "priority_weight" not in replay.sample()
-    replay.advance(updates=10)
-    assert weights_by_row(replay)[0, 5] == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    ("index", "td_error", "error", "message"),
-    [
-        ([0, 1], [1.0, float("nan")], ValueError, r"rows \[1\].*NaN or infinite"),
-        ([0, 1], [1.0, float("inf")], ValueError, r"rows \[1\].*NaN or infinite"),
-        ([0, 1], [1.0, 2.0, 3.0], ValueError, "3"),
-        ([0, 99], [1.0, 2.0], IndexError, "must lie in 0..5.*got 0..99"),
-    ],
-)
-def test_bad_td_errors_are_refused_and_nothing_changes(index, td_error, error, message: str) -> None:
-    replay = prioritized()
-    before = replay.sampler.state_dict()["priority"]
-    with pytest.raises(error, match=message):
-        replay.update_priority(torch.tensor(index), torch.tensor(td_error))
-    assert torch.equal(replay.sampler.state_dict()["priority"], before)
-
-
-def test_sampler_and_feedback_without_priorities_are_left_alone() -> None:
-    replay = prioritized(priority_exponent=0.0)
-    replay.update_priority(torch.arange(6), torch.ones(6))
-    assert not replay.is_prioritized and replay.sampler.nbytes == 0
-    assert prioritized().sampler.nbytes > 0 and prioritized().sampler.max_size == prioritized().capacity
 
 
 def test_it_says_what_it_is() -> None:

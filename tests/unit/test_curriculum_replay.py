@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A buffer with a table for each task: batches of one task, progress, probabilities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import PackedStorage, load_replay, recipes
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
+from lightning_replay.table_replay import CurriculumReplay
+from lightning_replay.writers.task_tables import TaskTableWriter
+from tests.transitions import numbered_steps
+
+TASKS = ["target", "far", "near"]
+
+
+def curriculum(**options) -> CurriculumReplay:
+    return recipes.parallel_curriculum(
+        TASKS, **{"capacity_per_task": 6, "batch_size": 4, "min_size": 2, "seed": 0} | options
+    )
+
+
+def rows_of(tasks: list[int], first: int = 0) -> TensorDict:
+    rows = numbered_steps(first, len(tasks))
+    rows["task"] = torch.tensor(tasks)
+    return rows
+
+
+def same_draws(one: CurriculumReplay, other: CurriculumReplay, batches: int = 5) -> bool:
+    return all(torch.equal(one.sample()["observation"], other.sample()["observation"]) for _ in range(batches))
+
+
+def test_a_loaded_curriculum_goes_on_with_the_same_draws(tmp_path) -> None:
+    replay = curriculum(scheduler=Exp3(exploration=0.2), priority_exponent=0.6)
+    replay.extend(rows_of([0, 1, 2] * 4))
+    for _ in range(8):
+        task = int(replay.sample()["task"][0])
+        replay.progress(TASKS[task], task / 2)
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path)
+    assert loaded.probabilities() == replay.probabilities()
+    assert max(loaded.probabilities().values()) > 0.34
+    assert same_draws(replay, loaded)
+
+
+def test_batches_of_a_curriculum_are_of_one_task() -> None:
+    replay = curriculum(scheduler=UniformTasks())
+    assert replay.tasks == TASKS
+    replay.extend(rows_of([0, 1, 2] * 4))
+    tasks = [replay.sample()["task"].unique().tolist() for _ in range(40)]
+    assert {tuple(task) for task in tasks} == {(0,), (1,), (2,)}
+    shares = [table["share_drawn"] for table in replay.stats()["tables"].values()]
+    assert sum(shares) == pytest.approx(1.0) and min(shares) > 0.1
+
+
+def test_the_probabilities_by_name_leave_out_tasks_with_too_few_rows() -> None:
+    replay = curriculum()
+    assert replay.probabilities() == pytest.approx(dict.fromkeys(TASKS, 1 / 3)), "before any row: the scheduler's own"
+    replay.extend(rows_of([0, 0, 1, 2, 2]))
+    assert replay.probabilities() == {"target": 0.5, "far": 0.0, "near": 0.5}
+    assert replay.actor_tasks(5) == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "message"),
+    [
+        ("gaol", 0.5, "task is 'gaol'; the tasks are 'target', 'far', 'near'"),
+        ("near", float("nan"), "'near' is nan; it must lie in"),
+        ("near", 1.01, "'near' is 1.01; it must lie in"),
+        ("near", -0.01, "'near' is -0.01; it must lie in"),
+    ],
+)
+def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, message: str) -> None:
+    replay = curriculum(scheduler=Exp3())
+    replay.extend(rows_of([2, 2]))
+    replay.sample()
+    before = replay.sampler.state_dict()["scheduler"]
+    with pytest.raises(ValueError, match=message):
+        replay.progress(task, value)
+    assert replay.sampler.state_dict()["scheduler"] == before
+    replay.progress("near", 1.0)
+    assert replay.sampler.state_dict()["scheduler"] != before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_size": 7}, "min_size is 7 and a table holds 6 rows at most: it can never fill"),
+        ({"min_size": 0}, "min_size is 0"),
+        ({"scheduler": OneTask("gaol")}, "'gaol'"),
+        ({"batch_size": 19}, "capacity 18 is below batch_size 19"),
+        ({"priority_exponent": float("nan")}, "priority_exponent is nan"),
+    ],
+)
+def test_bad_options_of_a_curriculum_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        curriculum(**options)
+
+
+def test_a_curriculum_needs_a_scheduler() -> None:
+    writer = TaskTableWriter(TASKS, 4)
+    shares = TableShares({"target": 0.5, "far": 0.5, "near": 0.0})
+    replay = CurriculumReplay(storage=PackedStorage(12), writer=writer, sampler=shares, batch_size=2)
+    with pytest.raises(TypeError, match="sampler is a TableShares; a curriculum needs a ScheduledSampler"):
+        replay.probabilities()
+
+
+def test_the_same_seed_gives_the_same_draws() -> None:
+    buffers = [curriculum(seed=seed) for seed in (5, 5, 6)]
+    for replay in buffers:
+        replay.extend(rows_of([0, 1, 2] * 4))
+    assert not same_draws(buffers[0], buffers[2])
+    buffers[0].seed(5)
+    assert same_draws(buffers[0], buffers[1])
+
+
+def test_stats_of_empty_tables() -> None:
+    for table in curriculum().stats()["tables"].values():
+        assert (table["size"], table["fill"], table["share_drawn"], table["age_mean"]) == (0, 0.0, 0.0, 0.0)
+        assert "event_share" not in table
