@@ -55,11 +55,12 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: Any) -> AlgorithmConfig:
     """An algorithm of tiny networks and short iterations."""
+    capacity = {} if "capacity_per_task" in options else {"capacity": 1000}
     return (
         algorithm()
         .environment(env)
         .training(
-            replay_buffer_config=rllib_ext.replay_config(recipe, **{"capacity": 1000, **options}),
+            replay_buffer_config=rllib_ext.replay_config(recipe, **{**capacity, **options}),
             train_batch_size_per_learner=16,
             num_steps_sampled_before_learning_starts=40,
         )

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event tables and a curriculum in RLlib: what the tables hold, who plays what, and what a lost EnvRunner changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from tensordict import TensorDict, TensorDictBase
+
+import rllib_ext
+from lightning_replay import recipes
+from lightning_replay.envs.tasks import TaskChoice
+from lightning_replay.events import EventTable, info_key, reestablished, reward_at_least
+from lightning_replay.progress import MeanReturn
+from lightning_replay.schedulers import EasyToHard, Exp3
+
+from .rllib_algorithms import small, trained
+
+pytestmark = pytest.mark.slow
+
+TASKS = ["target", "near", "far"]  # not the order of the environment
+RETURNS = {"target": 0.0, "far": 0.5, "near": 1.0}
+LENGTH = 7
+
+
+class Levels(TaskChoice, gym.Env):
+    """Observes the index of its task, the number of its EnvRunner, its process and its step; episodes take 7 steps."""
+
+    TASKS = ("target", "far", "near")
+    observation_space = gym.spaces.Box(0, 2.0**24, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self._worker = getattr(config, "worker_index", 0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin_task(options)
+        self._playing, self._count = self.task, 0
+        return self._observation(), {"task": self.TASKS.index(self._playing)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._count += 1
+        ended = self._count == LENGTH
+        told = {"task": self.TASKS.index(self._playing), "third": self._count % 3 == 0}
+        return self._observation(), RETURNS[self._playing] * ended, ended, False, told
+
+    def _observation(self) -> Any:
+        return np.array([self.TASKS.index(self._playing), self._worker, os.getpid(), self._count], np.float32)
+
+
+class WithoutTasks(Levels):
+    """Knows none of the tasks but the target."""
+
+    TASKS = ("target",)
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def build() -> Iterator[Callable[[AlgorithmConfig], Algorithm]]:
+    """Builds configured algorithms and stops them whatever happens."""
+    algorithms: list[Algorithm] = []
+
+    def built(config: AlgorithmConfig) -> Algorithm:
+        algorithms.append(rllib_ext.configure(config).build_algo())
+        return algorithms[-1]
+
+    yield built
+    for algorithm in algorithms:
+        algorithm.stop()
+
+
+def rows_of(episodes: list[Any], names: dict[str, int]) -> TensorDict:
+    """The steps of fragments one by one, as somebody without this library's door would write them down."""
+    rows = []
+    for episode in episodes:
+        observations, length = episode.get_observations(), len(episode)
+        for step in range(length):
+            terminated = episode.is_terminated and step == length - 1
+            following = {
+                "observation": torch.tensor(observations[step + 1]),
+                "reward": torch.tensor([episode.get_rewards(step)], dtype=torch.float32),
+                "terminated": torch.tensor([terminated]),
+                "truncated": torch.tensor([False]),
+                "done": torch.tensor([terminated]),
+                "third": torch.tensor([episode.get_infos(step + 1)["third"]], dtype=torch.float32),
+            }
+            rows.append(
+                TensorDict(
+                    {
+                        "observation": torch.tensor(observations[step]),
+                        "action": torch.tensor(int(episode.get_actions(step))),
+                        "next": following,
+                        "trajectory": torch.tensor(names.setdefault(episode.id_, len(names))),
+                    },
+                    [],
+                )
+            )
+    return torch.stack(rows)
+
+
+def test_tables_hold_what_a_plain_replay_holds_of_the_same_episodes(build: Any, monkeypatch: Any) -> None:
+    tables = [
+        EventTable("third", info_key("third"), history_length=2, capacity=300),
+        EventTable("end", reward_at_least(0.0), history_length=1, capacity=25),
+        EventTable("again", reestablished(info_key("third"), steps=1), history_length=5, capacity=200),
+    ]
+    config = small(DQNConfig, Levels, "event_tables", tables=tables, info_keys=["third"], capacity=150)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=5)
+    algorithm = build(config)
+    buffer, plain = algorithm.local_replay_buffer, recipes.event_tables(150, 1, tables=tables)
+    add, names, sent = buffer.add, {}, []
+
+    def watched(episodes: list[Any]) -> None:
+        add(episodes)
+        sent.append([episode.id_ for episode in episodes])
+        plain.extend(rows_of(episodes, names))
+
+    monkeypatch.setattr(buffer, "add", watched)
+    for _ in range(5):
+        result = algorithm.train()
+    assert sum(map(len, sent)) > len(names) > 20  # fragments
+    for name in ("default", "third", "end", "again"):
+        ours, expected = buffer.replay.table(name), plain.table(name)
+        assert len(ours) > 20 and (ours == expected).all(), name
+    figures = result["replay_buffer"]["tables"]
+    assert figures["end"]["fill"] == 1.0 and figures["end"]["evicted"] > 0
+    assert sum(one["share_drawn"] for one in figures.values()) == pytest.approx(1.0)
+    assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])
+
+
+def curriculum(scheduler: Any, **options: Any) -> AlgorithmConfig:
+    progress = MeanReturn(low=0.0, high=1.0, window=4, every=2)
+    given = {"tasks": TASKS, "capacity_per_task": 500, "scheduler": scheduler, "progress": progress, "seed": 0}
+    config = small(DQNConfig, Levels, "parallel_curriculum", **given, **options)
+    return config.fault_tolerance(restart_failed_env_runners=True)
+
+
+def played(buffer: Any) -> dict[tuple[int, int], set[str]]:
+    """Tasks by EnvRunner and process, from the rows; asserts that each row says what its environment played."""
+    by_runner = defaultdict(set)
+    for name in buffer.replay.tables.names:
+        rows = buffer.replay.table(name)
+        check_tasks(rows)
+        for task, (_, worker, process, _) in zip(rows["task"].tolist(), rows["observation"].tolist(), strict=True):
+            by_runner[int(worker), int(process)].add(TASKS[task])
+    return dict(by_runner)
+
+
+def check_tasks(rows: TensorDictBase) -> None:
+    assert [TASKS[task] for task in rows["task"]] == [Levels.TASKS[int(task)] for task in rows["observation"][:, 0]]
+
+
+def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: Any, tmp_path: Path) -> None:
+    config = curriculum(Exp3(exploration=0.2)).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=3)
+    algorithm = build(config)
+    buffer = algorithm.local_replay_buffer
+    result = trained(algorithm)
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] == RETURNS["target"]
+    first = played(buffer)
+    assert {worker: tasks for (worker, _), tasks in first.items()} == {1: {"target", "near"}, 2: {"far", "target"}}
+    weights = result["replay_buffer"]["tasks"]
+    assert weights["near"]["progress"] == 1.0 and weights["far"]["progress"] == 0.5
+    probability = {task: figures["probability"] for task, figures in weights.items()}
+    assert min(probability["near"], probability["far"]) > probability["target"] > 0.2 / 3
+    ray.kill(list(algorithm.env_runner_group._worker_manager.actors().values())[1], no_restart=False)
+    for _ in range(20):
+        result = algorithm.train()
+        new = {runner: tasks for runner, tasks in played(buffer).items() if runner not in first}
+        if new and all(len(tasks) == 2 for tasks in new.values()):
+            break
+    assert [(worker, tasks) for (worker, _), tasks in new.items()] == [(2, {"far", "target"})]
+    episodes = {task: figures["num_episodes_lifetime"] for task, figures in result["replay_buffer"]["tasks"].items()}
+    assert episodes["near"] > weights["near"]["num_episodes_lifetime"]
+
+    probabilities, state = buffer.replay.probabilities(), buffer.modules["default_policy"].task_progress.state()
+    path = algorithm.save_to_path(tmp_path / "saved")
+    algorithm.stop()
+    again = Algorithm.from_checkpoint(path)
+    restored = again.local_replay_buffer
+    assert restored.replay.probabilities() == probabilities
+    assert restored.modules["default_policy"].task_progress.state() == state
+    again.train()
+    assert {worker: tasks for (worker, _), tasks in played(restored).items()} == {
+        1: {"target", "near"},
+        2: {"far", "target"},
+    }
+    later = restored.modules["default_policy"].task_progress.episodes
+    again.stop()
+    assert all(later[task] >= count for task, count in episodes.items()) and later["near"] > episodes["near"]
+
+
+def test_stages_reach_environments_in_other_processes_and_runners_that_come_back(build: Any, tmp_path: Path) -> None:
+    config = curriculum(EasyToHard(order=["near", "far", "target"], advance_at=0.5))
+    config.env_runners(num_env_runners=1, num_envs_per_env_runner=2, gym_env_vectorize_mode="async")
+    algorithm = build(config)
+    buffer = algorithm.local_replay_buffer
+    for _ in range(20):
+        algorithm.train()
+        if buffer.replay.actor_tasks(2) == [0, 0]:
+            break
+    tasks = order_of_tasks(buffer)
+    assert list(dict.fromkeys(tasks))[:2] == ["near", "far"]
+    path = algorithm.save_to_path(tmp_path / "saved")
+    before = set(played(buffer))
+    ray.kill(next(iter(algorithm.env_runner_group._worker_manager.actors().values())), no_restart=False)
+    for _ in range(20):
+        algorithm.train()
+        new = {runner: tasks for runner, tasks in played(buffer).items() if runner not in before}
+        if new:
+            break
+    assert set.union(*new.values()) == {"target"}  # not the first stage, with which EnvRunners are built
+    algorithm.stop()
+    again = Algorithm.from_checkpoint(path)
+    known = set(played(again.local_replay_buffer))
+    again.train()
+    new = {runner: tasks for runner, tasks in played(again.local_replay_buffer).items() if runner not in known}
+    again.stop()
+    assert set.union(*new.values()) == {"target"}
+
+
+def order_of_tasks(buffer: Any) -> list[str]:
+    """Tasks of the rows, the oldest first."""
+    return [TASKS[task] for task in buffer.replay.table("all tasks")["task"]]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("CartPole-v1", "the environments have no attribute 'task'"),
+        (WithoutTasks, r"the replay has the tasks \['near', 'far'\], which the environments do not know"),
+    ],
+)
+def test_environments_that_cannot_play_the_tasks_are_refused(env: Any, message: str) -> None:
+    config = curriculum(Exp3()).environment(env).env_runners(num_env_runners=0)
+    with pytest.raises(ValueError, match=message):
+        rllib_ext.configure(config).build_algo()
