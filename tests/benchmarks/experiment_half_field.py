@@ -24,11 +24,15 @@ import torch
 from curriculum_learning import FAST, METHODS, Columns, Learner, LearningSettings
 from curriculum_runs import Job, Runs, options
 from stacked_networks import StackedNetwork, clip_gradients
+from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents import MPDQN
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
+
+READ = ("observation", "discount", *(("action", key) for key in ("discrete", "parameters")))
+READ += tuple(("next", key) for key in ("observation", "reward", "terminated"))
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Settings(LearningSettings):
     gradient_clip: float = 1.0
     exploration_end: float = 0.1
     exploration_rounds: int = 3_000
+    parameter_noise: float = 0.1
 
 
 class SoccerLearner(Learner):
@@ -70,7 +75,7 @@ class SoccerLearner(Learner):
         ]
 
     def act(self, observations: np.ndarray, explore: bool) -> Columns:
-        """The most valuable action; exploring, with a chance that falls linearly, a random one."""
+        """The most valuable action; exploring, its parameters shaken or, by chance, a random one."""
         with torch.no_grad():
             greedy, scaled = self.loss.policy(torch.from_numpy(observations))
             discrete, parameters = greedy.numpy(), self.loss.unscaled(scaled).numpy()
@@ -78,11 +83,14 @@ class SoccerLearner(Learner):
             done = min(1.0, self.rounds_played / self.settings.exploration_rounds)
             rate = 1.0 + (self.settings.exploration_end - 1.0) * done
             low, high = self.loss.low.numpy(), self.loss.high.numpy()
+            spread = self.settings.parameter_noise * (high - low) / 2
             for number, run in enumerate(self.runs):
                 part = self.rows_of(number)
+                parameters[part] += spread * run.random.standard_normal(parameters[part].shape)
                 own = np.flatnonzero(run.random.random(self.settings.environments) < rate) + part.start
                 discrete[own] = run.random.integers(len(self.loss.masks), size=len(own))
                 parameters[own] = run.random.uniform(low, high, (len(own), len(low)))
+            parameters = parameters.clip(low, high)
         return {"discrete": discrete, "parameters": parameters}
 
     def actions(self, columns: Columns) -> list[Any]:
@@ -96,8 +104,10 @@ class SoccerLearner(Learner):
 
     def update(self) -> None:
         """One update of every run."""
-        keys = ["observation", "action", "discount", "next"]
-        rows = self.loss(torch.cat([run.replay.sample().select(*keys, strict=False) for run in self.runs]))
+        batches = [run.replay.sample() for run in self.runs]
+        # only what the loss reads, which costs less than joining whole batches
+        column = {key: torch.cat([batch.get(key) for batch in batches]) for key in READ}
+        rows = self.loss(TensorDict(column, [len(column["observation"])]))
         # the sum over runs of the means of their rows: no gradient of a run depends on another's rows
         loss = (rows.get("loss_value") + rows.get("loss_parameters")).sum() / self.settings.batch_size
         for optimizer in self.optimizers:
