@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchrl.data.replay_buffers import Sampler
+
 from lightning_replay.events import EventTable
+from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
 from lightning_replay.samplers.table_shares import TableShares
@@ -15,6 +18,8 @@ from lightning_replay.storage import PackedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.writers.event_tables import DEFAULT_TABLE, EventTableWriter, check_tables
 from lightning_replay.writers.task_tables import TaskTableWriter
+
+CONTINUOUS = "continuous"  # the correction that is a sampler of its own
 
 
 def event_tables(
@@ -53,7 +58,10 @@ def event_tables(
             which events matter.
         correction: weights for what events are drawn more often than they happen: ``"none"`` (the paper's choice where
             the environment is deterministic), ``"mixture"`` (exact, for any state space), ``"lemma2"`` or
-            ``"lemma2_exact"`` (discrete states and actions); see :mod:`lightning_replay.samplers.table_corrections`.
+            ``"lemma2_exact"`` (discrete states and actions), see :mod:`lightning_replay.samplers.table_corrections`; or
+            ``"continuous"``, which draws from all tables at once, without numbers of rows for each, without TD priorities
+            and without minimum sizes of event tables:
+            :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
         multinomial: draw the number of rows of each table as well; otherwise shares are exact by largest remainder.
         at_least_one: at least one row from every table that holds enough.
         normalize_over_batch: divide the weights by the largest of the batch.
@@ -73,11 +81,18 @@ def event_tables(
         table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
 
     Raises:
-        ValueError: shares that do not sum to 1, a table name that is taken twice, or an unknown correction.
+        ValueError: shares that do not sum to 1, a table name that is taken twice, an unknown correction, or one that
+            does not go with the other options.
     """
     check_tables(tables)
-    if correction not in CORRECTIONS:
-        raise ValueError(f"correction is {correction!r}; known are {', '.join(map(repr, CORRECTIONS))}")
+    known = (*CORRECTIONS, CONTINUOUS)
+    if correction not in known:
+        raise ValueError(f"correction is {correction!r}; known are {', '.join(map(repr, known))}")
+    if correction == CONTINUOUS and (multinomial or at_least_one or priority_exponent):
+        raise ValueError(
+            "correction='continuous' draws from all tables at once with priorities of its own; leave out multinomial, "
+            "at_least_one and priority_exponent, or use correction='mixture'"
+        )
     writer = EventTableWriter(
         capacity,
         tables,
@@ -86,17 +101,19 @@ def event_tables(
         count_state_actions=correction in NEEDS_COUNTS,
     )
     given = {table.name: table.min_size or min(batch_size, table.capacity) for table in tables}
-    sampler = TableShares(
+    sampler: Sampler = TableShares(
         _shares(default_share, tables),
         min_sizes={DEFAULT_TABLE: min(batch_size, capacity)} | given,
         multinomial=multinomial,
         at_least_one=at_least_one,
-        correction=CORRECTIONS[correction],
+        correction=CORRECTIONS.get(correction),
         normalize_over_batch=normalize_over_batch,
         priority_exponent=priority_exponent,
         importance_exponent=importance_exponent,
         priority_offset=priority_offset,
     )
+    if correction == CONTINUOUS:  # shares were checked above all the same
+        sampler = ContinuousCorrectionSampler(1.0 - default_share, min(batch_size, capacity), normalize_over_batch)
     return TableReplay(
         storage=PackedStorage(writer.num_slots, device=device, memmap=memmap),
         sampler=sampler,

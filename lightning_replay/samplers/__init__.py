@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay.samplers.continuous import ContinuousTransitionSampler
+    from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
     from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
     from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
     from lightning_replay.samplers.prioritized import PrioritizedSampler
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
+    "ContinuousCorrectionSampler",
     "ContinuousTransitionSampler",
     "NeighborhoodMixupSampler",
     "PairSampler",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ContinuousCorrectionSampler": "continuous_correction",
     "ContinuousTransitionSampler": "continuous",
     "NeighborhoodMixupSampler": "neighborhood_mixup",
     "PairSampler": "pairs",

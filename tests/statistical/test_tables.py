@@ -220,3 +220,18 @@ def test_lemma2_exact_removes_the_bias_where_its_model_holds(correction: str, is
         assert (abs(mean - 0.3) < 5 * deviation) if is_exact else (abs(mean - 0.3) > 20 * deviation)
     mean, deviation = weighted_mean(weight, (state + 4 * happened * state)[slots])
     assert (abs(mean - (1 + 4 * 0.3)) < 5 * deviation) == is_exact
+
+
+def test_the_continuous_correction_draws_by_two_priorities_and_undoes_them() -> None:
+    """η = 1/2: rows of events are drawn three times as often as others; rows that left all tables never."""
+    replay = filled(40, batch_size=400, correction="continuous")
+    held = replay.tables.position >= 0
+    priority = np.where(held[1:].any(0), 1.5, np.where(held.any(0), 0.5, 0.0))
+    assert len(np.unique(priority[: len(replay.storage)])) == 3
+    _, slots, weight = draw(replay, 200_000)
+    counts, alive = np.bincount(slots, minlength=replay.capacity), priority > 0
+    assert not counts[~alive].any()
+    assert chisquare(counts[alive], priority[alive] / priority.sum() * len(slots)).pvalue > 1e-4
+    value = 2.0 * (priority > 1) + np.arange(replay.capacity) / 500
+    mean, deviation = weighted_mean(weight, value[slots])
+    assert abs(mean - value[alive].mean()) < 5 * deviation < abs(value[slots].mean() - value[alive].mean()) / 4

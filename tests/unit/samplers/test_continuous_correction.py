@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The correction for continuous states: two priorities over all tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_replay import PackedStorage, Replay, load_replay, recipes
+from lightning_replay.events import EventTable
+from lightning_replay.samplers import ContinuousCorrectionSampler
+from lightning_replay.table_replay import TableReplay
+from tests.event_steps import IsTrue, event_steps
+from tests.transitions import numbered_steps
+
+
+def filled(**options) -> TableReplay:
+    """Twelve steps, 6 to 11 in the default table; goal holds 1 and 2, which have left it, and 7 and 8; gap 8 and 9."""
+    tables = [
+        EventTable(name, condition=IsTrue(name), history_length=2, capacity=4, share=0.25) for name in ("goal", "gap")
+    ]
+    replay = recipes.event_tables(
+        **{"capacity": 6, "batch_size": 6, "tables": tables, "correction": "continuous", "seed": 0} | options
+    )
+    replay.extend(event_steps(0, 12, {2: {"goal"}, 8: {"goal"}, 9: {"gap"}}, ["goal", "gap"]))
+    return replay
+
+
+def test_rows_of_events_weigh_less_and_name_their_table() -> None:
+    """η = 1/2: priorities 3/2 and 1/2, so a third of the weight of rows outside."""
+    replay = filled()
+    batches = [replay.sample() for _ in range(60)]
+    found = {}
+    for batch in batches:
+        assert batch["priority_weight"].dtype == torch.float32 and batch["table"].dtype == torch.int64
+        rows = zip(batch["table"].tolist(), batch["priority_weight"].tolist(), strict=True)
+        found.update(zip(batch["action"].tolist(), rows, strict=True))
+    third = pytest.approx(1 / 3)
+    assert found == {row: (1, third) for row in (1, 2, 7, 8)} | {9: (2, third)} | {6: (0, 1), 10: (0, 1), 11: (0, 1)}
+    shares = [table["share_drawn"] for table in replay.stats()["tables"].values()]
+    assert sum(shares) == pytest.approx(1.0) and min(shares) > 0
+
+
+def test_priorities_follow_what_enters_and_leaves_the_tables() -> None:
+    """Two more events push the steps before out of goal, and six more steps 6 to 11 out of the default table."""
+    replay = filled()
+    replay.sample()
+    replay.extend(event_steps(12, 6, {1: {"goal"}, 3: {"goal"}}, ["goal", "gap"]))
+    found = {}
+    for batch in (replay.sample() for _ in range(60)):
+        found.update(zip(batch["action"].tolist(), batch["table"].tolist(), strict=True))
+    assert found == {8: 2, 9: 2, 12: 1, 13: 1, 14: 1, 15: 1, 16: 0, 17: 0}
+
+
+def test_weights_over_the_largest_of_the_batch() -> None:
+    replay = filled(normalize_over_batch=True)
+    assert {float(replay.sample(1)["priority_weight"]) for _ in range(30)} == {1.0}
+
+
+def test_too_few_rows_are_refused_and_a_buffer_without_tables_too() -> None:
+    replay = filled()
+    replay.empty()
+    replay.extend(event_steps(0, 3, {2: {"goal"}}, ["goal", "gap"]))
+    with pytest.raises(RuntimeError, match="'default' holds 3 rows and 6 are needed; collect more"):
+        replay.sample()
+    plain = Replay(storage=PackedStorage(9), sampler=ContinuousCorrectionSampler(0.5), batch_size=2)
+    plain.extend(numbered_steps(0, 4))
+    with pytest.raises(TypeError, match="draws from tables and the buffer's writer keeps none"):
+        plain.sample()
+
+
+def test_a_loaded_buffer_goes_on_with_the_same_draws(tmp_path) -> None:
+    replay = filled()
+    replay.sample()
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path)
+    assert all(torch.equal(replay.sample()["index"], loaded.sample()["index"]) for _ in range(5))
+    assert replay.stats()["tables"] == loaded.stats()["tables"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"event_share": 1.0}, r"event_share is 1.0.*\[0, 1\)"), ({"event_share": 0.5, "min_size": 0}, "min_size is 0")],
+)
+def test_bad_options_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ContinuousCorrectionSampler(**options)
+
+
+@pytest.mark.parametrize("options", [{"multinomial": True}, {"at_least_one": True}, {"priority_exponent": 0.6}])
+def test_what_does_not_go_with_it_is_refused(options) -> None:
+    with pytest.raises(ValueError, match="continuous.*leave out multinomial, at_least_one and priority_exponent"):
+        filled(**options)
