@@ -59,8 +59,8 @@ def event_tables(
         correction: weights for what events are drawn more often than they happen: ``"none"`` (the paper's choice where
             the environment is deterministic), ``"mixture"`` (exact, for any state space), ``"lemma2"`` or
             ``"lemma2_exact"`` (discrete states and actions), see :mod:`lightning_replay.samplers.table_corrections`; or
-            ``"continuous"``, which draws from all tables at once, without numbers of rows for each, without TD priorities
-            and without minimum sizes of event tables:
+            ``"continuous"``, which draws from all tables at once, without numbers of rows for each, TD priorities or
+            minimum sizes of event tables:
             :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
         multinomial: draw the number of rows of each table as well; otherwise shares are exact by largest remainder.
         at_least_one: at least one row from every table that holds enough.

@@ -24,8 +24,8 @@ class ContinuousCorrectionSampler(UniformSampler):
     The correction for continuous states of Kompella et al. 2022, https://arxiv.org/abs/2211.00576, which needs no
     counts of states; the paper's experiments do without. η is the share of all event tables, which are not told apart:
     tables have no shares, and a row counts once however many hold it. ``priority_weight`` is the sum of priorities over
-    the row's own, divided by the largest of all rows: 1 outside and ``(1 - η) / (1 + η)`` in an event table. With it the
-    mean over draws is the mean over the rows of all tables. Needs no feedback.
+    the row's own, divided by the largest of all rows: 1 outside and ``(1 - η) / (1 + η)`` in an event table. With it
+    the mean over draws is the mean over the rows of all tables. Needs no feedback.
 
     The two priorities follow from the tables at each draw, by rejection, so nothing has to be kept up to date.
 
