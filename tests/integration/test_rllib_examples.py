@@ -80,6 +80,21 @@ def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
     assert int(table[0][3]) >= 32 * 42  # from the first step on
 
 
+def test_event_tables(tmp_path: Path) -> None:
+    table = rows(run(tmp_path, "rllib_event_tables.py"), "env_steps  return  stored  goal  gap")
+    assert len(table) == 12 and int(table[-1][0]) >= 1_500 and int(table[-1][2]) >= 1_500
+    assert 0 < int(table[-1][4]) <= 1_500 and float(table[-1][6]) > 0.2  # the gap is found by chance
+
+
+def test_a_curriculum(tmp_path: Path) -> None:
+    lines = run(tmp_path, "rllib_parallel_curriculum.py")
+    table = rows(lines, "env_steps")
+    assert (
+        len(table) == 10 and int(table[-1][0]) >= 800 and sum(map(float, table[-1][5:])) == pytest.approx(1, abs=0.02)
+    )
+    assert lines[-1] == "rows of each task: {'target': 200, 'far': 200, 'near': 200, 'nearest': 200}"
+
+
 def test_the_command_starts_ray_itself(tmp_path: Path) -> None:
     settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=3")
     file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")

@@ -22,6 +22,7 @@ from torchrl.data.replay_buffers import TensorDictMaxValueWriter
 
 import rllib_ext
 from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.transforms import NStepTransitions
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rows_to_episodes import episodes_of
@@ -394,3 +395,30 @@ def test_what_fill_does_not_work_on(_cluster: None, caplog: pytest.LogCaptureFix
     rllib_ext.fill(algorithm, replay)
     assert "connectors of its own between environment and module" in caplog.text
     algorithm.stop()
+
+
+def test_columns_of_infos_and_tasks_go_along_in_the_order_of_their_steps() -> None:
+    rows = rows_of([(0, 0, GO), (0, 1, TERMINATED), (1, 10, GO), (0, 20, GO), (1, 11, GO)])
+    rows["task"] = torch.tensor([1, 1, 0, 0, 0])
+    rows["next", "goal"] = torch.tensor([[0.5], [1.5], [2.5], [3.5], [4.5]])
+    episodes = converted(replay_of(rows), infos={"goal": ("next", "goal"), "task": ("task",)})
+    taught = RecipeEpisodeReplayBuffer(
+        "parallel_curriculum", tasks=["target", "near"], capacity_per_task=10, info_keys=["goal"], seed=0
+    )
+    taught.add(episodes)
+    for name, numbers, goals in (("near", [0, 1], [0.5, 1.5]), ("target", [10, 11, 20], [2.5, 4.5, 3.5])):
+        table = taught.replay.table(name)
+        assert table["observation"].flatten().tolist() == numbers
+        assert table["next", "goal"].flatten().tolist() == goals
+    with pytest.raises(ValueError, match="the replay has no column next/other"):
+        converted(replay_of(rows), infos={"other": ("next", "other")})
+
+
+def test_rows_of_tables_are_taken_each_once() -> None:
+    goal = EventTable("goal", reward_at_least(3.0), history_length=2, capacity=10)
+    replay = recipes.event_tables(3, batch_size=1, tables=[goal], seed=0)
+    replay.extend(rows_of([(0, number, TERMINATED if number == 3 else GO) for number in range(8)]))
+    assert len(replay) == 6  # the table of events has 2 to 7, the default table 5 to 7
+    (first, rest) = converted(replay)
+    assert column([first], "get_observations")[:, 0].tolist() == [2, 3]
+    assert column([rest], "get_observations")[:, 0].tolist() == [4, 5, 6, 7]
