@@ -12,8 +12,6 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-ConditionLike = Callable[[TensorDictBase], Tensor]
-
 
 class ConditionError(ValueError):
     """A condition raised, or returned what is not one truth value for each step."""
@@ -44,6 +42,10 @@ class Condition(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
         """Restores what :meth:`state_dict` returned."""
+
+
+# The class first: a command line then takes a condition by class path, and a function by import path.
+ConditionLike = Condition | Callable[[TensorDictBase], Tensor]
 
 
 def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:

@@ -80,7 +80,7 @@ class InfoKey(Condition):
         at_least: the default reads a bool, or a 0 or 1, as it is.
     """
 
-    def __init__(self, key: NestedKey, at_least: float = 0.5) -> None:
+    def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
         self.key = _key(key)
         self.at_least = _number("at_least", at_least)
 
@@ -111,7 +111,7 @@ class KeyInRegion(Condition):
         tensor([ True, False, False])
     """
 
-    def __init__(self, key: NestedKey, low: Bound = None, high: Bound = None) -> None:
+    def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
         self.key = _key(key)
         self.low, self.high = _bounds("low", low), _bounds("high", high)
         if all(bound is None for bound in self.low + self.high):
@@ -150,7 +150,7 @@ def _number(name: str, value: float) -> float:
     return float(value)
 
 
-def _key(key: NestedKey) -> NestedKey:
+def _key(key: str | Sequence[str]) -> NestedKey:
     if not key or not (isinstance(key, str) or all(isinstance(part, str) for part in key)):
         raise ValueError(f"key is {key!r}; a column is named by a string or a tuple of strings")
     return key if isinstance(key, str) else tuple(key)
