@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
@@ -124,7 +123,7 @@ def test_a_bad_condition_is_named_and_nothing_is_stored(condition, message: str)
 
 
 def test_a_refused_batch_leaves_what_other_conditions_remember() -> None:
-    """The second condition refuses the second call; the stretch that the first follows goes on as if it had not come."""
+    """The second condition refuses the second call; the stretch that the first follows goes on as before."""
     refuses = [False]
 
     def refuse(steps):

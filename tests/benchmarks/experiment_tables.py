@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the experiments share: paired runs in two processes, standard errors, tables in Markdown and pictures."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from timing import RESULTS
+
+PROCESSES = 2
+RESAMPLES = 10_000
+
+
+def run_all(run: Callable[..., dict[str, Any]], methods: Iterable[str], seeds: Sequence[int], *options: Any) -> Runs:
+    """``run(method, seed, *options)`` of every pair in two processes of one numerical thread.
+
+    Returns:
+        By method, what ``run`` returned for each seed, in the order of the seeds.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that are about to start
+    runs: Runs = {method: [{}] * len(seeds) for method in methods}
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {
+            pool.submit(run, method, seed, *options): (method, number)
+            for number, seed in enumerate(seeds)
+            for method in runs
+        }
+        for count, job in enumerate(as_completed(jobs), 1):
+            method, number = jobs[job]
+            runs[method][number] = job.result()
+            print(f"[{count}/{len(jobs)}] {method}, seed {seeds[number]}: {job.result()['seconds']:.1f} s", flush=True)
+    return runs
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """Of the mean."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def bootstrap_error(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) -> float:
+    """Standard error of a statistic of paired columns, from resampled seeds.
+
+    Args:
+        statistic: one array ``[resamples, seeds]`` for each column to ``[resamples]``.
+        columns: numbers by seed.
+    """
+    seeds = len(columns[0])
+    drawn = np.random.default_rng(0).integers(0, seeds, size=(RESAMPLES, seeds))
+    return float(np.std(statistic(*(np.asarray(column, dtype=np.float64)[drawn] for column in columns)), ddof=1))
+
+
+def median_error(values: Sequence[float]) -> float:
+    """Standard error of the median, from resampled seeds."""
+    return bootstrap_error(lambda drawn: np.median(drawn, axis=1), values)
+
+
+def ratio_of_medians_error(values: Sequence[float], reference: Sequence[float]) -> float:
+    """Standard error of the ratio of two medians over the same seeds, which are resampled together."""
+    return bootstrap_error(lambda a, b: np.median(a, axis=1) / np.median(b, axis=1), values, reference)
+
+
+def with_error(value: float, error: float, digits: int = 3) -> str:
+    """``value ± error`` with as many digits after the point."""
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, the first column to the left and the others to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(
+    curves: Mapping[str, np.ndarray], env_steps: Sequence[int], path: Path, title: str, ylabel: str = "greedy return"
+) -> None:
+    """Means ``[P]`` of curves ``[seeds, P]`` with bands of one standard error, as a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for label, values in curves.items():
+        mean = values.mean(0)
+        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
+        (line,) = axes.plot(env_steps, mean, label=label)
+        axes.fill_between(env_steps, mean - error, mean + error, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel(ylabel)
+    axes.set_title(title)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write_results(name: str, page: str, content: Mapping[str, Any], draw_at: Callable[[Path], None]) -> None:
+    """Writes ``results/<name>.md``, ``.json`` and ``.png``."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / name
+    path.with_suffix(".md").write_text(page + "\n")
+    path.with_suffix(".json").write_text(json.dumps(content) + "\n")
+    draw_at(path.with_suffix(".png"))
+    print(f"written: {path}.md, .json and .png")
+
+
+Runs = dict[str, list[dict[str, Any]]]
