@@ -40,23 +40,24 @@ class InformationColumns:
         Raises:
             ValueError: a key that holds something else than one number or flag per environment.
         """
+        # of an ended episode the infos are the reset's, and those of its last step are the final ones
+        sources = ((infos, ~done), (infos.get("final_info", {}), done))
         if self.missing:
-            self._offered |= {key for source in (infos, infos.get("final_info", {})) for key in source}
+            self._offered |= {key for source, where in sources for key in source if _has(key, source, where).any()}
         columns = {key: np.zeros(len(done), np.float32) for key in self.keys}
         for key, column in columns.items():
-            self._take(column, key, infos, ~done)  # of an ended episode this is the reset's
-            if "final_info" in infos:
-                self._take(column, key, infos["final_info"], done)
+            for source, where in sources:
+                self._take(column, key, source, where)
         return columns
 
     def _take(self, column: np.ndarray, key: str, infos: dict[str, Any], where: np.ndarray) -> None:
-        values = infos.get(key)
-        if values is None:
+        has_key = _has(key, infos, where)
+        if not has_key.any():
             return
         self.missing.discard(key)
+        values = infos[key]
         if isinstance(values, dict):
             raise _not_a_number(key, values)
-        has_key = infos[f"_{key}"] & where
         taken = values[has_key]
         if taken.dtype == object:  # as Gymnasium keeps what is no plain number; NumPy would make NaN of None
             taken = np.array([_number(key, value) for value in taken])
@@ -71,10 +72,10 @@ class InformationColumns:
             ValueError: one has not.
         """
         if self.missing:
-            offered = sorted(key for key in self._offered if not key.startswith(("_", "final_")))
             raise ValueError(
-                f"info_keys has {sorted(self.missing)}, which no info had during the warm-up and its first episodes; "
-                f"seen were {offered}. Correct the name; a key that is rare must be in every info, as 0."
+                f"info_keys has {sorted(self.missing)}, which no step's info had during the warm-up and its first "
+                f"episodes; seen were {sorted(self._offered)}. Correct the name; a key that is rare must be in every "
+                "info, as 0."
             )
 
     def state_dict(self) -> list[str]:
@@ -84,6 +85,12 @@ class InformationColumns:
     def load_state_dict(self, missing: Iterable[str]) -> None:
         """Restores :meth:`state_dict`."""
         self.missing = set(missing) & set(self.keys)
+
+
+def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
+    """Which of the environments ``where`` said the key, bool ``[N]``; Gymnasium keeps that under the key with a _."""
+    said = infos.get(f"_{key}")
+    return np.zeros_like(where) if said is None else said & where
 
 
 def _number(key: str, value: Any) -> float:

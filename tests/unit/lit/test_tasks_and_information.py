@@ -195,6 +195,17 @@ def test_an_info_never_seen_is_named_after_the_warm_up(tmp_path: Path) -> None:
     assert data.env_steps_done == 20 + 1
 
 
+def test_an_info_of_resets_alone_is_never_seen() -> None:
+    # an environment whose every step ends an episode: beside each last step's info stands the next reset's
+    reset = {"maze": np.array([3.0]), "_maze": np.array([True]), "walls": np.ones((1, 2)), "_walls": np.array([True])}
+    step = {"goal": np.array([True]), "_goal": np.array([True])}
+    information = InformationColumns(("maze", "walls"))
+    columns = information.read(reset | {"final_info": step, "_final_info": np.array([True])}, np.array([True]))
+    assert columns["maze"].tolist() == columns["walls"].tolist() == [0.0]
+    with pytest.raises(ValueError, match=r"info_keys has \['maze', 'walls'\].*seen were \['goal'\]"):
+        information.check()
+
+
 @pytest.mark.parametrize("keys", ["goal", ("goal", "goal"), ("reward",), ("",), (3,)])
 def test_info_keys_must_be_names(keys) -> None:
     with pytest.raises(ValueError, match="info_keys is .* give names of infos, each once"):
