@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Space
-from lightning.pytorch.plugins import Precision
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.modules import QValueActor
@@ -133,15 +131,11 @@ class DQN(OffPolicyAgent):
     def on_fit_start(self) -> None:
         """Refuses conflict aversion where the trainer would have to scale or exchange its gradients."""
         super().on_fit_start()
-        if self._averse_step is not None and not self._takes_plain_gradients():
+        if self._averse_step is not None and not self.takes_plain_gradients:
             raise ValueError(
                 f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
                 "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
             )
-
-    def _takes_plain_gradients(self) -> bool:
-        trainer = self.trainer
-        return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +53,8 @@ class MPDQN(OffPolicyAgent):
         td_error: float32 ``[B]``, magnitude.
 
     Raises:
-        ValueError: no action has a parameter, sizes and bounds disagree, or ``target_low`` is above ``target_high``.
+        ValueError: no action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
+            above the upper, or ``target_low`` is above ``target_high``.
 
     Example:
         >>> low, high = [-1.0, -1.0, 0.0], [1.0, 1.0, 9.0]
@@ -106,6 +108,11 @@ class MPDQN(OffPolicyAgent):
             raise ValueError(
                 f"parameter_sizes {list(sizes)} add up to {total}, with {len(low)} lower and {len(high)} upper bounds; "
                 "there must be a bound per parameter and at least one parameter. Use DQN for actions without any."
+            )
+        if not all(-math.inf < least <= most < math.inf for least, most in zip(low, high, strict=True)):
+            raise ValueError(
+                f"parameter_low is {list(low)} and parameter_high {list(high)}; every parameter needs finite bounds, "
+                "the lower one at most the upper."
             )
         value_network = _network(options["observation_size"] + total, options["hidden_sizes"], len(sizes))
         parameter_network = _network(options["observation_size"], options["hidden_sizes"], total)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TD3, SAC and DQN have in common: sizes from the environment, one update per batch, priority feedback."""
+"""What TD3, SAC, DQN and MP-DQN have in common: sizes from the environment, one update per batch, priority feedback."""
 
 from __future__ import annotations
 
@@ -125,11 +125,16 @@ class OffPolicyAgent(L.LightningModule):
 
     def take_gradients(self, loss: Tensor) -> None:
         """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""
-        trainer = self.trainer
-        if type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy):
+        if self.takes_plain_gradients:
             loss.backward()
         else:
             self.manual_backward(loss)
+
+    @property
+    def takes_plain_gradients(self) -> bool:
+        """Whether the trainer neither scales gradients nor exchanges them between devices."""
+        trainer = self.trainer
+        return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
         """The critic's, which Lightning counts as the step, and the others raw, so that it does not count them."""

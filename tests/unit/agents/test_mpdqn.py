@@ -296,6 +296,9 @@ def test_sizes_and_bounds_must_agree() -> None:
         MPDQN(observation_size=1, parameter_sizes=[0, 0], parameter_low=[], parameter_high=[])
     with pytest.raises(ValueError, match="add up to 2, with 1 lower and 2 upper bounds"):
         MPDQN(observation_size=1, parameter_sizes=[1, 1], parameter_low=[0.0], parameter_high=[1.0, 1.0])
+    for low, high in ([1.0, -1.0], [float("-inf"), 0.0], [0.0, float("nan")]):
+        with pytest.raises(ValueError, match="every parameter needs finite bounds"):
+            MPDQN(observation_size=1, parameter_sizes=[1], parameter_low=[low], parameter_high=[high])
     with pytest.raises(ValueError, match=r"target_low 5.0 is above target_high 0.0"):
         MPDQN(target_low=5.0, target_high=0.0)
 
