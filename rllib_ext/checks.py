@@ -63,14 +63,13 @@ def check_capacity(config: AlgorithmConfig) -> None:
         ValueError: with both numbers.
     """
     given = config.replay_buffer_config
-    special = [options or {} for options in (given.get("modules") or {}).values()]
-    name, capacity = min(
-        ((name, options[name]) for options in (given, *special) for name in CAPACITIES if name in options),
-        key=lambda pair: pair[1],
-    )
+    every = [given, *({**given, **(special or {})} for special in (given.get("modules") or {}).values())]
+    found = [(options, name) for options in every for name in CAPACITIES if options.get(name) is not None]
+    options, name = min(found, key=lambda one: one[0][one[1]])
+    capacity = options[name]
     environments = num_actors(config)
-    tasks = len(given["tasks"]) if name == "capacity_per_task" and "tasks" in given else 1
-    steps = math.ceil(environments / tasks) * config.get_rollout_fragment_length()
+    tasks = len(options.get("tasks") or ()) if name == "capacity_per_task" else 1
+    steps = math.ceil(environments / max(tasks, 1)) * config.get_rollout_fragment_length()
     if capacity < steps:
         raise ValueError(
             f"{name} is {capacity}, and one round of sampling brings {steps} steps ({environments} environments, "
@@ -112,8 +111,10 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
         replay: built from them.
         first: tasks the environments begin with.
     """
-    given = config.replay_buffer_config
-    if given.get("progress") is None and given.get("scheduler") is not None:
+    from lightning_replay.schedulers import Scheduler
+
+    listens = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
+    if listens and config.replay_buffer_config.get("progress") is None:
         logger.warning(
             "the curriculum's scheduler gets no progress signals: give replay_config(progress="
             "lightning_replay.progress.MeanReturn(low=..., high=...)), or call replay.progress(task, signal) yourself"

@@ -112,8 +112,9 @@ def configure(
         ours["on_episode_created"] = functools.partial(begin_episode, target=replay.tasks[0], first=first)
         ours["on_env_runners_recreated"] = functools.partial(tell_recreated)
     for event, hook in ours.items():
-        others = [one for one in _as_list(getattr(config, f"callbacks_{event}")) if not _is_ours(one)]
-        if hook is not None or others != _as_list(getattr(config, f"callbacks_{event}")):
+        present = _as_list(getattr(config, f"callbacks_{event}"))
+        others = [one for one in present if not _is_ours(one)]
+        if hook is not None or others != present:
             config.callbacks(**{event: [*others, *_as_list(hook)]})
     return config
 

@@ -52,5 +52,4 @@ class MinSizes:
         if self._shares is not None:
             sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._open}
             if not sizes.items() <= self._shares.min_sizes.items():
-                self._shares.min_sizes.update(sizes)
-                self._shares._names = []  # so that it reads them again
+                self._shares.set_min_sizes(sizes)

@@ -76,8 +76,9 @@ class TaskAssignment:
         tasks = algorithm.local_replay_buffer.replay.tasks
         for group in (algorithm.env_runner_group, algorithm.eval_env_runner_group):
             answers = [] if group is None else group.foreach_env_runner(functools.partial(complaint, tasks=tasks))
-            for answer in filter(None, answers):
-                raise ValueError(answer)
+            complaints = [answer for answer in answers if answer]
+            if complaints:
+                raise ValueError(complaints[0])
         self.tell()
 
     def update(self) -> None:

@@ -76,6 +76,11 @@ class TableShares(WithinTables):
         self._share = self._least = np.zeros(0)
         self._dealt: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last deal, and what it was made for
 
+    def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
+        """Replaces the least sizes of these tables; the others keep theirs."""
+        self.min_sizes.update(min_sizes)
+        self._names = []  # so that they are read again
+
     def ready_shares(self, tables: Tables) -> np.ndarray:
         """Share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
 

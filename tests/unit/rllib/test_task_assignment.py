@@ -15,7 +15,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 import rllib_ext
 from lightning_replay.envs.tasks import TaskChoice
-from lightning_replay.schedulers import EasyToHard, Exp3, OneTask
+from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
 from rllib_ext.task_assignment import _take, complaint
 
 TASKS = ["target", "far", "near"]
@@ -124,6 +124,8 @@ def test_hooks_are_added_once_beside_the_users_and_only_for_curricula() -> None:
         ({}, 2, ["nobody plays ['near']. Give an environment to each of the 3 tasks"]),
         ({"scheduler": Exp3()}, 3, ["gets no progress signals"]),
         ({"scheduler": EasyToHard(["near", "target"])}, 1, ["gets no progress signals"]),  # all stages come
+        ({"scheduler": UniformTasks()}, 3, []),  # neither of these two would listen
+        ({"scheduler": OneTask("target")}, 1, []),
     ],
 )
 def test_curricula_that_would_not_work_are_warned_of(
@@ -142,6 +144,15 @@ def test_capacities_are_those_of_each_task() -> None:
     configured(config.env_runners(rollout_fragment_length=50))
     with pytest.raises(ValueError, match="capacity_per_task is 100, below the 101 rows of a train batch"):
         configured(config.training(train_batch_size_per_learner=101))
+
+
+def test_capacities_of_modules_count_by_their_own_options() -> None:
+    # all modules but "tasks" store 1000 rows; "tasks" takes that option back, and stores 50 of each of its tasks
+    special = {"recipe": "parallel_curriculum", "capacity": None, "capacity_per_task": 50, "tasks": TASKS}
+    config = of_recipe("uniform", capacity=1000, modules={"tasks": special}).env_runners(num_env_runners=6)
+    with pytest.raises(ValueError, match="capacity_per_task is 50, and one round of sampling brings 52 steps"):
+        configured(config.env_runners(rollout_fragment_length=26))
+    configured(config.env_runners(rollout_fragment_length=25))
 
 
 @pytest.mark.parametrize(("environments", "given", "most"), [(3, None, 128), (100, None, 200), (100, 100, 100)])

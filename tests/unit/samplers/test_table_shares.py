@@ -96,6 +96,14 @@ def test_tables_that_hold_too_little_are_left_out(lengths, expected) -> None:
     np.testing.assert_allclose(sampler.ready_shares(tables_of_lengths(*lengths)), expected)
 
 
+def test_least_sizes_can_be_changed_between_draws() -> None:
+    sampler, tables = TableShares(SHARES, min_sizes={"default": 5, "goal": 3}, seed=0), tables_of_lengths(9, 2, 1)
+    assert sampler.ready_shares(tables)[1] == 0.0
+    sampler.set_min_sizes({"goal": 2})
+    np.testing.assert_allclose(sampler.ready_shares(tables), [0.5, 0.3, 0.2])
+    assert sampler.min_sizes == {"default": 5, "goal": 2}
+
+
 def test_a_batch_is_dealt_out_among_those_that_are_left() -> None:
     tables = tables_of_lengths(9, 2, 1)
     assert TableShares(SHARES, {"goal": 3}).rows_of_tables(tables, 10).tolist() == [7, 0, 3]
