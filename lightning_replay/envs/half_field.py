@@ -49,7 +49,7 @@ class HalfField(TaskChoice, gymnasium.Env):
     The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
     (:mod:`~lightning_replay.envs.soccer`); stamina, collisions and weaker sideways dashes are left out. The tasks
     differ only in where an episode starts; ``"target"`` is the start of Half Field Offense (Hausknecht et al. 2016),
-    the substitute of Li et al. 2022's curriculum, whose own game has no release on PyPI.
+    the substitute of the curriculum of Li & Ji 2021, whose own game has no release on PyPI.
 
     An episode terminates at a goal, where the ball leaves the half field, or where the keeper catches it; it is
     truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball.

@@ -100,8 +100,8 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
 
         Args:
             seed: of the start's cell and of the positions within the cells.
-            options: ``task`` (a name, wins over :attr:`task`), ``goal_cell`` and ``reset_cell`` (row, column), which
-                hold for this episode; distances are then counted from that goal.
+            options: ``task``, a name, which becomes :attr:`task`; ``goal_cell`` and ``reset_cell`` (row, column), which
+                hold for this episode alone; distances are then counted from that goal.
         """
         super().reset(seed=seed)
         self._begin_task(options)
