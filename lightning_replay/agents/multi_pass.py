@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict.utils import unravel_key
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
@@ -111,6 +112,13 @@ class MultiPassLoss(LossModule):
             self.register_buffer(name, buffer, persistent=False)
         self.discount = discount
         self.target_low, self.target_high = target_low, target_high
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What the losses read of a batch."""
+        keys = self.tensor_keys
+        following = (keys.observation, keys.reward, keys.terminated)
+        return [keys.observation, keys.discrete, keys.parameters, *(unravel_key(("next", key)) for key in following)]
 
     def scaled(self, parameters: Tensor) -> Tensor:
         """The environment's parameters in [-1, 1]; one that cannot vary is 0."""

@@ -291,6 +291,13 @@ def test_other_composite_spaces_are_refused(space) -> None:
         ParameterizedActions.of(space)
 
 
+def test_it_says_what_it_reads_and_can_be_printed() -> None:
+    agent = MPDQN(observation_size=2, parameter_sizes=[1], parameter_low=[0.0], parameter_high=[1.0])
+    following = [("next", key) for key in ("observation", "reward", "terminated")]
+    assert agent.loss.in_keys == ["observation", ("action", "discrete"), ("action", "parameters"), *following]
+    assert "MultiPassLoss" in repr(agent)
+
+
 def test_sizes_and_bounds_must_agree() -> None:
     with pytest.raises(ValueError, match=r"parameter_sizes \[0, 0\] add up to 0.*Use DQN"):
         MPDQN(observation_size=1, parameter_sizes=[0, 0], parameter_low=[], parameter_high=[])
