@@ -88,6 +88,8 @@ def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
         )
     accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
+    if isinstance(options.get("scheduler"), str):
+        options = {**options, "scheduler": {"class_path": options["scheduler"]}}
     built = {name: value if name == "goal" else _built(value, name, {}) for name, value in options.items()}
     if "tables" in built:
         built["tables"] = built_tables(options["tables"])

@@ -168,8 +168,11 @@ def parallel_curriculum(
 
     Raises:
         ValueError: tasks that are named twice, or a ``min_size`` that no table can reach.
+        TypeError: a scheduler that is none.
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
+    if not isinstance(scheduler, Scheduler):
+        raise TypeError(f"scheduler is {scheduler!r}; an object of lightning_replay.schedulers is accepted, as Exp3()")
     writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
     reachable = int(writer.tables.capacity[0])
     if min_size is not None and min_size > reachable:

@@ -137,6 +137,17 @@ def test_curricula_that_would_not_work_are_warned_of(
     assert len(said) == len(warnings) and all(part in text for part, text in zip(warnings, said, strict=True))
 
 
+def test_a_scheduler_is_an_object_or_a_class_path() -> None:
+    for scheduler in ("lightning_replay.schedulers.Exp3", {"class_path": "lightning_replay.schedulers.Exp3"}, Exp3()):
+        given = config_of(scheduler=scheduler).replay_buffer_config
+        replay = rllib_ext.RecipeEpisodeReplayBuffer(**{key: given[key] for key in given if key != "type"}).replay
+        assert isinstance(replay.sampler.scheduler, Exp3)
+    with pytest.raises(ValueError, match="scheduler names 'Exp3', which cannot be imported"):
+        config_of(scheduler="Exp3")
+    with pytest.raises(TypeError, match="scheduler is 3; an object of lightning_replay.schedulers is accepted"):
+        config_of(scheduler=3)
+
+
 def test_capacities_are_those_of_each_task() -> None:
     config = config_of(capacity_per_task=100).env_runners(num_env_runners=6, rollout_fragment_length=51)
     with pytest.raises(ValueError, match="capacity_per_task is 100, and one round of sampling brings 102 steps"):
