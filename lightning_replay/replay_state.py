@@ -60,7 +60,8 @@ def _parts_of(replay: Replay) -> dict[str, Any]:
     """What a buffer is built from, in names: the saved state of one part means nothing to another."""
     sampler = [type(replay._sampler).__name__]
     first = getattr(replay._sampler, "first", None)
-    return {
+    tables = getattr(replay._storage, "tables", None)
+    parts = {
         "capacity": replay.capacity,
         "storage": type(replay._storage).__name__,
         "writer": type(replay._writer).__name__,
@@ -68,10 +69,17 @@ def _parts_of(replay: Replay) -> dict[str, Any]:
         "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
         "n-step links": replay._episodes is not None,
     }
+    if tables is not None:  # in order, which numbers them
+        parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
+    return parts
 
 
 def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
-    different = [f"{name} {saved[name]}, here {present[name]}" for name in present if saved[name] != present[name]]
+    different = [
+        f"{name} {saved[name]}, here {present[name]}"
+        for name in present
+        if saved.get(name, present[name]) != present[name]  # early saves do not name their tables
+    ]
     if different:
         raise ValueError(
             f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "

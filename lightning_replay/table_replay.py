@@ -43,8 +43,9 @@ class TableReplay(Replay):
             KeyError: no such table.
             RuntimeError: nothing was stored yet.
         """
-        slots = self.tables.slots_of(self.tables.number(name))
+        number = self.tables.number(name)
         with self._replay_lock:
+            slots = self.tables.slots_of(number)
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
@@ -91,7 +92,7 @@ class CurriculumReplay(TableReplay):
     """A buffer with a table for each task and a scheduler that chooses the task of each batch.
 
     Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
-    :class:`~lightning_replay.samplers.scheduled.ScheduledSampler`.
+    :class:`~lightning_replay.samplers.scheduled.ScheduledSampler`, alone or as ``first`` of a sampler of pairs.
     """
 
     @property
@@ -131,7 +132,7 @@ class CurriculumReplay(TableReplay):
 
     @property
     def _curriculum(self) -> ScheduledSampler:
-        sampler = self._sampler
+        sampler = getattr(self._sampler, "first", self._sampler)
         if not isinstance(sampler, ScheduledSampler):
             raise TypeError(f"the sampler is a {type(sampler).__name__}; a curriculum needs a ScheduledSampler")
         return sampler

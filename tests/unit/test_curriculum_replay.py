@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, load_replay, recipes
+from lightning_replay.samplers import RandomPairSampler, ScheduledSampler
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.schedulers import Exp3, OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay
@@ -106,6 +107,18 @@ def test_a_curriculum_needs_a_scheduler() -> None:
     replay = CurriculumReplay(storage=PackedStorage(12), writer=writer, sampler=shares, batch_size=2)
     with pytest.raises(TypeError, match="sampler is a TableShares; a curriculum needs a ScheduledSampler"):
         replay.probabilities()
+
+
+def test_a_curriculum_may_be_drawn_from_in_pairs() -> None:
+    first = ScheduledSampler(TASKS, UniformTasks(), min_size=2)
+    sampler = RandomPairSampler(first=first, seed=0)
+    replay = CurriculumReplay(
+        storage=PackedStorage(12), writer=TaskTableWriter(TASKS, 4), sampler=sampler, batch_size=2
+    )
+    replay.extend(rows_of([0, 0, 1, 1, 2]))
+    assert replay.sample()["observation"].shape[:2] == (2, 2)
+    replay.progress("far", 1.0)
+    assert replay.probabilities() == {"target": 0.5, "far": 0.5, "near": 0.0}
 
 
 def test_the_same_seed_gives_the_same_draws() -> None:
