@@ -16,7 +16,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.samplers.priority_inputs import check_from_zero, flat_index, matching_priority, refusal
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_names import TorchRLNames
-from lightning_replay.schedules import Constant, Schedule, as_schedule
+from lightning_replay.schedules import Constant, Schedule
 
 
 @recorded
@@ -185,18 +185,6 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             self._clocks["env_steps"] = env_steps
         if updates is not None:
             self._clocks["updates"] = updates
-
-    @property
-    def importance_exponent(self) -> Schedule:
-        """β as a schedule; :attr:`beta` is its present value."""
-        return self._importance_exponent
-
-    @importance_exponent.setter
-    def importance_exponent(self, value: float | Schedule) -> None:
-        schedule = as_schedule(value)
-        if schedule(0) < 0:
-            raise ValueError(f"importance_exponent is {value}; accepted are numbers from 0 on and schedules of them")
-        self._importance_exponent = schedule
 
     @property
     def default_priority(self) -> float | Tensor:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.schedules import Schedule
+from lightning_replay.schedules import Schedule, as_schedule
 from lightning_replay.state_files import read_state, write_state
 
 
@@ -21,7 +20,7 @@ class TorchRLNames(TorchRLPrioritizedSampler):
     reduction = "max"  # how TorchRL's buffers make one priority of several per row
 
     priority_exponent: float
-    importance_exponent: Any  # set as a number or a schedule, read as a schedule
+    _importance_exponent: Schedule
     _tree: PriorityTree
     _largest: float | Tensor
     _clocks: dict[str, int]
@@ -37,6 +36,20 @@ class TorchRLNames(TorchRLPrioritizedSampler):
         return self._tree.device
 
     @property
+    def importance_exponent(self) -> Schedule:
+        """β as a schedule; :attr:`beta` is its present value."""
+        return self._importance_exponent
+
+    @importance_exponent.setter
+    def importance_exponent(self, value: float | Schedule) -> None:
+        schedule = as_schedule(value)
+        if schedule(0) < 0:
+            raise ValueError(
+                f"importance_exponent is {schedule(0)}; accepted are numbers from 0 on and schedules of them"
+            )
+        self._importance_exponent = schedule
+
+    @property
     def alpha(self) -> float:
         """TorchRL's name of :attr:`priority_exponent`."""
         return self.priority_exponent
@@ -48,7 +61,7 @@ class TorchRLNames(TorchRLPrioritizedSampler):
     @property
     def beta(self) -> float:
         """TorchRL's name of the present value of :attr:`importance_exponent`."""
-        schedule: Schedule = self.importance_exponent
+        schedule = self._importance_exponent
         return schedule(self._clocks[schedule.clock])
 
     @beta.setter

@@ -130,6 +130,17 @@ def test_the_importance_exponent_follows_its_clock() -> None:
     assert weights_by_row(replay)[0, 5] == pytest.approx(0.25)
 
 
+def test_the_importance_exponent_may_be_set_under_either_name() -> None:
+    replay = prioritized(importance_exponent=0.0)
+    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
+    replay.sampler.beta = 1.0
+    assert weights_by_row(replay)[0, 5] == pytest.approx(0.25)
+    replay.sampler.importance_exponent = 0.5
+    assert weights_by_row(replay)[0, 5] == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="importance_exponent is -1"):
+        replay.sampler.beta = -1.0
+
+
 @pytest.mark.parametrize(
     ("index", "td_error", "error", "message"),
     [
