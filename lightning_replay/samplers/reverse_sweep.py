@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.conditions.condition import ConditionLike, holds, own
 from lightning_replay.episodes import EpisodeLinks, trajectory_of
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
@@ -31,7 +31,8 @@ class ReverseSweepSampler(UniformSampler):
 
     Args:
         goal: condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
-            ``reward_at_least(1.0)``; asked once for each stored row, in insertion order.
+            ``reward_at_least(1.0)``; asked once for each stored row, in insertion order. What it remembers of episodes
+            is copied, not shared.
         sweep_share: chance of a batch to be a sweep.
         done_key: where a row says that it ended its episode, terminated or truncated.
         seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
@@ -55,7 +56,7 @@ class ReverseSweepSampler(UniformSampler):
 
     def __init__(
         self,
-        goal: Callable[[TensorDictBase], Tensor],
+        goal: ConditionLike,
         sweep_share: float = 0.5,
         done_key: NestedKey = ("next", "done"),
         seed: int | None = None,
@@ -101,7 +102,7 @@ class ReverseSweepSampler(UniformSampler):
                 f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
                 "Store it with every transition, or name your key with done_key="
             )
-        _reached(copy.deepcopy(self.goal), rows)  # a copy: a condition may remember what it saw
+        holds(copy.deepcopy(self.goal), rows)  # a copy: a condition may remember what it saw
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
@@ -155,7 +156,7 @@ class ReverseSweepSampler(UniformSampler):
         self._goals = GoalEpisodes(state_dict["goals"])
         self._cursor = state_dict["cursor"]
         if state_dict["condition"] is not None:
-            self.goal.load_state_dict(state_dict["condition"])  # type: ignore[attr-defined]
+            self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
         self._links: EpisodeLinks | None = None
@@ -164,6 +165,7 @@ class ReverseSweepSampler(UniformSampler):
         self._next_episode = 0
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
         self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
+        self.goal = own(self.goal)  # which remembers no episode now
 
     def _allocate(self, capacity: int, device: torch.device) -> None:
         self._links = EpisodeLinks(capacity, device=device)
@@ -188,7 +190,7 @@ class ReverseSweepSampler(UniformSampler):
         rows = storage.get(index)
         self._links.write(index, trajectory_of(rows), rows.get(self._done_key))
         episode = self._number(index)
-        reached = _reached(self.goal, rows)
+        reached = holds(self.goal, rows)
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
 
@@ -281,15 +283,3 @@ class GoalEpisodes:
     def state(self) -> Tensor:
         """Episodes and slots, int64 ``[G, 2]``."""
         return torch.tensor(self._pairs, dtype=torch.int64).reshape(-1, 2)
-
-
-def _reached(goal: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
-    reached = goal(steps)
-    count = len(steps)
-    if not isinstance(reached, Tensor) or reached.dtype != torch.bool or reached.shape not in {(count,), (count, 1)}:
-        given = f"{reached.dtype} {list(reached.shape)}" if isinstance(reached, Tensor) else type(reached).__name__
-        raise ValueError(
-            f"the condition {goal!r} returned {given} for {count} steps; it must return a bool tensor [{count}], true "
-            "where the goal was reached."
-        )
-    return reached.reshape(-1)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import load_replay
+from lightning_replay.events import first_in_episode
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import ReverseSweepSampler
 from lightning_replay.storage import PackedStorage
@@ -162,6 +163,17 @@ def test_state_goes_on_with_the_same_draws(tmp_path: Path) -> None:
             extend(each, 20 * round_)
 
 
+def test_what_a_goal_remembers_belongs_to_one_buffer_and_is_forgotten_with_its_rows() -> None:
+    goal = first_in_episode(reached_goal)
+    one, other = (Replay(storage=PackedStorage(8), sampler=ReverseSweepSampler(goal), batch_size=2) for _ in range(2))
+    for replay in (one, other):
+        replay.extend(make_steps([0, 0, 0], [0, 1, 1]))
+        assert replay.sampler.num_goal_episodes == 1
+    one.empty()
+    one.extend(make_steps([0, 0, 0], [0, 1, 1]))
+    assert one.sampler.num_goal_episodes == 1
+
+
 def test_bad_input_is_refused_before_anything_is_stored() -> None:
     with pytest.raises(ValueError, match="sweep_share is 1.5"):
         ReverseSweepSampler(reached_goal, sweep_share=1.5)
@@ -169,7 +181,7 @@ def test_bad_input_is_refused_before_anything_is_stored() -> None:
         ReverseSweepSampler(1.0)  # type: ignore[arg-type]
     for wrong in (lambda steps: steps["next", "reward"], lambda steps: torch.ones(3, dtype=torch.bool), lambda _: True):
         replay = Replay(storage=PackedStorage(8), sampler=ReverseSweepSampler(wrong), batch_size=2)
-        with pytest.raises(ValueError, match=r"for 2 steps; it must return a bool tensor \[2\]"):
+        with pytest.raises(ValueError, match="the condition .* returned"):
             replay.extend(make_steps([0, 1], [0, 1]))
         assert len(replay) == 0
     replay = make_replay(8)
