@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Event:
         history_length: τ, steps kept up to and *including* the event; 1 keeps the event step alone.
 
     Raises:
-        ValueError: ``condition`` cannot be called, or ``history_length`` is below 1.
+        ValueError: ``condition`` cannot be called, or ``history_length`` is no whole number or below 1.
     """
 
     condition: ConditionLike
@@ -92,6 +93,7 @@ class Event:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "condition", own(self.condition))
+        _check_whole("history_length", self.history_length)
         if self.history_length < 1:
             raise ValueError(
                 f"history_length is {self.history_length}; it counts the event step itself, so give at least 1"
@@ -175,6 +177,9 @@ class EventTable:
             load_state_of(event.condition, saved)
 
     def _check(self) -> None:
+        _check_whole(f"the capacity of table {self.name!r}", self.capacity)
+        if self.min_size is not None:
+            _check_whole(f"min_size of table {self.name!r}", self.min_size)
         if self.capacity < 1:
             raise ValueError(f"the capacity of table {self.name!r} is {self.capacity}; give at least 1 step")
         if self.history_length > self.capacity:
@@ -268,3 +273,8 @@ def _events(
             "give it to each Event"
         )
     return tuple(Event(event.condition, event.history_length) for event in events)
+
+
+def _check_whole(name: str, steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, Integral):
+        raise ValueError(f"{name} is {steps!r}; give a whole number of steps")

@@ -73,6 +73,12 @@ class StateActionCounts:
 
 def _keys(rows: TensorDictBase) -> list[bytes]:
     """The bytes of observation and action of each row."""
+    missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
+    if missing:
+        raise ValueError(
+            f"the transitions have no column {missing}, whose values the corrections of Lemma 2 count; name the "
+            "columns observation and action, or use the correction 'mixture'"
+        )
     columns = [value for name in ("observation", "action") for value in _leaves(rows.get(name))]
     flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
     parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]

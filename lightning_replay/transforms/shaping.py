@@ -104,7 +104,8 @@ class PotentialShaping(Transform):
         observation_key: what the potential is a function of; the next one is under ``"next"``.
 
     Raises:
-        ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` in the batch.
+        ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
+            in the batch.
 
     Example:
         >>> from tensordict import TensorDict
@@ -149,7 +150,15 @@ class PotentialShaping(Transform):
     def _potentials(self, batch: TensorDictBase, terminated: Tensor) -> Tensor:
         """Potentials of the states and of the next states, 0 where terminated, ``[2, B]``."""
         count, dimensions = batch.batch_size.numel(), len(batch.batch_size)
-        states = torch.cat([batch.get(path).flatten(0, dimensions - 1) for path in (self._path, ("next", *self._path))])
+        paths = (self._path, ("next", *self._path))
+        for path in paths:
+            if batch.get(path, None) is None:
+                raise ValueError(
+                    f"the batch has no {path!r}, of which the potential is a function; name the column with "
+                    "observation_key=."
+                )
+        values = [batch.get(path) for path in paths]
+        states = torch.cat([value.reshape(count, *value.shape[dimensions:]) for value in values])
         potential = self.potential(states)
         if not isinstance(potential, Tensor) or potential.shape != (2 * count,):
             given = f"shape {list(potential.shape)}" if isinstance(potential, Tensor) else type(potential).__name__

@@ -174,3 +174,9 @@ def test_rows_are_told_apart_by_every_column_of_observation_and_action() -> None
     counts.send(np.array([0, 3]))
     counts.send(np.array([0]))  # for another event: counted once
     assert counts.share_outside(np.arange(4)).tolist() == [0.5, 0.5, 1.0, 0.0]
+
+
+def test_rows_without_the_columns_that_are_counted_are_refused() -> None:
+    rows = TensorDict({"pixels": torch.zeros(2, 3), "action": torch.zeros(2, 1)}, [2])
+    with pytest.raises(ValueError, match=r"no column \['observation'\].*use the correction 'mixture'"):
+        StateActionCounts(4).store(np.arange(2), rows)

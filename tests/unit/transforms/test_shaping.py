@@ -69,6 +69,8 @@ def test_other_batch_shapes_keys_and_reward_shapes() -> None:
     expected = PotentialShaping(squared, 0.5)(make_batch())["next", "reward"]
     pairs = torch.stack([batch, batch], dim=1)
     assert torch.equal(PotentialShaping(squared, 0.5)(pairs)["next", "reward"], torch.stack([expected, expected], 1))
+    wide = make_batch().apply(lambda column: column.expand(3, 2) if column.is_floating_point() else column)
+    assert torch.equal(PotentialShaping(squared, 0.5)(wide[0])["next", "reward"], expected[0].expand(2))
     flat = make_batch()
     flat["next", "reward"] = flat["next", "reward"].long().flatten()
     assert PotentialShaping(squared, 0.5)(flat)["next", "reward"].tolist() == expected.flatten().tolist()
@@ -118,6 +120,12 @@ def test_bad_input_is_refused() -> None:
     batch = make_batch()
     del batch["next", "terminated"]
     with pytest.raises(ValueError, match="potential of a terminal state is 0"):
+        PotentialShaping(squared, 0.9)(batch)
+    with pytest.raises(ValueError, match=r"the batch has no \('state',\).*observation_key="):
+        PotentialShaping(squared, 0.9, observation_key="state")(make_batch())
+    batch = make_batch()
+    del batch["next", "observation"]
+    with pytest.raises(ValueError, match=r"the batch has no \('next', 'observation'\)"):
         PotentialShaping(squared, 0.9)(batch)
 
 
