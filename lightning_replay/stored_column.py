@@ -28,6 +28,13 @@ class StoredColumn:
         has_array = tensor.device.type == "cpu" and dtype not in _WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
 
+    def put(self, slots: slice | Tensor, value: Tensor) -> None:
+        """Writes the values ``[N, ...]`` of this column into a slice or int64 ``[N]`` of slots."""
+        if self.array is not None and isinstance(slots, slice) and value.device.type == "cpu":
+            self.array[slots] = value.numpy()
+        else:
+            self.tensor[slots] = value.to(self.tensor.device)
+
 
 def collect_leaves(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key, Tensor]) -> bool:
     """Fills ``by_key`` from ``data``; whether its keys are those of ``tree``, bar ``generation`` and empty branches."""

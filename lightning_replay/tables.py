@@ -284,6 +284,9 @@ class Tables:
 
     def _release_from_several(self, slots: np.ndarray) -> None:
         """One reference less for each time a slot is named."""
+        if (self.pool.references[slots] == 1).all():
+            self.pool.release(slots)  # none can be named twice
+            return
         once, times = np.unique(slots, return_counts=True)
         self.pool.references[once] -= (times - 1).astype(np.int32)
         self.pool.release(once)
@@ -331,11 +334,9 @@ def _rank(table: np.ndarray) -> np.ndarray:
         array([0, 0, 1, 2, 1])
     """
     steps = np.arange(len(table))
-    if (table == table[:1]).all():
+    counts = np.bincount(table)
+    if len(counts) < 2 or counts[-1] == len(table):
         return steps
-    order = np.argsort(table, kind="stable")
-    in_order = table[order]
-    starts = np.append(True, in_order[1:] != in_order[:-1])
     rank = np.empty_like(steps)
-    rank[order] = steps - np.maximum.accumulate(np.where(starts, steps, 0))
+    rank[np.argsort(table, kind="stable")] = steps - np.repeat(np.cumsum(counts) - counts, counts)
     return rank

@@ -81,7 +81,9 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         raise ConditionError(
             f"the condition {condition!r} returned {given}; return a bool tensor, one value for each step"
         )
-    if answer.shape not in ((len(steps),), (len(steps), 1)):
+    if answer.ndim == 1 and len(answer) == len(steps):
+        return answer
+    if answer.shape != (len(steps), 1):
         raise ConditionError(
             f"the condition {condition!r} returned the shape {list(answer.shape)} for {len(steps)} steps; "
             f"return [{len(steps)}], one value for each step"

@@ -79,8 +79,8 @@ class TaskTableWriter(TableWriter):
                 f"{given}. Nothing was stored"
             )
         numbers = task.reshape(-1).cpu().numpy()
-        unknown = np.unique(numbers[(numbers < 0) | (numbers >= len(self.tasks))])
-        if len(unknown):
+        if numbers.min() < 0 or numbers.max() >= len(self.tasks):
+            unknown = np.unique(numbers[(numbers < 0) | (numbers >= len(self.tasks))])
             raise ValueError(
                 f"the column 'task' holds {unknown.tolist()}; tasks are numbered 0..{len(self.tasks) - 1}, "
                 f"{self.tasks}. Nothing was stored"

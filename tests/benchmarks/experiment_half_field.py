@@ -31,7 +31,7 @@ from lightning_replay.agents import MPDQN
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
 
-READ = ("observation", "discount", *(("action", key) for key in ("discrete", "parameters")))
+READ = ("observation", *(("action", key) for key in ("discrete", "parameters")))
 READ += tuple(("next", key) for key in ("observation", "reward", "terminated"))
 
 
@@ -106,7 +106,8 @@ class SoccerLearner(Learner):
         """One update of every run."""
         batches = [run.replay.sample() for run in self.runs]
         # only what the loss reads, which costs less than joining whole batches
-        column = {key: torch.cat([batch.get(key) for batch in batches]) for key in READ}
+        read = (*READ, "discount") if self.settings.n_steps > 1 else READ
+        column = {key: torch.cat([batch.get(key) for batch in batches]) for key in read}
         rows = self.loss(TensorDict(column, [len(column["observation"])]))
         # the sum over runs of the means of their rows: no gradient of a run depends on another's rows
         loss = (rows.get("loss_value") + rows.get("loss_parameters")).sum() / self.settings.batch_size
