@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lightning_replay.tables import Slots
+from lightning_replay.slots import Slots
 
 
 class Stretch(NamedTuple):
@@ -119,34 +119,44 @@ class Histories:
         held = self._running.get(stretch.trajectory, ()) if stretch.continues else ()
         return np.array(held, dtype=np.int64)
 
-    def check_room(self, trajectory: np.ndarray, done: np.ndarray, *, forget_stale: bool) -> None:
+    def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
         """Refuses rows by which more episodes would run at once than there is room for.
 
         Args:
-            trajectory: int64 ``[N]``, of the rows to come.
-            done: bool ``[N]``.
-            forget_stale: forget the episodes that were continued longest ago instead.
+            parts: of rows to come, written one after the other: trajectory, int64 ``[N]``, and done, bool ``[N]``.
+            forget_stale: whether :meth:`make_room` may forget the episodes that were continued longest ago.
 
         Raises:
             ValueError: with both numbers; nothing has changed.
         """
-        if not self._length or len(self._running) + len(set(trajectory.tolist())) <= self._max_trajectories:
+        named = sum(len(set(trajectory.tolist())) for trajectory, _ in parts)
+        if not self._length or len(self._running) + named <= self._max_trajectories:
             return
-        opened = {}
-        for name, ended in zip(trajectory.tolist(), done.tolist(), strict=True):
-            opened[name] = not ended
-        running = [name for name, is_open in opened.items() if is_open]
-        staying = [name for name in self._running if name not in opened]
-        excess = len(running) + len(staying) - self._max_trajectories
-        if excess > 0 and (not forget_stale or excess > len(staying)):
-            raise ValueError(
-                f"{len(running) + len(staying)} episodes would run at once, and histories of max_trajectories="
-                f"{self._max_trajectories} are held. Nothing was stored. Raise max_trajectories; or if these episodes "
-                "have ended, mark their last steps done"
-            )
-        for name in staying[: max(excess, 0)]:
+        running = list(self._running)
+        for trajectory, done in parts:
+            staying, opened = self._running_after(running, trajectory, done)
+            excess = len(staying) + len(opened) - self._max_trajectories
+            if excess > (len(staying) if forget_stale else 0):
+                raise ValueError(
+                    f"{len(staying) + len(opened)} episodes would run at once, and histories of max_trajectories="
+                    f"{self._max_trajectories} are held. Nothing was stored. Raise max_trajectories; or if these "
+                    "episodes have ended, mark their last steps done"
+                )
+            running = staying[max(excess, 0) :] + opened
+
+    def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> None:
+        """Forgets the episodes continued longest ago, where rows that were checked leave no room for them."""
+        staying, opened = self._running_after(list(self._running), trajectory, done)
+        for name in staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]:
             self.forget(name)
             self.forgotten += 1
+
+    def _running_after(
+        self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
+    ) -> tuple[list[int], list[int]]:
+        """Of the episodes that run, those that rows do not name; and those that run on after being named."""
+        is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
+        return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
 
     def follow(self, stretch: Stretch, slots: np.ndarray) -> None:
         """Appends the slots of a stretch to its episode, or forgets the episode that it ended."""

@@ -158,7 +158,12 @@ class Replay(TensorDictReplayBuffer):
             )
         check_rows = getattr(self._sampler, "check_rows", None)
         first_rows = len(self._storage) == 0
-        td_error = tensordicts.get(self.priority_key, None) if takes_priorities and self.is_prioritized else None
+        takes_priorities = (
+            takes_priorities and self.is_prioritized and tensordicts.get(self.priority_key, None) is not None
+        )
+        if takes_priorities and hasattr(self._writer, "staying"):
+            tensordicts = self._writer.staying(tensordicts)  # whose priorities they are must be known
+        td_error = tensordicts.get(self.priority_key) if takes_priorities else None
         priority = None if td_error is None else self._feedback.given_priority(td_error, len(tensordicts))
         with self._replay_lock, self._write_lock:
             if check_rows is not None:

@@ -28,9 +28,9 @@ class StateActionCounts:
         self._of_slot = np.full(num_slots, -1, dtype=np.int64)
         self._is_counted = np.zeros(num_slots, dtype=np.bool_)
 
-    def store(self, slots: np.ndarray, rows: TensorDictBase) -> None:
-        """Counts new rows ``[N]`` in their slots."""
-        for slot, key in zip(slots.tolist(), _keys(rows), strict=True):
+    def store(self, slots: np.ndarray, keys: list[bytes]) -> None:
+        """Counts new rows ``[N]`` in their slots, by what :func:`state_action_keys` says of them."""
+        for slot, key in zip(slots.tolist(), keys, strict=True):
             number = self._numbers.setdefault(key, len(self._stored))
             if number == len(self._stored):
                 self._stored.append(0)
@@ -71,8 +71,12 @@ class StateActionCounts:
         self._is_counted[:] = state_dict["is_counted"].numpy()
 
 
-def _keys(rows: TensorDictBase) -> list[bytes]:
-    """The bytes of observation and action of each row."""
+def state_action_keys(rows: TensorDictBase) -> list[bytes]:
+    """The bytes of observation and action of each row.
+
+    Raises:
+        ValueError: rows without one of them.
+    """
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(

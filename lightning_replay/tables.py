@@ -1,102 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named first-in-first-out tables of slots over one storage, and the counted references that keep a slot alive."""
+"""Named first-in-first-out tables of slots over one storage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_replay.slots import Slots
 from lightning_replay.state_action_counts import StateActionCounts
-
-
-class Slots:
-    """Rows of a storage that are taken while something refers to them, and free otherwise.
-
-    Args:
-        count: rows of the storage.
-
-    Example:
-        >>> slots = Slots(3)
-        >>> slots.take(2), slots.num_free
-        (array([0, 1]), 1)
-        >>> slots.hold(np.array([0, 1])); slots.hold(np.array([1])); slots.release(np.array([0, 1]))
-        >>> slots.take(2), slots.references
-        (array([2, 0]), array([0, 1, 0], dtype=int32))
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.references = np.zeros(count, dtype=np.int32)
-        # A ring, so that slots freed in order are taken in order and a write stays one stretch of memory.
-        self._free = np.arange(count)
-        self._next = 0
-        self.num_free = count
-
-    def take(self, count: int) -> np.ndarray:
-        """``count`` free slots, int64, the one that has been free for longest first; nothing refers to them yet.
-
-        Raises:
-            RuntimeError: fewer are free.
-        """
-        if count > self.num_free:
-            raise RuntimeError(
-                f"{count} rows are to be written and {self.num_free} of {self.count} slots are free; build the storage "
-                "with the writer's num_slots"
-            )
-        end = self._next + count
-        taken = self._free[self._next : end] if end <= self.count else self._wrapped(self._next, count)
-        self._next = end % self.count
-        self.num_free -= count
-        return taken.copy()
-
-    def hold(self, slots: np.ndarray) -> None:
-        """One more reference to each of these slots; several to one that is named several times."""
-        np.add.at(self.references, slots, 1)
-
-    def release(self, slots: np.ndarray) -> None:
-        """One reference less to each of these slots, all different; those without any are free."""
-        left = self.references[slots] - 1
-        self.references[slots] = left
-        freed = slots[left == 0]
-        start = (self._next + self.num_free) % self.count
-        if start + len(freed) <= self.count:
-            self._free[start : start + len(freed)] = freed
-        else:
-            self._free.put(np.arange(start, start + len(freed)), freed, mode="wrap")
-        self.num_free += len(freed)
-
-    def release_one(self, slot: int) -> None:
-        """One reference less to a slot."""
-        self.references[slot] -= 1
-        if not self.references[slot]:
-            self._free[(self._next + self.num_free) % self.count] = slot
-            self.num_free += 1
-
-    def _wrapped(self, start: int, count: int) -> np.ndarray:
-        return self._free.take(np.arange(start, start + count), mode="wrap")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The free slots in order, and the references."""
-        order = self._wrapped(self._next, self.num_free)
-        return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
-        free = state_dict["free"].numpy()
-        self._free[: len(free)] = free
-        self._next, self.num_free = 0, len(free)
-        self.references[:] = state_dict["references"].numpy()
 
 
 class Tables:
     """Ordered lists of slots, first in first out, each with a name and a capacity of its own.
 
-    A slot lives while at least one table (or a running episode, see :meth:`hold`) refers to it, and is free to be
-    written again after. A slot is at most once in a table. The lists cost 8 bytes an entry, and a slot 4 bytes in each
-    table (its position) and 12 more.
+    A slot lives while at least one table, or a running episode (:class:`~lightning_replay.histories.Histories`), refers
+    to it, and is free to be written again after. A slot is at most once in a table. The lists cost 8 bytes an entry,
+    and a slot 4 bytes in each table (its position) and 12 more.
 
     ::
 
@@ -107,6 +30,9 @@ class Tables:
         capacities: most entries by table name; the order of the names numbers the tables.
         extra_slots: rows beyond the tables' own, for what running episodes hold.
 
+    Raises:
+        ValueError: a capacity that is no positive whole number.
+
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
         >>> slots = tables.append_new(0, 2); tables.append(np.array([1]), slots[:1])
@@ -116,6 +42,11 @@ class Tables:
     """
 
     def __init__(self, capacities: Mapping[str, int], extra_slots: int = 0) -> None:
+        for name, capacity in capacities.items():
+            if not isinstance(capacity, Integral) or isinstance(capacity, bool) or capacity < 1:
+                raise ValueError(
+                    f"the capacity of table {name!r} is {capacity!r}; give a positive whole number of rows"
+                )
         self.names = list(capacities)
         self.capacity = np.fromiter(capacities.values(), np.int64, len(capacities))
         self.offset = np.concatenate(([0], np.cumsum(self.capacity)[:-1]))
@@ -146,8 +77,7 @@ class Tables:
     @property
     def nbytes(self) -> int:
         """Bytes of lists, positions and references."""
-        arrays = (self.entries, self.position, self._written_at, self.pool.references, self.pool._free)
-        return sum(array.nbytes for array in arrays)
+        return sum(part.nbytes for part in (self.entries, self.position, self._written_at, self.pool))
 
     def number(self, name: str) -> int:
         """The number of the table of this name.
@@ -164,10 +94,6 @@ class Tables:
         capacity, appended = int(self.capacity[table]), int(self.appended[table])
         ring = self.entries[self.offset[table] :][: min(appended, capacity)]
         return np.roll(ring, -(appended % capacity)) if appended > capacity else ring.copy()
-
-    def holds(self, table: int, slots: np.ndarray) -> np.ndarray:
-        """Whether each slot is in the table, bool of the shape of ``slots``."""
-        return self.position[table][slots] >= 0
 
     def append_new(self, table: int, count: int) -> np.ndarray:
         """Takes slots for new rows and appends them to one table, whose oldest entries leave first.
@@ -307,19 +233,27 @@ class Tables:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave; the tables must be the same."""
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: other tables were saved; nothing is changed then.
+        """
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
             raise ValueError(
                 f"the saved tables hold {len(entries)} entries over {len(state_dict['written_at'])} slots, these "
                 f"{len(self.entries)} over {self.num_slots}; build them with the saved capacities"
             )
+        if self.state_action_counts is not None and state_dict["counts"] is None:
+            raise ValueError(
+                "the saved tables have no counts of states and actions; build them without a correction that counts"
+            )
         self.entries[:] = entries
         self.appended[:] = state_dict["appended"].numpy()
         self._written_at[:] = state_dict["written_at"].numpy()
         self.rows_written = int(state_dict["rows_written"])
         self.pool.load_state_dict(state_dict["slots"])
-        if self.state_action_counts is not None and state_dict["counts"] is not None:
+        if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
         self.position.fill(-1)
         for table, (offset, length) in enumerate(zip(self.offset, self.length, strict=True)):

@@ -104,7 +104,10 @@ class TableShares(WithinTables):
         """``batch_size`` dealt out by the shares of the tables that hold enough."""
         shares = self.ready_shares(tables)
         if self.multinomial:
-            uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator).numpy()
+            device = self._generator.device
+            uniform = (
+                torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=device).cpu().numpy()
+            )
             rows = np.bincount(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"), minlength=len(shares))
             return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
         key = (batch_size, shares.tobytes())

@@ -43,9 +43,8 @@ class WithinTables(Seeded, TorchRLNames):
         priority_offset: float = 1e-6,
         seed: int | None = None,
     ) -> None:
-        check_from_zero("priority_exponent", priority_exponent)
         check_from_zero("priority_offset", priority_offset)
-        self.priority_exponent = float(priority_exponent)
+        self.priority_exponent = priority_exponent
         self.priority_offset = float(priority_offset)
         self.importance_exponent = as_schedule(importance_exponent)
         check_from_zero("importance_exponent", self.importance_exponent(0))
@@ -56,9 +55,23 @@ class WithinTables(Seeded, TorchRLNames):
     def _forget(self) -> None:
         self._largest: float = -1.0
         self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
+        self._forget_trees()
+        self.rows_drawn = np.zeros(0, dtype=np.int64)
+
+    def _forget_trees(self) -> None:
         self._trees: list[PriorityTree] = []  # by table, over its entries
         self._known = np.zeros(0, dtype=np.int64)  # entries of each table that its tree has seen
-        self.rows_drawn = np.zeros(0, dtype=np.int64)
+
+    @property
+    def priority_exponent(self) -> float:
+        """α; set anew, it holds for all rows from the next draw on."""
+        return self._priority_exponent
+
+    @priority_exponent.setter
+    def priority_exponent(self, value: float) -> None:
+        check_from_zero("priority_exponent", value)
+        self._priority_exponent = float(value)
+        self._forget_trees()
 
     @abstractmethod
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:

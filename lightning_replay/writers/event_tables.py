@@ -16,7 +16,7 @@ from lightning_replay.episodes import trajectory_of
 from lightning_replay.events import ConditionError, EventTable, holds, load_state_of, state_of
 from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
 from lightning_replay.recorded import recorded
-from lightning_replay.state_action_counts import StateActionCounts
+from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
 from lightning_replay.tables import Tables
 from lightning_replay.writers.table_writer import TableWriter
 
@@ -55,8 +55,8 @@ class EventTableWriter(TableWriter):
         count_state_actions: bool = False,
     ) -> None:
         check_tables(event_tables)
-        if max_trajectories < 1:
-            raise ValueError(f"max_trajectories is {max_trajectories}; at least 1 episode runs")
+        if max_trajectories != int(max_trajectories) or max_trajectories < 1:
+            raise ValueError(f"max_trajectories is {max_trajectories!r}; a whole number of episodes runs, at least 1")
         longest = max(event.history_length for table in event_tables for event in table.events)
         capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
         super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
@@ -93,52 +93,59 @@ class EventTableWriter(TableWriter):
                 does not answer one bool per row, or too many running episodes. Nothing is stored then.
         """
         trajectory, done = _episodes_of(data)
-        values = self._storage.checked_values(data)
-        fired = self._test(data, trajectory, done)
         most = int(self.tables.capacity[0])
-        if len(done) <= most:
-            index = self._write(data, values, fired, trajectory, done)
-        else:
-            parts = [slice(start, start + most) for start in range(0, len(done), most)]
-            written = [
-                self._write(data[rows], [value[rows] for value in values], fired[:, rows], trajectory[rows], done[rows])
-                for rows in parts
-            ]
-            index = torch.cat(written)[-most:]
+        parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
+        values, fired, keys = self._test(data, trajectory, done, parts)
+        for rows in parts:
+            values_now = values if len(parts) == 1 else [value[rows] for value in values]
+            index = self._write(values_now, fired[:, rows], trajectory[rows], done[rows], keys and keys[rows])
+        if len(parts) > 1:
+            index = torch.from_numpy(self.tables.slots_of(0)).to(index.device)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
     def _write(
         self,
-        data: TensorDictBase,
         values: list[Tensor],
         fired: np.ndarray,
         trajectory: np.ndarray,
         done: np.ndarray,
+        keys: list[bytes] | None,
     ) -> Tensor:
         """Stores at most as many rows as the default table takes; returns their slots."""
+        if self.forget_stale:
+            self._histories.make_room(trajectory, done)
         slots = self.tables.append_new(0, len(done))
         self.write(slots, values)
         self._sent[:, slots] = False
-        if self.tables.state_action_counts is not None:
-            self.tables.state_action_counts.store(slots, data)
+        if self.tables.state_action_counts is not None and keys is not None:
+            self.tables.state_action_counts.store(slots, keys)
         episodes = list(stretches(trajectory, done))
-        self._send(fired, episodes, slots)
+        if fired.any():
+            self._send(fired, episodes, slots)
         for episode in episodes:
             self._histories.follow(episode, slots[episode.rows])
         self._write_count += len(slots)
         return self.announce(slots)
 
-    def _test(self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """What the conditions say of the rows, bool ``[E, N]``; where one refuses, all forget the rows."""
+    def _test(
+        self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray, parts: Sequence[slice]
+    ) -> tuple[list[Tensor], np.ndarray, list[bytes] | None]:
+        """Asks everything that may refuse the rows, before any is stored; where one does, conditions forget the rows.
+
+        Returns:
+            The values of the columns, what the conditions say, bool ``[E, N]``, and what Lemma 2 counts.
+        """
         remembered = [state_of(event.condition) for event in self._events]
         try:
             answers = [self._ask(event, data) for event in range(len(self._events))]
-            self._histories.check_room(trajectory, done, forget_stale=self.forget_stale)
+            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
+            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
+            values = self._storage.checked_values(data)
         except BaseException:
             self._remind(remembered)
             raise
-        return torch.stack(answers).cpu().numpy()
+        return values, torch.stack(answers).cpu().numpy(), keys
 
     def _ask(self, event: int, data: TensorDictBase) -> Tensor:
         try:
@@ -159,8 +166,6 @@ class EventTableWriter(TableWriter):
             self._sent[number, steps] = True
             tables.append(np.full(len(steps), number + 1))
             sent.append(steps)
-        if not sent:
-            return
         if self.tables.state_action_counts is not None:
             self.tables.state_action_counts.send(np.unique(np.concatenate(sent)))
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
@@ -206,6 +211,8 @@ class EventTableWriter(TableWriter):
 
     def cut(self, index: Tensor) -> None:
         """Forgets the episodes that were interrupted after the rows in these slots: histories and conditions."""
+        if not len(index):
+            return
         trajectory = trajectory_of(self._storage.all_rows)
         names = [None] if trajectory is None else trajectory[index].flatten().tolist()
         for name in names:
@@ -228,7 +235,16 @@ class EventTableWriter(TableWriter):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: tables of other events were saved; nothing is changed then.
+        """
+        if len(state_dict["conditions"]) != len(self._events):
+            raise ValueError(
+                f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "
+                "them with the saved events"
+            )
         super().load_state_dict(dict(state_dict))
         self._histories.load_state_dict(state_dict["histories"])
         self._sent[:] = state_dict["sent"].numpy()
@@ -265,16 +281,26 @@ def check_tables(event_tables: Sequence[EventTable]) -> None:
 
 def _episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:
     """Running episode, int64 ``[N]``, and whether it ended, bool ``[N]``, of each row."""
+    rows = data.shape[0]
     done = data.get(("next", "done"), None)
-    if done is None:
+    if not isinstance(done, Tensor) or done.dtype != torch.bool or done.numel() != rows:
         raise ValueError(
-            "the transitions have no ('next', 'done'), which histories of events need; nothing was stored. "
-            "Store terminated, truncated and done with every transition"
+            f"histories of events need ('next', 'done'), bool [{rows}] or [{rows}, 1]; got {_described(done)}. Nothing "
+            "was stored. Store terminated, truncated and done with every transition"
         )
     trajectory = trajectory_of(data)
-    rows = data.shape[0]
-    named = np.zeros(rows, dtype=np.int64) if trajectory is None else trajectory.reshape(-1).cpu().numpy()
-    return named, done.reshape(-1).cpu().numpy()
+    if trajectory is None:
+        return np.zeros(rows, dtype=np.int64), done.reshape(-1).cpu().numpy()
+    if trajectory.is_floating_point() or trajectory.numel() != rows:
+        raise ValueError(
+            f"the column trajectory names the episode of each row, int64 [{rows}]; got {_described(trajectory)}. "
+            "Nothing was stored"
+        )
+    return trajectory.reshape(-1).cpu().numpy(), done.reshape(-1).cpu().numpy()
+
+
+def _described(column: Any) -> str:
+    return f"{column.dtype} {list(column.shape)}" if isinstance(column, Tensor) else "no such column"
 
 
 _NONE = np.zeros(0, dtype=np.int64)

@@ -100,12 +100,12 @@ class TableWriter(TensorDictRoundRobinWriter):
 
     def state_dict(self) -> dict[str, Any]:
         """Tables and counters."""
-        return {"tables": self.tables.state_dict()}
+        return {"tables": self.tables.state_dict(), "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave."""
         self.tables.load_state_dict(state_dict["tables"])
-        self._write_count = self.tables.rows_written
+        self._write_count = int(state_dict.get("write_count", self.tables.rows_written))  # early saves have none
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""

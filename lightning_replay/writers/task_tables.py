@@ -50,25 +50,27 @@ class TaskTableWriter(TableWriter):
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
                 before. Nothing is stored then.
         """
-        task = self._tasks_of(data)
-        values = self._storage.checked_values(data)
-        table = np.zeros_like(task) if self._shares_one_table else task
-        counts = np.bincount(table, minlength=len(self.tables))
-        if (counts > self.tables.capacity).any():
-            values, table = self._last_rows(values, table)
-        slots = self.tables.append_new_to_each(table)
+        rows = self.staying(data)
+        task = self._tasks_of(rows)
+        values = self._storage.checked_values(rows)
+        slots = self.tables.append_new_to_each(np.zeros_like(task) if self._shares_one_table else task)
         self.write(slots, values)
-        self._write_count += len(task)
+        self._write_count += data.shape[0]
         return self.announce(slots)
 
-    def _last_rows(self, values: list[Tensor], table: np.ndarray) -> tuple[list[Tensor], np.ndarray]:
-        """Of more rows than a table takes, its last ones."""
-        kept = [
-            np.flatnonzero(table == number)[-int(capacity) :] for number, capacity in enumerate(self.tables.capacity)
-        ]
-        rows = np.sort(np.concatenate(kept))
-        chosen = torch.from_numpy(rows)
-        return [value[chosen.to(value.device)] for value in values], table[rows]
+    def staying(self, data: TensorDictBase) -> TensorDictBase:
+        """Of more rows than a table takes, its last ones; the same rows where all stay.
+
+        Raises:
+            ValueError: rows without ``task`` or of a task that does not exist.
+        """
+        task = self._tasks_of(data)
+        table = np.zeros_like(task) if self._shares_one_table else task
+        capacities = self.tables.capacity
+        if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
+            return data
+        kept = [np.flatnonzero(table == number)[-int(most) :] for number, most in enumerate(capacities)]
+        return data[torch.from_numpy(np.sort(np.concatenate(kept)))]
 
     def _tasks_of(self, data: TensorDictBase) -> np.ndarray:
         task = data.get("task", None)

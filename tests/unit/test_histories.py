@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
-from lightning_replay.tables import Slots
+from lightning_replay.slots import Slots
 
 
 def listed(trajectory: list[int], done: list[int]) -> list[tuple[int, list[int], bool, bool]]:
@@ -103,7 +103,7 @@ def test_an_ended_episode_is_released() -> None:
 def test_events_of_one_step_need_no_histories() -> None:
     slots = Slots(4)
     histories = Histories(slots, length=0, max_trajectories=1)
-    histories.check_room(np.arange(9), np.zeros(9, dtype=bool), forget_stale=False)
+    histories.check_room([(np.arange(9), np.zeros(9, dtype=bool))], forget_stale=False)
     histories.follow(stretch(4, 2), taken(slots, 2))
     assert len(histories) == 0 and slots.references.tolist() == [1, 1, 0, 0]
 
@@ -121,7 +121,7 @@ def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, runn
     for name in (1, 2):
         histories.follow(stretch(name, 1), taken(histories._slots, 1))
     with pytest.raises(ValueError, match=f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"):
-        histories.check_room(np.array(trajectory), np.array(done, dtype=bool), forget_stale=False)
+        histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
     assert len(histories) == 2
 
 
@@ -137,7 +137,7 @@ def test_as_many_as_there_is_room_for_may_run(trajectory, done) -> None:
     histories = Histories(Slots(4), length=3, max_trajectories=2)
     for name in (1, 2):
         histories.follow(stretch(name, 1), taken(histories._slots, 1))
-    histories.check_room(np.array(trajectory), np.array(done, dtype=bool), forget_stale=False)
+    histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
     assert len(histories) == 2 and histories.forgotten == 0
 
 
@@ -147,13 +147,24 @@ def test_stale_episodes_are_forgotten_those_continued_longest_ago_first() -> Non
     histories = Histories(slots, length=3, max_trajectories=2)
     for name in (1, 2, 1):
         histories.follow(stretch(name, 1), taken(slots, 1))
-    histories.check_room(np.array([3]), np.array([False]), forget_stale=True)
+    histories.check_room([(np.array([3]), np.array([False]))], forget_stale=True)
+    assert histories.forgotten == 0, "a check changes nothing"
+    histories.make_room(np.array([3]), np.array([False]))
     histories.follow(stretch(3, 1), taken(slots, 1))
     assert histories.forgotten == 1 and len(histories) == 2
     assert histories.before(stretch(1, 1)).tolist() == [0, 2] and histories.before(stretch(2, 1)).tolist() == []
     with pytest.raises(ValueError, match="5 episodes would run"):
-        histories.check_room(np.array([4, 5, 6]), np.zeros(3, dtype=bool), forget_stale=True)
+        histories.check_room([(np.array([4, 5, 6]), np.zeros(3, dtype=bool))], forget_stale=True)
     assert histories.forgotten == 1, "what cannot be made room for costs nothing"
+
+
+def test_room_is_looked_for_at_the_end_of_every_part() -> None:
+    """Two episodes run at the end of the first part, though none does at the end of the second."""
+    parts = [(np.array([1, 2]), np.array([False, False])), (np.array([1, 2]), np.array([True, True]))]
+    Histories(Slots(4), length=3, max_trajectories=2).check_room(parts, forget_stale=False)
+    for forget_stale in (False, True):
+        with pytest.raises(ValueError, match="2 episodes would run at once"):
+            Histories(Slots(4), length=3, max_trajectories=1).check_room(parts, forget_stale)
 
 
 def test_histories_come_back_from_their_state() -> None:

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers.table_corrections import lemma2, lemma2_exact, mixture
-from lightning_replay.state_action_counts import StateActionCounts
+from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
 from lightning_replay.tables import Tables
 from tests.event_steps import IsTrue, event_steps
 
@@ -80,7 +80,7 @@ def counted() -> Tables:
     tables.state_action_counts = StateActionCounts(tables.num_slots)
     kind = torch.tensor([0, 1, 0, 1, 0, 0])
     rows = TensorDict({"observation": kind.float()[:, None], "action": kind}, [6])
-    tables.state_action_counts.store(EVERY_SLOT, rows)
+    tables.state_action_counts.store(EVERY_SLOT, state_action_keys(rows))
     for table in (1, 2):
         tables.state_action_counts.send(tables.slots_of(table))
     return tables
@@ -170,7 +170,7 @@ def test_rows_are_told_apart_by_every_column_of_observation_and_action() -> None
         },
         [4],
     )
-    counts.store(np.arange(4), rows)
+    counts.store(np.arange(4), state_action_keys(rows))
     counts.send(np.array([0, 3]))
     counts.send(np.array([0]))  # for another event: counted once
     assert counts.share_outside(np.arange(4)).tolist() == [0.5, 0.5, 1.0, 0.0]
@@ -179,4 +179,4 @@ def test_rows_are_told_apart_by_every_column_of_observation_and_action() -> None
 def test_rows_without_the_columns_that_are_counted_are_refused() -> None:
     rows = TensorDict({"pixels": torch.zeros(2, 3), "action": torch.zeros(2, 1)}, [2])
     with pytest.raises(ValueError, match=r"no column \['observation'\].*use the correction 'mixture'"):
-        StateActionCounts(4).store(np.arange(2), rows)
+        state_action_keys(rows)

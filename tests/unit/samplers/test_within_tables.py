@@ -47,6 +47,17 @@ def test_the_last_of_several_td_errors_for_a_row_counts() -> None:
     assert replay.sample()["index"].tolist() == [3] * 4
 
 
+def test_a_priority_exponent_set_later_holds_for_all_rows() -> None:
+    """Priorities 1 and 3 in the goal's table: shares 1/4 and 3/4, and with exponent 2 1/10 and 9/10."""
+    replay = prioritized(importance_exponent=1.0)
+    replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 1, 1, 3, 1]))
+    replay.sample()
+    assert [float(tree.total()) for tree in replay.sampler._trees] == [8.0, 4.0]
+    replay.sampler.priority_exponent = 2.0
+    replay.sample()
+    assert [float(tree.total()) for tree in replay.sampler._trees] == [14.0, 10.0]
+
+
 def test_new_rows_get_the_largest_priority_given_so_far() -> None:
     replay = prioritized()
     sampler = replay.sampler

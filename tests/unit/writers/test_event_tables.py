@@ -162,9 +162,54 @@ def test_more_running_episodes_than_there_is_room_for_are_refused() -> None:
     assert forgetful.stats()["histories_forgotten"] == 1
 
 
+def test_room_for_episodes_is_needed_in_the_middle_of_rows_that_are_written_in_parts() -> None:
+    """Three episodes run over steps 0 to 2 and end at 3 to 5; the default table takes 3 rows at a time."""
+    rows = event_steps(0, 6, {}, ["goal"], ends=False)
+    rows["trajectory"] = torch.tensor([0, 1, 2, 0, 1, 2])
+    rows["next", "done"][3:] = True
+    options = {"capacity": 3, "batch_size": 1, "tables": [goal_table(condition=IsTrue("goal"))]}
+    replay = recipes.event_tables(**options, max_trajectories=2)
+    unchanged_by(replay, rows, ValueError, "3 episodes would run at once")
+    assert len(recipes.event_tables(**options, max_trajectories=3).extend(rows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (("next", "done"), torch.zeros(4, 1), "'done'.*bool.*got torch.float32"),
+        ("trajectory", torch.zeros(4, 3, dtype=torch.int64), r"trajectory.*int64 \[4\]; got.*\[4, 3\]"),
+    ],
+)
+def test_columns_that_say_no_episodes_are_refused_and_nothing_is_stored(key, value, message: str) -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
+    unchanged_by(replay, event_steps(0, 4, {}, ["goal"]).set(key, value), ValueError, message)
+
+
+def test_rows_without_what_lemma_2_counts_are_refused_and_nothing_is_stored() -> None:
+    tables = [goal_table(condition=IsTrue("goal"))]
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=tables, correction="lemma2")
+    unchanged_by(replay, event_steps(0, 4, {}, ["goal"]).exclude("action"), ValueError, "no column.*action")
+
+
+def test_rows_that_a_condition_refuses_fix_no_columns() -> None:
+    replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
+    unchanged_by(replay, event_steps(0, 4, {}, []), ValueError, "goal")
+    assert len(replay.extend(event_steps(0, 4, {}, ["goal"]))) == 4
+
+
+def test_a_state_of_other_events_is_refused_and_nothing_is_changed() -> None:
+    two = EventTable("goal", events=[Event(IsTrue("goal"), 2), Event(IsTrue("gap"), 2)], capacity=4)
+    one = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4)
+    saved, other = (EventTableWriter(4, [table], max_trajectories=2) for table in (two, one))
+    with pytest.raises(ValueError, match="2 events and these 1"):
+        other.load_state_dict(saved.state_dict())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"capacity": 0, "tables": [goal_table()]}, "capacity of table 'default' is 0"),
+        ({"capacity": 10.5, "tables": [goal_table()]}, "capacity of table 'default' is 10.5"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "sums to 1.1.*'goal': 0.6"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leaves 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),

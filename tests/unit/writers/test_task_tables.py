@@ -56,6 +56,20 @@ def test_the_slots_are_those_of_the_rows_that_stayed_in_their_order() -> None:
     assert contents(replay) == {"target": [1, 5], "far": [3, 4, 6], "near": []}
 
 
+def test_td_errors_reach_the_rows_that_stayed() -> None:
+    """Row 0 of task 1 leaves at once, so that the priorities kept are not the last ones given."""
+    replay = curriculum(priority_exponent=1.0, priority_offset=0.0)
+    rows = rows_of([1, 0, 1, 1, 1])
+    rows["td_error"] = torch.arange(5.0)
+    index = replay.extend(rows)
+    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+    assert replay.storage.get(index)["observation"][:, 0].tolist() == [1, 2, 3, 4]
+    rows = rows_of([1, 1, 1, 0, 1])
+    rows["td_error"] = torch.arange(5.0)
+    index = replay.extend(rows)
+    assert torch.from_numpy(replay.sampler._priority)[index].tolist() == [1, 2, 3, 4]
+
+
 def test_baselines_keep_all_tasks_in_one_table() -> None:
     replay = curriculum(scheduler=OneTask("target"))
     replay.extend(rows_of([0, 1, 2] * 4))
