@@ -57,8 +57,9 @@ class HalfField(TaskChoice, gymnasium.Env):
     Args:
         task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
         keeper: whether a keeper guards the goal (``HalfField-1v1``).
-        max_steps: steps after which an episode is truncated.
-        untouched_limit: steps in a row without a kick; ``None`` for no such end.
+        max_steps: cycles of the server after which an episode is truncated.
+        untouched_limit: cycles in a row without a kick; ``None`` for no such end.
+        frame_skip: cycles for which each action is held, as long as the episode runs.
         player_noise: of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
         ball_noise: of the ball's movement, as a share of its speed (RoboCup: 0.05).
         kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
@@ -85,15 +86,16 @@ class HalfField(TaskChoice, gymnasium.Env):
         keeper: bool = False,
         max_steps: int = 200,
         untouched_limit: int | None = 100,
+        frame_skip: int = 1,
         player_noise: float = 0.0,
         ball_noise: float = 0.0,
         kick_noise: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        for name, steps in (("max_steps", max_steps), ("untouched_limit", untouched_limit)):
+        for name, steps in (("max_steps", max_steps), ("untouched_limit", untouched_limit), ("frame_skip", frame_skip)):
             if steps is not None and steps < 1:
-                raise ValueError(f"{name} is {steps}; an episode needs at least 1 step")
+                raise ValueError(f"{name} is {steps}; accepted are whole numbers from 1 on")
         for name, noise in (("player_noise", player_noise), ("ball_noise", ball_noise), ("kick_noise", kick_noise)):
             if not (noise >= 0 and math.isfinite(noise)):
                 raise ValueError(f"{name} is {noise}; noise is finite and >= 0, and 0 for none")
@@ -101,6 +103,7 @@ class HalfField(TaskChoice, gymnasium.Env):
             raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
         self.max_steps = max_steps
         self.untouched_limit = untouched_limit
+        self.frame_skip = frame_skip
         self.player_noise = player_noise
         self.ball_noise = ball_noise
         self.kick_noise = kick_noise
@@ -142,8 +145,38 @@ class HalfField(TaskChoice, gymnasium.Env):
     def step(
         self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One cycle of the server: the player acts, everything moves, then goal, lines and keeper are asked."""
-        choice, dash, turn, kick = action
+        """The player acts for ``frame_skip`` cycles; ``kicked`` says whether any of its kicks reached the ball."""
+        kicked = False
+        for _ in range(self.frame_skip):
+            goal, caught, outside, touched = self._cycle(*action)
+            kicked |= touched
+            terminated = goal or caught or outside
+            timed_out = self._steps >= self.max_steps or self._untouched == self.untouched_limit
+            if terminated or timed_out:
+                break
+        return (
+            self._observation(),
+            GOAL_REWARD if goal else 0.0,
+            terminated,
+            timed_out and not terminated,
+            self._info(goal, caught, kicked),
+        )
+
+    def render(self) -> np.ndarray | None:
+        """The field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        if self.render_mode is None:
+            return None
+        keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
+        return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
+
+    def _cycle(
+        self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray
+    ) -> tuple[bool, bool, bool, bool]:
+        """One cycle of the server: the player acts, everything moves, then goal, lines and keeper are asked.
+
+        Returns:
+            Whether it was a goal, was caught, left the field elsewhere, and was kicked.
+        """
         player_x = player_y = ball_x = ball_y = 0.0
         kicked = False
         if choice == DASH:
@@ -159,22 +192,7 @@ class HalfField(TaskChoice, gymnasium.Env):
         goal, caught, outside = self._move_ball(ball_x, ball_y)
         self._steps += 1
         self._untouched = 0 if kicked else self._untouched + 1
-        terminated = goal or caught or outside
-        timed_out = self._steps >= self.max_steps or self._untouched == self.untouched_limit
-        return (
-            self._observation(),
-            GOAL_REWARD if goal else 0.0,
-            terminated,
-            timed_out and not terminated,
-            self._info(goal, caught, kicked),
-        )
-
-    def render(self) -> np.ndarray | None:
-        """The field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
-        if self.render_mode is None:
-            return None
-        keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
-        return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
+        return goal, caught, outside, kicked
 
     def _dash(self, power: float, direction: float) -> tuple[float, float]:
         acceleration = soccer.dash_acceleration(power)

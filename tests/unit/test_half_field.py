@@ -173,6 +173,20 @@ def test_time_limits_truncate() -> None:
     assert env.step(turn(0.0))[2:4] == (True, False)  # a goal in the last step is no time-out
 
 
+def test_an_action_is_held_for_its_cycles_and_no_longer_than_the_episode() -> None:
+    """As many single cycles give the same observation; the kick of the first cycle alone reaches the ball."""
+    held, single = (placed(ball=(10.385, 0.0), max_steps=10, frame_skip=skip) for skip in (4, 1))
+    action = kick(50.0, 0.0)
+    observation, *_, info = held.step(action)
+    singles = [single.step(action) for _ in range(4)]
+    assert observation.tolist() == singles[-1][0].tolist() and info["kicked"]
+    assert [step[4]["kicked"] for step in singles] == [True, False, False, False]
+    assert [held.step(turn(0.0))[3] for _ in range(2)] == [False, True]  # after 4 + 4 + 2 cycles
+    held = placed(ball=(52.0, 0.0), frame_skip=4)
+    held.ball.velocity_x = 1.0
+    assert held.step(turn(0.0))[1:3] == (5.0, True)
+
+
 def test_the_observation_by_hand() -> None:
     env = placed(ball=(12.0, 2.0))
     env.heading = math.pi / 2
@@ -262,7 +276,8 @@ def test_unknown_tasks_name_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_steps": 0}, "max_steps is 0; an episode needs at least 1 step"),
+        ({"max_steps": 0}, "max_steps is 0; accepted are whole numbers from 1 on"),
+        ({"frame_skip": 0}, "frame_skip is 0"),
         ({"untouched_limit": 0}, "untouched_limit is 0"),
         ({"player_noise": -0.1}, "player_noise is -0.1; noise is finite and >= 0"),
         ({"ball_noise": math.nan}, "ball_noise is nan"),
