@@ -37,7 +37,8 @@ class LearningSettings:
     A round is a step of every environment; rows are stored ``rounds_per_extend`` rounds at a time, which costs less.
     The newest progress signals reach the scheduler every ``updates_per_signal`` updates, so that tasks with short
     episodes send no more of them. ``test_episodes`` of each task measure the success at the end, ``way_episodes`` along
-    the way.
+    the way. A task's episode that runs out of time ends for good where ``time_outs_terminate``: nothing else tells the
+    values of a policy that walks in circles that they are too high.
     """
 
     updates: int = 20_000
@@ -47,6 +48,7 @@ class LearningSettings:
     capacity_per_task: int = 60_000
     n_steps: int = 1
     discount: float = 0.99
+    time_outs_terminate: bool = False
     warmup_rounds: int = 200
     rounds_per_extend: int = 10
     scheduler_exploration: float = 0.2
@@ -264,4 +266,6 @@ class Learner(ABC):
         following = {"observation": column.pop("following"), "reward": column.pop("reward")}
         following |= {key: column.pop(key) for key in ("terminated", "truncated")}
         following["done"] = following["terminated"] | following["truncated"]
+        if self.settings.time_outs_terminate:
+            following |= {"terminated": following["done"], "truncated": torch.zeros_like(following["done"])}
         return TensorDict({"action": self.action(column), "next": following, **column}, [len(following["done"])])

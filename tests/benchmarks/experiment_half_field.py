@@ -6,12 +6,15 @@
     python tests/benchmarks/experiment_half_field.py --fast
 
 MP-DQN with a reward of 5 for a goal and none else; twelve environments in lock-step, two updates for each of their
-steps. The measure was fixed before the runs: greedy success on every task at the end. A process learns several runs
-side by side: their networks are stacked, their buffers, environments and random numbers are apart.
+steps. The measure was fixed before the runs: greedy success on every task at the end. Settings were chosen on seeds 100
+and 101: held actions, time-outs that end an episode for good and falling learning rates each brought more greedy
+success (policies that kick at nothing for ever became fewer). A process learns several runs side by side: their
+networks are stacked, their buffers, environments and random numbers are apart.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -39,10 +42,16 @@ READ += tuple(("next", key) for key in ("observation", "reward", "terminated"))
 class Settings(LearningSettings):
     """Of every run."""
 
-    n_steps: int = 5
+    updates: int = 60_000
+    updates_per_signal: int = 4_000
+    frame_skip: int = 4
+    n_steps: int = 3
+    discount: float = 0.97
+    time_outs_terminate: bool = True
     hidden_sizes: tuple[int, ...] = (128, 64)
     value_learning_rate: float = 1e-3
     parameter_learning_rate: float = 1e-4
+    learning_rate_end: float = 0.05
     target_update_rate: float = 0.005
     gradient_clip: float = 1.0
     exploration_end: float = 0.1
@@ -54,7 +63,8 @@ class SoccerLearner(Learner):
     """MP-DQN, the networks of all runs stacked."""
 
     def __init__(self, jobs: Sequence[tuple[str, int]], settings: Settings) -> None:
-        super().__init__(jobs, HalfField, HalfField.TASKS, GOAL_REWARD, settings)
+        make = functools.partial(HalfField, frame_skip=settings.frame_skip)
+        super().__init__(jobs, make, HalfField.TASKS, GOAL_REWARD, settings)
         self.settings: Settings = settings
         one = self.field.environments[0]
         spaces = MPDQN.sizes_from(one.observation_space, one.action_space)
@@ -72,6 +82,10 @@ class SoccerLearner(Learner):
         rates = (settings.value_learning_rate, settings.parameter_learning_rate)
         self.optimizers = [
             torch.optim.Adam(each, lr=rate, fused=True) for each, rate in zip(self.networks, rates, strict=True)
+        ]
+        self.decays = [
+            torch.optim.lr_scheduler.LinearLR(each, 1.0, settings.learning_rate_end, settings.updates)
+            for each in self.optimizers
         ]
 
     def act(self, observations: np.ndarray, explore: bool) -> Columns:
@@ -117,6 +131,8 @@ class SoccerLearner(Learner):
         for parameters, optimizer in zip(self.networks, self.optimizers, strict=True):
             clip_gradients(parameters, self.settings.gradient_clip)
             optimizer.step()
+        for decay in self.decays:
+            decay.step()
         self.targets.step()
 
 
