@@ -42,7 +42,7 @@ READ += tuple(("next", key) for key in ("observation", "reward", "terminated"))
 class Settings(LearningSettings):
     """Of every run."""
 
-    updates: int = 60_000
+    updates: int = 90_000
     updates_per_signal: int = 4_000
     frame_skip: int = 4
     n_steps: int = 3
@@ -143,7 +143,7 @@ def play(job: Job) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Plays the runs that are missing and prints the table."""
-    chosen = options(str(__doc__).splitlines()[0], ["us", "exp3", "db"], seeds=5, together=4)
+    chosen = options(str(__doc__).splitlines()[0], ["us", "exp3", "db"], seeds=5, together=8)
     settings = Settings(**FAST) if chosen.fast else Settings()
     runs = Runs("Half-field soccer, one player and no keeper", "half_field", HalfField.TASKS, METHODS, asdict(settings))
     runs.carry_out(play, chosen)
