@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,9 +187,9 @@ class EventTable:
                 f"history longer than the table: {self.name!r} has history_length {self.history_length} and capacity "
                 f"{self.capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
             )
-        if self.share is not None and not 0.0 < self.share < 1.0:
+        if self.share is not None and not (isinstance(self.share, Real) and 0.0 < self.share < 1.0):
             raise ValueError(
-                f"the share of table {self.name!r} is {self.share}; it is a part of each batch beside the default "
+                f"the share of table {self.name!r} is {self.share!r}; it is a part of each batch beside the default "
                 "table's and must lie between 0 and 1, both excluded"
             )
         if self.min_size is not None and not 1 <= self.min_size <= self.capacity:
@@ -259,7 +259,7 @@ def _events(
     """The events of a table, each with a memory of its own."""
     if (condition is None) == (events is None):
         raise ValueError(
-            f"table {name!r} was given {'neither' if events is None else 'both'} condition and events; "
+            f"table {name!r} was given {'neither condition nor' if events is None else 'both condition and'} events; "
             "give one condition, or events=[Event(...), ...] for several"
         )
     if events is None:

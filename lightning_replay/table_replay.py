@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_replay.recorded import recorded
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.tables import Tables
 
 
@@ -121,9 +122,9 @@ class CurriculumReplay(TableReplay):
         Tasks with too few rows are left out once there is one that has enough; before, the scheduler's own are given.
         """
         sampler = self._curriculum
-        probability = sampler.scheduler.probabilities(sampler.ready(self.tables))
+        probability = checked_probabilities(sampler.scheduler, sampler.ready(self.tables))
         if not probability.any():
-            probability = sampler.scheduler.probabilities(np.ones(len(self.tasks), dtype=np.bool_))
+            probability = checked_probabilities(sampler.scheduler, np.ones(len(self.tasks), dtype=np.bool_))
         return dict(zip(self.tasks, probability.tolist(), strict=True))
 
     def actor_tasks(self, num_actors: int) -> list[int]:

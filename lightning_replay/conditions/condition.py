@@ -59,7 +59,7 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         bool ``[N]``.
 
     Raises:
-        ConditionError: the condition raised, or answered with another shape or dtype.
+        ConditionError: the condition raised, wrote into the steps, or answered with another shape or dtype.
 
     Example:
         >>> from tensordict import TensorDict
@@ -68,7 +68,7 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         tensor([False,  True])
     """
     try:
-        answer = condition(steps)
+        answer = condition(steps) if isinstance(condition, Condition) else _ask_function(condition, steps)
     except ConditionError:
         raise
     except Exception as error:
@@ -89,6 +89,18 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
             f"return [{len(steps)}], one value for each step"
         )
     return answer.reshape(-1)
+
+
+def _ask_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
+    """Asks a user's function, which may only read: what it would write into the steps would be stored."""
+    columns = [column for column in steps.values(True, True) if not column.is_inference()]  # those have no version
+    before = [column._version for column in columns]
+    answer = function(steps.clone(recurse=False).lock_())
+    if before != [column._version for column in columns]:
+        raise ConditionError(
+            f"the condition {function!r} changed a column of the steps in place; compute a new one, as add() for add_()"
+        )
+    return answer
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:

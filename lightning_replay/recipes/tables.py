@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 
 from torchrl.data.replay_buffers import Sampler
 
@@ -199,6 +200,8 @@ def parallel_curriculum(
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
     """Every table's share; those without one divide what is left evenly."""
+    if not isinstance(default_share, Real):
+        raise ValueError(f"default_share is {default_share!r}; a number from 0 to 1 is accepted")
     given = {table.name: table.share for table in tables}
     open_ones = [name for name, share in given.items() if share is None]
     left = 1.0 - default_share - sum(share for share in given.values() if share is not None)

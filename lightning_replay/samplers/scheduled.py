@@ -13,6 +13,7 @@ import torch
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.within_tables import WithinTables
 from lightning_replay.schedulers import Scheduler
+from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables import Tables
 
@@ -67,7 +68,7 @@ class ScheduledSampler(WithinTables):
         """All rows from the task drawn by the scheduler's probabilities."""
         rows = np.zeros(len(tables), dtype=np.int64)
         ready = self.ready(tables)
-        probability = self.scheduler.probabilities(ready)
+        probability = checked_probabilities(self.scheduler, ready)
         if not probability.any():
             raise RuntimeError(
                 f"no task that the scheduler may choose holds {self.min_size} rows; there are "
@@ -83,10 +84,18 @@ class ScheduledSampler(WithinTables):
 
     def state_dict(self) -> dict[str, Any]:
         """What :class:`~lightning_replay.samplers.within_tables.WithinTables` saves, and the scheduler."""
-        return super().state_dict() | {"scheduler": self.scheduler.state_dict()}
+        kind = type(self.scheduler).__name__
+        return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read."""
+        """Takes up the draws where :meth:`state_dict` was read.
+
+        Raises:
+            ValueError: the state of another scheduler.
+        """
+        saved, kind = state_dict.get("scheduler_class"), type(self.scheduler).__name__
+        if saved not in (None, kind):  # early saves do not name it
+            raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
         super().load_state_dict(state_dict)
         self.scheduler.load_state_dict(state_dict["scheduler"])
 

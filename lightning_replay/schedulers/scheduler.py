@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from lightning_replay.recorded import recorded
+
+_ROUNDING = 1e-6
 
 
 class Scheduler(ABC):
@@ -74,9 +77,9 @@ class Scheduler(ABC):
             ValueError: there is no such task, or the value is NaN or outside [0, 1].
         """
         self._check_task(task)
-        if not 0.0 <= value <= 1.0:
+        if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
             raise ValueError(
-                f"the progress signal of task {self.tasks[task]!r} is {value}; it must lie in [0, 1]. "
+                f"the progress signal of task {self.tasks[task]!r} is {value!r}; it must lie in [0, 1]. "
                 "Scale it by the least and the greatest return, as lightning_replay.progress.MeanReturn does"
             )
 
@@ -151,6 +154,30 @@ class UniformTasks(Scheduler):
         """One over the number of ready tasks, for each of them."""
         self._check_started()
         return among_ready(np.ones(len(self.tasks)), ready)
+
+
+def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:
+    """What a scheduler answers, which may be a user's own.
+
+    Args:
+        scheduler: asked.
+        ready: bool ``[N]``.
+
+    Returns:
+        float64 ``[N]`` of sum 1, or all 0.
+
+    Raises:
+        ValueError: it answered something else.
+    """
+    answer = scheduler.probabilities(ready)
+    if isinstance(answer, np.ndarray) and answer.shape == ready.shape and answer.min() >= 0:
+        total = answer.sum()
+        if abs(total - 1.0) < _ROUNDING or total == 0:
+            return answer
+    raise ValueError(
+        f"{type(scheduler).__name__}.probabilities returned {answer!r} for the tasks {list(scheduler.tasks)}; return a "
+        f"float64 array [{len(ready)}] from 0 on, of sum 1, or all 0 where no task is ready"
+    )
 
 
 def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:

@@ -117,20 +117,21 @@ class EasyToHard(Scheduler):
         return [played[actor % len(played)] for actor in range(num_actors)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The stage, and the signals it has had."""
-        return {**super().state_dict(), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
+        """The order, the stage, and the signals it has had."""
+        stage = {"order": list(self.order), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
+        return super().state_dict() | stage
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: the state was saved with other tasks, or in a stage that this order does not have.
+            ValueError: the state was saved with other tasks or another order.
         """
         super().load_state_dict(state)
-        if not 0 <= state["stage"] < len(self.order):
+        if list(state["order"]) != list(self.order):
             raise ValueError(
-                f"the state was saved in stage {state['stage']}; order {list(self.order)} has "
-                f"{len(self.order)} stages. Load it with the order it was saved with"
+                f"the state was saved with the order {list(state['order'])}, this one is {list(self.order)}. Load it "
+                "with the order it was saved with"
             )
         self.stage = int(state["stage"])
         self._signals_in_stage = int(state["signals_in_stage"])

@@ -265,6 +265,8 @@ def check_tables(event_tables: Sequence[EventTable]) -> None:
         ValueError: none, or a name that is taken twice.
         TypeError: something else than an :class:`~lightning_replay.events.EventTable`.
     """
+    if isinstance(event_tables, EventTable):
+        raise TypeError("tables is one EventTable; a list of them is accepted, as tables=[EventTable(...)]")
     for table in event_tables:
         if not isinstance(table, EventTable):
             raise TypeError(f"tables holds a {type(table).__name__}; EventTable objects are accepted")

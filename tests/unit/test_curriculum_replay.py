@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -45,6 +46,38 @@ def test_a_loaded_curriculum_goes_on_with_the_same_draws(tmp_path) -> None:
     assert loaded.probabilities() == replay.probabilities()
     assert max(loaded.probabilities().values()) > 0.34
     assert same_draws(replay, loaded)
+
+
+class Answers(UniformTasks):
+    """A user's scheduler that answers with whatever it is told to."""
+
+    def __init__(self, answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def probabilities(self, ready):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [np.array([np.nan, 0.5, 0.5]), np.array([-1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.5]), np.array([0.5, 0.5]), None],
+)
+def test_what_a_scheduler_of_ones_own_answers_is_checked(answer) -> None:
+    replay = curriculum(scheduler=Answers(answer))
+    replay.extend(rows_of([0, 1, 2] * 4))
+    for ask in (replay.sample, replay.probabilities):
+        with pytest.raises(ValueError, match=r"Answers.probabilities returned .*float64 array \[3\].*of sum 1"):
+            ask()
+
+
+def test_the_state_of_another_scheduler_is_refused_and_nothing_is_changed() -> None:
+    saved, other = curriculum(scheduler=Exp3()), curriculum(scheduler=UniformTasks())
+    for replay in (saved, other):
+        replay.extend(rows_of([0, 1, 2] * 4))
+    with pytest.raises(ValueError, match="saved scheduler is Exp3, here it is UniformTasks"):
+        other.load_state_dict(saved.state_dict())
+    assert len(other) == 12
 
 
 def test_batches_of_a_curriculum_are_of_one_task() -> None:

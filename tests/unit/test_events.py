@@ -277,7 +277,7 @@ def test_suggestions_that_cannot_be_made() -> None:
 TABLE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "the name is ''; an event table needs one"),
     ({"name": 3}, "the name is 3"),
-    ({"condition": None}, "was given neither condition and events"),
+    ({"condition": None}, "was given neither condition nor events"),
     ({"events": [Event(PAID)]}, "was given both condition and events"),
     ({"condition": None, "events": []}, r"events of table 'goal' are \[\]; give at least one"),
     ({"condition": None, "events": [PAID]}, "give at least one, each an Event"),

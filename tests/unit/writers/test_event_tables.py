@@ -115,6 +115,8 @@ def unchanged_by(replay: TableReplay, rows: TensorDict, error: type[Exception], 
         (lambda steps: steps["next", "done"][:1].repeat(2, 1), "event table 'goal'.*shape"),
         (lambda steps: steps["no such column"], "event table 'goal'.*raised"),
         (lambda steps: True, "event table 'goal'.*bool"),
+        (lambda steps: steps["next", "reward"].add_(1) > 5, "event table 'goal'.*changed a column"),
+        (lambda steps: steps.set("mark", steps["next", "done"])["mark"], "event table 'goal'.*lock"),
     ],
 )
 def test_a_bad_condition_is_named_and_nothing_is_stored(condition, message: str) -> None:
