@@ -91,7 +91,7 @@ def once_of(threshold: float) -> Any:
         ({"condition": {**at_least(1.0), "init_args": {"threshold": "much"}}}, "threshold is 'much'"),
         ({"condition": {"class_path": f"{MINE}.first_number_is_even", "init_args": {}}}, "names the function"),
         ({"condition": at_least(1.0), "size": 3}, "EventTable has no argument 'size'"),
-        ({}, "given neither condition and events"),
+        ({}, "given neither condition nor events"),
         ({"condition": at_least(1.0), "capacity": 3}, "history longer than the table"),
         ({"condition": at_least(1.0), "name": "default"}, "taken twice"),
         ({"events": [{"history_length": 3}]}, "tables[0].events[0]: Event needs condition"),
