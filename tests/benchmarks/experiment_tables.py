@@ -18,25 +18,41 @@ PROCESSES = 2
 RESAMPLES = 10_000
 
 
-def run_all(run: Callable[..., dict[str, Any]], methods: Iterable[str], seeds: Sequence[int], *options: Any) -> Runs:
+def run_all(
+    run: Callable[..., dict[str, Any]], methods: Iterable[str], seeds: Sequence[int], *options: Any, kept: Path | None
+) -> Runs:
     """``run(method, seed, *options)`` of every pair in two processes of one numerical thread.
+
+    Args:
+        run: one run.
+        methods: names.
+        seeds: of the runs of each method.
+        options: of every run.
+        kept: a file that takes every run as it ends; a later call with the same options goes on from there. ``None``
+            keeps nothing.
 
     Returns:
         By method, what ``run`` returned for each seed, in the order of the seeds.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that are about to start
-    runs: Runs = {method: [{}] * len(seeds) for method in methods}
+    done: dict[str, dict[str, Any]] = {}
+    if kept is not None and kept.exists():
+        done = {key: made for key, made in json.loads(kept.read_text()).items() if key.endswith(f"{options}")}
+    key_of = {(method, seed): f"{method} {seed} {options}" for seed in seeds for method in methods}
     with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = {
-            pool.submit(run, method, seed, *options): (method, number)
-            for number, seed in enumerate(seeds)
-            for method in runs
-        }
-        for count, job in enumerate(as_completed(jobs), 1):
-            method, number = jobs[job]
-            runs[method][number] = job.result()
-            print(f"[{count}/{len(jobs)}] {method}, seed {seeds[number]}: {job.result()['seconds']:.1f} s", flush=True)
-    return runs
+        jobs = {pool.submit(run, *pair, *options): pair for pair, key in key_of.items() if key not in done}
+        for job in as_completed(jobs):
+            method, seed = jobs[job]
+            done[key_of[method, seed]] = job.result()
+            if kept is not None:
+                kept.write_text(json.dumps(done) + "\n")
+            print(f"[{len(done)}/{len(key_of)}] {method}, seed {seed}: {job.result()['seconds']:.1f} s", flush=True)
+    return {method: [done[key_of[method, seed]] for seed in seeds] for method in methods}
+
+
+def unfinished(name: str) -> Path:
+    """Where the runs of an experiment are kept until all have ended."""
+    return RESULTS / f"{name}.unfinished.json"
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
@@ -107,6 +123,7 @@ def write_results(name: str, page: str, content: Mapping[str, Any], draw_at: Cal
     path.with_suffix(".md").write_text(page + "\n")
     path.with_suffix(".json").write_text(json.dumps(content) + "\n")
     draw_at(path.with_suffix(".png"))
+    unfinished(name).unlink(missing_ok=True)
     print(f"written: {path}.md, .json and .png")
 
 

@@ -32,6 +32,7 @@ from experiment_tables import (
     ratio_of_medians_error,
     run_all,
     standard_error,
+    unfinished,
     with_error,
     write_results,
 )
@@ -278,7 +279,8 @@ def main() -> None:
     env_steps = 4_000 if options.fast else ENV_STEPS
     seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
     started = time.perf_counter()
-    runs = run_all(train, METHODS, seeds, env_steps)
+    kept = unfinished("three_rooms") if options.save else None
+    runs = run_all(train, METHODS, seeds, env_steps, kept=kept)
     minutes = (time.perf_counter() - started) / 60
     summary = summarise(runs, seeds)
     page = page_of(summary, seeds, env_steps, minutes)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from experiment_grids import Rows, greedy_steps, state_of
-from experiment_tables import Runs, draw, markdown_table, run_all, standard_error, with_error, write_results
+from experiment_tables import Runs, draw, markdown_table, run_all, standard_error, unfinished, with_error, write_results
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
@@ -209,7 +209,8 @@ def main() -> None:
     env_steps = 2_000 if options.fast else ENV_STEPS
     seeds = range(options.first_seed, options.first_seed + (1 if options.fast else options.seeds))
     started = time.perf_counter()
-    runs = run_all(train, METHODS, seeds, env_steps)
+    kept = unfinished("two_rooms") if options.save else None
+    runs = run_all(train, METHODS, seeds, env_steps, kept=kept)
     minutes = (time.perf_counter() - started) / 60
     page = page_of(runs, seeds, env_steps, minutes)
     print(page)
