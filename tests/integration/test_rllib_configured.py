@@ -177,7 +177,7 @@ def test_the_users_hooks_stay_and_configuring_twice_is_configuring_once() -> Non
     assert config.callbacks_class is UserCallback
     hooks = config.callbacks_on_algorithm_init
     assert len(hooks) == 2 and isinstance(hooks[1], functools.partial) and hooks[1].func is install
-    assert hooks[1].keywords == {"restore": True, "incremental": True}
+    assert hooks[1].keywords == {"restore": True, "incremental": True, "assign_tasks": False}
     algorithm = config.build_algo()
     algorithm.stop()
     assert len(seen) == 1
