@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, Space
 
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
-__all__ = ["continuous_sizes", "discrete_sizes", "parameterized_sizes", "spaces_of"]
+__all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
 
 
 def spaces_of(env: str | gymnasium.Env | gymnasium.vector.VectorEnv) -> tuple[Space, Space]:
@@ -42,12 +42,25 @@ def continuous_sizes(observation_space: Space, action_space: Space, agent: str) 
 
 def discrete_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
     """``observation_size`` and ``num_actions`` of a Discrete action space."""
-    if not isinstance(action_space, Discrete) or action_space.start != 0:
+    num_actions = _num_actions(action_space, agent)
+    return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
+
+
+def image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    """``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
+    num_actions = _num_actions(action_space, agent)
+    is_image = isinstance(observation_space, Box) and len(observation_space.shape) == 3
+    if not is_image or observation_space.dtype != np.uint8:
         raise ValueError(
-            f"{agent} got the action space {action_space}; it needs Discrete actions that start at 0. "
-            "Use TD3 or SAC for a Box, or wrap the environment."
+            f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
+            "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for flat observations."
         )
-    return {"observation_size": _flat_size(observation_space, agent), "num_actions": int(action_space.n)}
+    shape = [int(size) for size in observation_space.shape]
+    return {
+        "observation_shape": shape,
+        "observation_high": float(observation_space.high.max()),
+        "num_actions": num_actions,
+    }
 
 
 def parameterized_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
@@ -64,6 +77,15 @@ def parameterized_sizes(observation_space: Space, action_space: Space, agent: st
         "parameter_low": [float(value) for value in actions.low],
         "parameter_high": [float(value) for value in actions.high],
     }
+
+
+def _num_actions(space: Space, agent: str) -> int:
+    if not isinstance(space, Discrete) or space.start != 0:
+        raise ValueError(
+            f"{agent} got the action space {space}; it needs Discrete actions that start at 0. "
+            "Use TD3 or SAC for a Box, or wrap the environment."
+        )
+    return int(space.n)
 
 
 def _flat_size(space: Space, agent: str) -> int:

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rainbow for images and discrete actions, each of its parts optional."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from gymnasium.spaces import Space
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.objectives import HardUpdate
+
+from lightning_replay.agents.image_network import ImageNetwork, with_noise
+from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.spaces import image_sizes
+from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
+
+__all__ = ["Rainbow"]
+
+_ROWS_PER_PASS = 256  # of initial_surprise: the warm-up stores 1,024 rows at once, a step after it a few
+
+
+class Rainbow(OffPolicyAgent):
+    """Double, dueling, distributional Q-learning with noisy layers on prioritized n-step transitions.
+
+    The replay brings the last two: ``priority_weight`` multiplies each row of the loss, and the column ``discount``,
+    where the batch has one, is the factor of the bootstrap. Rewards are clipped where they arise, in the environment
+    (see :func:`~lightning_replay.envs.atari.atari`), so that a return over several steps sums clipped ones.
+    Hessel et al. 2018, https://arxiv.org/abs/1710.02298; the defaults are those of the retention paper's experiments,
+    one update of 32 rows per step on a replay with ``n_steps=5``.
+
+    Args:
+        observation_shape: channels, height and width of an image; read from the environment if absent.
+        observation_high: largest pixel value; read from the environment if absent.
+        num_actions: number of actions; read from the environment if absent.
+        channels: of the convolutions, one number each.
+        kernel_sizes: of the convolutions.
+        strides: of the convolutions.
+        hidden_size: units of each stream's hidden layer.
+        learning_rate: Adam's.
+        adam_epsilon: Adam's.
+        discount: γ of batches without a column ``discount``; a replay's returns must have the same.
+        gradient_norm: the gradient's norm is cut to this; ``None`` leaves it.
+        target_update_every: updates between two copies of the network to the target network.
+        double: the network chooses the next action and the target network values it; else the latter does both.
+        dueling: a stream for the state's value beside that of the advantages.
+        distributional: distributions of returns on fixed atoms (C51); else expected values with a Huber loss.
+        noisy: factorised noise in the fully connected layers explores, drawn anew for every action and update; else
+            random actions do.
+        noise_deviation: σ₀ of that noise.
+        atoms: of a distribution.
+        value_low: least return, the first atom.
+        value_high: largest return, the last atom.
+        cross_entropy: ``surprise`` is the cross-entropy of target and current distribution, not KL(target ‖ current).
+        samples_by_surprise: ``td_error`` is the surprise, so that a prioritized sampler draws by it, as Rainbow does;
+            else it is the signed TD error of the means.
+        exploration_start: share of random actions at first, without ``noisy``.
+        exploration_end: share of random actions after ``exploration_steps``, without ``noisy``.
+        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+
+    Returned by each training step, all from the forward pass before the network changed:
+        loss: the weighted loss.
+        td_error: float32 ``[B]``, signed.
+        surprise: float32 ``[B]``; the squared TD error where ``distributional`` is off.
+        action_values: float32 ``[B, A]``, means of the distributions under the pass's noise.
+        action: int64 ``[B]``, the batch's.
+
+    Raises:
+        ValueError: fewer than two atoms, or bounds that are not ascending; a count or norm that is not positive.
+
+    Example:
+        >>> agent = Rainbow(observation_shape=(4, 84, 84), observation_high=255.0, num_actions=6)
+        >>> agent.act(torch.zeros(5, 4, 84, 84, dtype=torch.uint8), explore=True).shape
+        torch.Size([5])
+    """
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
+
+    def __init__(
+        self,
+        observation_shape: tuple[int, int, int] | None = None,
+        observation_high: float | None = None,
+        num_actions: int | None = None,
+        channels: tuple[int, ...] = (32, 64, 64),
+        kernel_sizes: tuple[int, ...] = (8, 4, 3),
+        strides: tuple[int, ...] = (4, 2, 1),
+        hidden_size: int = 512,
+        learning_rate: float = 1e-4,
+        adam_epsilon: float = 1.5e-4,
+        discount: float = 0.99,
+        gradient_norm: float | None = 10.0,
+        target_update_every: int = 2_000,
+        double: bool = True,
+        dueling: bool = True,
+        distributional: bool = True,
+        noisy: bool = True,
+        noise_deviation: float = 0.5,
+        atoms: int = 51,
+        value_low: float = -10.0,
+        value_high: float = 10.0,
+        cross_entropy: bool = False,
+        samples_by_surprise: bool = False,
+        exploration_start: float = 1.0,
+        exploration_end: float = 0.01,
+        exploration_steps: int = 250_000,
+    ) -> None:
+        super().__init__()
+        if atoms < 2 or not value_low < value_high:
+            raise ValueError(
+                f"atoms is {atoms}, from value_low {value_low} to value_high {value_high}; a distribution needs at "
+                "least 2 atoms between ascending bounds."
+            )
+        if target_update_every < 1 or (gradient_norm is not None and gradient_norm <= 0):
+            raise ValueError(
+                f"target_update_every is {target_update_every} and gradient_norm {gradient_norm}; both must be "
+                "positive (gradient_norm=None leaves gradients as they are)."
+            )
+        self.save_hyperparameters()
+        self._explored_steps = 0
+        self.build_if_sized()
+
+    @classmethod
+    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+        """Shape and range of the images and number of actions."""
+        return image_sizes(observation_space, action_space, cls.__name__)
+
+    def build(self) -> None:
+        """Creates the network, its target and the loss."""
+        options = self.hparams
+        actions = options["num_actions"]
+        network = ImageNetwork(
+            options["observation_shape"],
+            options["observation_high"],
+            (options["atoms"], actions) if options["distributional"] else (actions,),
+            channels=options["channels"],
+            kernel_sizes=options["kernel_sizes"],
+            strides=options["strides"],
+            hidden_size=options["hidden_size"],
+            dueling=options["dueling"],
+            noise_deviation=options["noise_deviation"] if options["noisy"] else None,
+        )
+        both = {"discount": options["discount"], "double": options["double"]}
+        self.loss: CategoricalValueLoss | ScalarValueLoss
+        if options["distributional"]:
+            support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
+            self.loss = CategoricalValueLoss(network, support, cross_entropy=options["cross_entropy"], **both)
+        else:
+            self.loss = ScalarValueLoss(network, **both)
+        # TorchRL's counter reaches the interval and starts from 0 again, which takes one step more
+        self._target_update = HardUpdate(self.loss, value_network_update_interval=options["target_update_every"] - 1)
+
+    @property
+    def exploration_rate(self) -> float:
+        """Share of random actions now; 0 where the noise explores."""
+        if self.hparams["noisy"]:
+            return 0.0
+        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
+        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
+        return start + (end - start) * done
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Actions, int64 ``[N]``: the most valuable; exploring, under new noise, or some at random without noise."""
+        if not explore:
+            return self._greedy(observation)
+        if self.hparams["noisy"]:
+            self.loss.redraw_noise()
+            with with_noise():
+                return self._greedy(observation)
+        greedy = self._greedy(observation)
+        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
+        self._explored_steps += len(greedy)
+        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+
+    def _greedy(self, observation: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.loss.means(self.loss.outputs(observation)).argmax(dim=-1)
+
+    def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
+        """Surprise of transitions ``[M]`` not learned from yet, float32 ``[M]``, where the transitions are.
+
+        One forward pass of the network, over observations and next observations together, and one of the target
+        network, under the noise of the last action or update; above 256 rows, one of each per 256.
+        A replay that keeps transitions by surprise asks it at insertion; the data module tells the replay of it.
+        """
+        columns = transitions.select("observation", "action", "next", "discount", strict=False)
+        with torch.no_grad(), with_noise():
+            parts = [self.loss.rows(rows.to(self.device)).surprise for rows in columns.split(_ROWS_PER_PASS)]
+        return torch.cat(parts).to(transitions.get("action").device)
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the network and, when due, copies it to its target."""
+        optimizer, _ = self.critic_and_other_optimizers()
+        if self.hparams["noisy"]:
+            self.loss.redraw_noise()
+            self.loss.redraw_noise(of_target=True)
+        with with_noise():
+            rows = self.loss.rows(batch)
+        loss = weighted_mean(rows.loss, batch)
+        optimizer.zero_grad()
+        self.take_gradients(loss)
+        if self.hparams["gradient_norm"] is not None:
+            self.clip_gradients(optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
+        optimizer.step()
+        self._target_update.step()
+        return {
+            "loss": loss.detach(),
+            "td_error": rows.surprise if self.hparams["samples_by_surprise"] else rows.td_error,
+            "surprise": rows.surprise,
+            "action_values": rows.action_values,
+            "action": batch.get("action"),
+        }
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        options = self.hparams
+        parameters = list(self.loss.value_network_params.parameters())
+        return torch.optim.Adam(parameters, lr=options["learning_rate"], eps=options["adam_epsilon"], fused=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the places in the schedules of exploration and target updates."""
+        checkpoint["rainbow_explored_steps"] = self._explored_steps
+        checkpoint["rainbow_target_update"] = self._target_update.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` kept."""
+        self._explored_steps = checkpoint["rainbow_explored_steps"]
+        self.configure_model()
+        self._target_update.load_state_dict(checkpoint["rainbow_target_update"])

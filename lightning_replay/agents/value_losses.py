@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchRL's DQN losses, extended by what a replay learns from: signed TD errors, surprise and the values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
+from torchrl.objectives import DistributionalDQNLoss, DQNLoss, LossModule
+
+__all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_projection"]
+
+
+class RowErrors(NamedTuple):
+    """What one forward pass says of each transition of a batch.
+
+    Attributes:
+        loss: float32 ``[B]``, with its graph; not weighted.
+        td_error: float32 ``[B]``, target minus current value of the action taken; of distributions, of their means.
+        surprise: float32 ``[B]``, at least 0.
+        action_values: float32 ``[B, A]``, current values of all actions; of distributions, their means.
+    """
+
+    loss: Tensor
+    td_error: Tensor
+    surprise: Tensor
+    action_values: Tensor
+
+
+def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """The distribution of ``reward + discount * z`` brought back onto the atoms z of ``support``.
+
+    Each moved atom, clamped to the support, shares its probability between the two atoms around it, the nearer one
+    getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
+
+    Args:
+        probabilities: ``[B, N]``, of the atoms.
+        reward: ``[B]``.
+        discount: ``[B]``, 0 where nothing follows.
+        support: ``[N]``, evenly spaced and ascending.
+
+    Returns:
+        ``[B, N]``, probabilities.
+
+    Example:
+        >>> half = torch.tensor([[0.5, 0.0, 0.5]])
+        >>> categorical_projection(half, torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([[0.0000, 0.5000, 0.5000]])
+    """
+    low, high, last = support[0], support[-1], len(support) - 1
+    moved = reward.unsqueeze(1) + discount.unsqueeze(1) * support
+    place = (moved.clamp(low, high) - low) * (last / (high - low))
+    # as a product, not scattered: the same bits every time on a GPU too
+    share = (1 - (place.unsqueeze(2) - torch.arange(last + 1, device=place.device)).abs()).clamp_(min=0)
+    return torch.bmm(probabilities.unsqueeze(1), share).squeeze(1)
+
+
+class _FeedbackLoss(LossModule):
+    """One-step or n-step Q-learning whose :meth:`rows` leaves weighting and averaging to the caller."""
+
+    double: bool
+    discount: float
+
+    def outputs(self, observation: Tensor, *, of_target: bool = False) -> Tensor:
+        """What the network, or the target network, says of observations: ``[B, A]``, or log probabilities."""
+        parameters = self.target_value_network_params if of_target else self.value_network_params
+        batch = TensorDict({"observation": observation}, [len(observation)])
+        with parameters.to_module(self.value_network):
+            return self.value_network(batch).get("action_value")
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Action values ``[B, A]`` of what the network says."""
+        raise NotImplementedError
+
+    def compare(
+        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, TD error and surprise ``[B]`` of the action taken, whose target is ``following``'s, the best next's."""
+        raise NotImplementedError
+
+    def redraw_noise(self, *, of_target: bool = False) -> None:
+        """New noise for the noisy layers of the network, or of the target network."""
+        parameters = self.target_value_network_params if of_target else self.value_network_params
+        with parameters.to_module(self.value_network):
+            self.value_network.apply(reset_noise)
+
+    def rows(self, batch: TensorDictBase) -> RowErrors:
+        """Loss and feedback of each row, from one forward pass of the network and one of the target network.
+
+        The batch's column ``discount``, where it has one, is the factor of the bootstrap: γ to the power of the steps
+        its reward sums, 0 where they terminated. Without the column it is γ, or 0 after termination.
+        """
+        observation, following = batch.get("observation"), batch.get(("next", "observation"))
+        following_outputs = None
+        if torch.is_grad_enabled():
+            outputs = self.outputs(observation)
+        elif self.double:
+            outputs, following_outputs = self.outputs(torch.cat([observation, following])).chunk(2)
+        else:
+            outputs = self.outputs(observation)
+        with torch.no_grad():
+            target_outputs = self.outputs(following, of_target=True)
+            if not self.double:
+                following_outputs = target_outputs
+            elif following_outputs is None:
+                following_outputs = self.outputs(following)
+            best = self.means(following_outputs).argmax(-1)
+            reward = batch.get(("next", "reward")).reshape(-1)
+        current = _of_action(outputs, batch.get("action").reshape(-1))
+        errors = self.compare(current, _of_action(target_outputs, best), reward, self._discount_of(batch))
+        return RowErrors(*errors, self.means(outputs.detach()))
+
+    def _discount_of(self, batch: TensorDictBase) -> Tensor:
+        stored = batch.get("discount", None)
+        if stored is not None:
+            return stored.reshape(-1)
+        terminated = batch.get(("next", "terminated")).reshape(-1)
+        return self.discount * (~terminated).to(batch.get(("next", "reward")).dtype)
+
+
+class ScalarValueLoss(_FeedbackLoss, DQNLoss):
+    """Huber loss of expected values; the surprise is the squared TD error.
+
+    Args:
+        network: observations to values ``[B, A]``.
+        discount: γ of batches without a column ``discount``.
+        double: the network chooses the best next action, which the target network values (arXiv:1509.06461); else the
+            target network does both.
+    """
+
+    def __init__(self, network: nn.Module, *, discount: float, double: bool = True) -> None:
+        super().__init__(
+            QValueActor(network, in_keys=["observation"], action_space="categorical"),
+            loss_function="smooth_l1",
+            delay_value=True,
+            double_dqn=double,
+            action_space="categorical",
+            reduction="none",
+            use_prioritized_weights=False,
+        )
+        self.make_value_estimator(gamma=discount)
+        self.discount = discount
+        self.double = double
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """The values themselves."""
+        return outputs
+
+    def compare(
+        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Huber loss, TD error and its square."""
+        target = reward + discount * following
+        td_error = (target - current).detach()
+        return smooth_l1_loss(current, target, reduction="none"), td_error, td_error.square()
+
+
+class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
+    """Cross-entropy between the projected target distribution and the current one (C51).
+
+    TorchRL's own forward pass is inherited and gives the same loss; it does not say the target distribution, of which
+    the surprise and the TD error are made, computes the target on the CPU and always is double.
+
+    Args:
+        network: observations to logits ``[B, N, A]``.
+        support: ``[N]``, the atoms.
+        discount: γ of batches without a column ``discount``.
+        double: as in :class:`ScalarValueLoss`.
+        cross_entropy: the surprise is the cross-entropy; else KL(target ‖ current), which is less by the target's
+            entropy.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        support: Tensor,
+        *,
+        discount: float,
+        double: bool = True,
+        cross_entropy: bool = False,
+    ) -> None:
+        super().__init__(
+            DistributionalQValueActor(network, support, in_keys=["observation"], action_space="categorical"),
+            gamma=discount,
+            delay_value=True,
+            reduction="none",
+            use_prioritized_weights=False,
+        )
+        self.discount = discount
+        self.double = double
+        self.cross_entropy = cross_entropy
+
+    @property
+    def support(self) -> Tensor:
+        """The atoms ``[N]``."""
+        return self.value_network_params.get("support")
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Mean of each action's distribution."""
+        return torch.einsum("bna,n->ba", outputs.exp(), self.support)
+
+    def compare(
+        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy, difference of the means, and KL divergence or cross-entropy."""
+        target = categorical_projection(following.exp(), reward, discount, self.support)
+        loss = -(target * current).sum(-1)
+        log_current = current.detach()
+        td_error = ((target - log_current.exp()) * self.support).sum(-1)
+        surprise = loss.detach()
+        if not self.cross_entropy:
+            # of equal distributions rounding can leave less than 0, which is no divergence
+            surprise = (surprise + torch.special.xlogy(target, target).sum(-1)).clamp(min=0)
+        return loss, td_error, surprise
+
+
+def _of_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """``[B]`` or ``[B, N]``: what was said of one action per row."""
+    index = action.reshape(-1, *[1] * (outputs.ndim - 1)).expand(*outputs.shape[:-1], 1)
+    return outputs.gather(-1, index).squeeze(-1)
