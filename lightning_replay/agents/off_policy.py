@@ -105,7 +105,7 @@ class OffPolicyAgent(L.LightningModule):
         outputs: dict[str, Tensor] = {}
         for drawn in batch:
             outputs = self.update(drawn)
-            batch.update_priority(drawn, outputs["td_error"])
+            batch.update_priority(drawn, **outputs)
         return outputs
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -115,13 +115,15 @@ class OffPolicyAgent(L.LightningModule):
     def on_fit_start(self) -> None:
         """Refuses a replay whose n-step returns are discounted differently."""
         replay: Any = getattr(getattr(self.trainer, "datamodule", None), "replay", None)
-        built_with = getattr(replay, "init_arguments", {})
-        n_steps, discount = built_with.get("n_steps", 1), built_with.get("discount")
-        if n_steps > 1 and discount != self.hparams["discount"]:
-            raise ValueError(
-                f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
-                f"{self.hparams['discount']}; give both the same discount."
-            )
+        transforms = getattr(getattr(replay, "_transform", None), "transforms", ())
+        for part in (replay, *transforms):  # returns are formed when rows are drawn, or before they are stored
+            built_with = getattr(part, "init_arguments", {})
+            n_steps, discount = built_with.get("n_steps", 1), built_with.get("discount")
+            if n_steps > 1 and discount != self.hparams["discount"]:
+                raise ValueError(
+                    f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
+                    f"{self.hparams['discount']}; give both the same discount."
+                )
 
     def take_gradients(self, loss: Tensor) -> None:
         """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""

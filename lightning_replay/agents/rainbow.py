@@ -15,6 +15,7 @@ from lightning_replay.agents.image_network import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
+from lightning_replay.surprise import cross_entropy, kl_divergence
 
 __all__ = ["Rainbow"]
 
@@ -144,7 +145,8 @@ class Rainbow(OffPolicyAgent):
         self.loss: CategoricalValueLoss | ScalarValueLoss
         if options["distributional"]:
             support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
-            self.loss = CategoricalValueLoss(network, support, cross_entropy=options["cross_entropy"], **both)
+            measure = cross_entropy if options["cross_entropy"] else kl_divergence
+            self.loss = CategoricalValueLoss(network, support, measure=measure, **both)
         else:
             self.loss = ScalarValueLoss(network, **both)
         # TorchRL's counter reaches the interval and starts from 0 again, which takes one step more

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
 from torchrl.objectives import DistributionalDQNLoss, DQNLoss, LossModule
+
+from lightning_replay.surprise import cross_entropy, kl_divergence, squared_td_error
 
 __all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_projection"]
 
@@ -156,7 +159,7 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
         """Huber loss, TD error and its square."""
         target = reward + discount * following
         td_error = (target - current).detach()
-        return smooth_l1_loss(current, target, reduction="none"), td_error, td_error.square()
+        return smooth_l1_loss(current, target, reduction="none"), td_error, squared_td_error(td_error)
 
 
 class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
@@ -170,8 +173,7 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
         support: ``[N]``, the atoms.
         discount: γ of batches without a column ``discount``.
         double: as in :class:`ScalarValueLoss`.
-        cross_entropy: the surprise is the cross-entropy; else KL(target ‖ current), which is less by the target's
-            entropy.
+        measure: surprise ``[B]`` of the target distribution and the current one's logarithm, both ``[B, N]``.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
         *,
         discount: float,
         double: bool = True,
-        cross_entropy: bool = False,
+        measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
     ) -> None:
         super().__init__(
             DistributionalQValueActor(network, support, in_keys=["observation"], action_space="categorical"),
@@ -192,7 +194,7 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
         )
         self.discount = discount
         self.double = double
-        self.cross_entropy = cross_entropy
+        self.measure = measure
 
     @property
     def support(self) -> Tensor:
@@ -206,16 +208,11 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
     def compare(
         self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, difference of the means, and KL divergence or cross-entropy."""
+        """Cross-entropy, difference of the means, and what the measure says."""
         target = categorical_projection(following.exp(), reward, discount, self.support)
-        loss = -(target * current).sum(-1)
         log_current = current.detach()
         td_error = ((target - log_current.exp()) * self.support).sum(-1)
-        surprise = loss.detach()
-        if not self.cross_entropy:
-            # of equal distributions rounding can leave less than 0, which is no divergence
-            surprise = (surprise + torch.special.xlogy(target, target).sum(-1)).clamp(min=0)
-        return loss, td_error, surprise
+        return cross_entropy(target, current), td_error, self.measure(target, log_current)
 
 
 def _of_action(outputs: Tensor, action: Tensor) -> Tensor:

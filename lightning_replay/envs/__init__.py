@@ -12,6 +12,8 @@ from typing import Any
 from gymnasium.envs.registration import register, registry
 
 _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Atari-v0": ("atari:atari", {}),
+    "MinAtar-v0": ("minatar:MinAtarGame", {}),
     "HalfField-1v0": ("half_field:HalfField", {"keeper": False}),
     "HalfField-1v1": ("half_field:HalfField", {"keeper": True}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
@@ -25,7 +27,8 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 def register_envs() -> None:
     """Registers every environment of this package with Gymnasium; what is registered already stays as it is.
 
-    Only the modules' names are registered: MiniGrid and MuJoCo are imported when such an environment is made.
+    Only the modules' names are registered: MiniGrid, MuJoCo, ale-py and MinAtar are imported when such an environment
+    is made.
     """
     for identifier, (entry_point, options) in _ENVIRONMENTS.items():
         if identifier not in registry:

@@ -50,10 +50,14 @@ class ReplayDataModule(L.LightningDataModule):
         updates_per_epoch: updates in one of Lightning's epochs.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: of those, what is otherwise in evaluation: whole games, rewards as they are.
         seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
         progress: of a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
         info_keys: of the steps' infos, numbers or flags, stored as float32 columns ``("next", key)``; 0 where an info
             lacks one. Event conditions read them.
+
+    Where the replay keeps transitions by their surprise and the agent can tell it (``initial_surprise``), the replay is
+    given that function for newcomers, unless it was built with one.
 
     Where the replay has tasks, its scheduler says which task each environment plays, rows carry ``task``, and
     evaluation plays the first task unless ``env_kwargs`` name one.
@@ -85,6 +89,7 @@ class ReplayDataModule(L.LightningDataModule):
         seed: int | None = None,
         progress: ReturnProgress | None = None,
         info_keys: tuple[str, ...] = (),
+        evaluation_env_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         counts = {
@@ -103,6 +108,7 @@ class ReplayDataModule(L.LightningDataModule):
         self.updates_per_epoch = updates_per_epoch
         self.evaluation_episodes = evaluation_episodes
         self.env_kwargs = dict(env_kwargs or {})
+        self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
         self.updates_done = 0
         self.checkpoint_path: Path | None = None
         if seed is not None:
@@ -123,12 +129,13 @@ class ReplayDataModule(L.LightningDataModule):
             info_keys=info_keys,
         )
         self._has_drawn = False
+        self._handed_over = False
         self._limit_val_batches: int | float | None = None
 
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
-        environment = make_environment(self.env, self.env_kwargs)
-        if self._tasks and "task" not in self.env_kwargs:
+        environment = make_environment(self.env, self.evaluation_env_kwargs)
+        if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
 
@@ -151,9 +158,19 @@ class ReplayDataModule(L.LightningDataModule):
             inner = strategy.checkpoint_io
             inner = inner.wrapped if isinstance(inner, ReplayCheckpointIO) else inner
             strategy.checkpoint_io = ReplayCheckpointIO(inner, self)
+            if stage == TrainerFn.FITTING:
+                self._hand_over_surprise()
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
         self._has_drawn = False
+
+    def _hand_over_surprise(self) -> None:
+        """Tells a replay that asks for the surprise of newcomers how the agent measures it, unless it knows a way."""
+        hand_over = getattr(self.replay, "set_initial_surprise", None)
+        measure = getattr(self._agent, "initial_surprise", None)
+        if hand_over is not None and measure is not None and getattr(self.replay, "initial_surprise", None) is None:
+            hand_over(measure)
+            self._handed_over = True
 
     def _limit_validation(self, is_fitting: bool) -> None:
         """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
@@ -230,10 +247,9 @@ class ReplayDataModule(L.LightningDataModule):
         device = agent.device
         return batch if batch.get("index").device == device else batch.to(device)
 
-    def update_priority(self, batch: TensorDictBase, td_error: Tensor) -> None:
-        """Gives the TD errors of a batch back to the replay; nothing happens where it is not prioritized."""
-        if self.replay.is_prioritized:
-            self.replay.update_priority(batch["index"], td_error, generation=batch.get("generation", None))
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        """Gives the TD errors of a batch and other signals back to the replay, which ignores what it does not use."""
+        self.replay.update_priority(batch["index"], td_error, generation=batch.get("generation", None), **signals)
 
     def replay_stamp(self) -> Hashable:
         """Equal for two moments between which the replay was neither written, drawn from nor updated."""
@@ -263,7 +279,10 @@ class ReplayDataModule(L.LightningDataModule):
             torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments."""
+        """Closes the environments; the replay keeps no agent that trains no more."""
         self.collection.close()
+        if self._handed_over:
+            self.replay.set_initial_surprise(None)  # type: ignore[attr-defined]
+            self._handed_over = False
         if self.trainer is not None:
             self._limit_validation(False)

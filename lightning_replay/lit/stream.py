@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensordict import TensorDictBase
@@ -12,7 +12,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lightning_replay.lit.datamodule import ReplayDataModule
 
-__all__ = ["ReplayStream", "UpdateBatches"]
+__all__ = ["ReplayStream", "UpdateBatches", "signals_of"]
+
+_SIGNALS = ("surprise", "action_values", "action")
+
+
+def signals_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a training step returned for the replay beside ``td_error``."""
+    return {name: outputs[name] for name in _SIGNALS if name in outputs}
 
 
 class UpdateBatches:
@@ -24,7 +31,7 @@ class UpdateBatches:
 
         for batch in batches:
             outputs = self.update(batch)
-            batches.update_priority(batch, outputs["td_error"])
+            batches.update_priority(batch, **outputs)
     """
 
     def __init__(self, source: ReplayDataModule, count: int) -> None:
@@ -38,9 +45,9 @@ class UpdateBatches:
         for _ in range(self._count):
             yield self._source.draw()
 
-    def update_priority(self, batch: TensorDictBase, td_error: Tensor) -> None:
-        """Gives the TD errors of one batch back to the replay; nothing happens where it is not prioritized."""
-        self._source.update_priority(batch, td_error)
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
+        """Gives the TD errors of one batch back to the replay, and of what else a step returned the signals."""
+        self._source.update_priority(batch, td_error, **signals_of(outputs))
 
 
 class ReplayStream:

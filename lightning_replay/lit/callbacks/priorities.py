@@ -8,14 +8,17 @@ from typing import Any
 import lightning as L
 from tensordict import TensorDictBase
 
+from lightning_replay.lit.stream import signals_of
+
 __all__ = ["UpdatePriorities"]
 
 
 class UpdatePriorities(L.Callback):
-    """After each training step calls ``replay.update_priority`` with the step's ``td_error``.
+    """After each training step calls ``replay.update_priority`` with the step's ``td_error`` and other signals.
 
     Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
-    detached, ``[B]``. A replay that is not prioritized ignores it.
+    detached, ``[B]``, and, where it has them, ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action``
+    ``[B]``, which a replay that keeps transitions by their priority learns from. What a replay does not use it ignores.
     """
 
     def on_train_batch_end(
@@ -30,4 +33,4 @@ class UpdatePriorities(L.Callback):
                 f"training_step of {type(pl_module).__name__} returned no 'td_error'; return "
                 "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."
             )
-        source.update_priority(batch, outputs["td_error"])
+        source.update_priority(batch, outputs["td_error"], **signals_of(outputs))

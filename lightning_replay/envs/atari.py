@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atari 2600 games with the preprocessing that deep Q-learning is measured with, on Gymnasium's wrappers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObservation
+
+for _module, _package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
+    try:
+        importlib.import_module(_module)  # ale_py registers its games with Gymnasium
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the Atari games need {_package}, which is not installed: pip install lightning-replay[atari]"
+        ) from error
+
+__all__ = ["LifeEpisodes", "atari"]
+
+
+class LifeEpisodes(gymnasium.Wrapper):
+    """Ends an episode with each life lost; the game goes on, and only after its last life is it reset.
+
+    So an agent learns what a lost life costs and still sees how the game continues. An episode that begins with a
+    further life begins with one step of the action 0, which in Atari does nothing. With ``reset(seed=...)`` or
+    ``reset(options=...)`` the game is reset in any case.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._lives = 0
+        self._goes_on = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Goes on with the next life, or begins a new game."""
+        goes_on = self._goes_on and seed is None and not options
+        if goes_on:
+            observation, _, terminated, truncated, info = self.env.step(0)
+            goes_on = not (terminated or truncated)
+        if not goes_on:
+            observation, info = self.env.reset(seed=seed, options=options)
+        self._lives = info["lives"]
+        self._goes_on = False
+        return observation, info
+
+    def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """Steps the game; terminated too where a life was lost."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        lost_life = info["lives"] < self._lives
+        self._lives = info["lives"]
+        self._goes_on = lost_life and not terminated and not truncated
+        return observation, reward, terminated or lost_life, truncated, info
+
+
+def atari(
+    game: str,
+    *,
+    ends_with_life: bool = True,
+    clips_rewards: bool = True,
+    frame_stack: int = 4,
+    frame_skip: int = 4,
+    screen_size: int = 84,
+    noops: int = 30,
+    max_frames: int = 108_000,
+    sticky_action_probability: float = 0.0,
+    render_mode: str | None = None,
+) -> gymnasium.Env:
+    """An Atari game as ``Atari-v0``: ``gymnasium.make("lightning_replay.envs:Atari-v0", game="Breakout")``.
+
+    Up to 30 idle frames at the start, each action for four frames, the brighter of the last two in gray at 84 x 84,
+    the last four of these as one observation; to learn from, an episode ends with a life and rewards are clipped to
+    [-1, 1]. To evaluate, switch off both: ``ends_with_life=False, clips_rewards=False``.
+    Mnih et al. 2015, https://doi.org/10.1038/nature14236; the steps are those of the retention paper's code.
+
+    Args:
+        game: name of the game in ale-py, such as ``"Breakout"`` of ``"ALE/Breakout-v5"``.
+        ends_with_life: see :class:`LifeEpisodes`.
+        clips_rewards: to [-1, 1].
+        frame_stack: images in one observation; the first of an episode is repeated.
+        frame_skip: frames per action.
+        screen_size: height and width of an image.
+        noops: most idle frames at the start of a game; at least 1 is played, 0 plays none.
+        max_frames: frames after which a game is truncated.
+        sticky_action_probability: chance that a frame repeats the last frame's action.
+        render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
+
+    Action: ``Discrete``: the buttons that the game uses.
+
+    Observation: uint8 ``[frame_stack, screen_size, screen_size]``, oldest first.
+
+    Raises:
+        ValueError: a game that ale-py does not have.
+        ModuleNotFoundError: on import, without the extra ``atari``.
+    """
+    try:
+        made = gymnasium.make(
+            f"ALE/{game}-v5",
+            frameskip=1,
+            repeat_action_probability=sticky_action_probability,
+            max_num_frames_per_episode=max_frames,
+            render_mode=render_mode,
+            disable_env_checker=True,
+        )
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ValueError(
+            f"game is {game!r}, which ale-py does not have: {error} Give NAME of 'ALE/NAME-v5'."
+        ) from error
+    made = AtariPreprocessing(made, noop_max=noops, frame_skip=frame_skip, screen_size=screen_size)
+    if ends_with_life:
+        made = LifeEpisodes(made)
+    if clips_rewards:
+        made = ClipReward(made, -1.0, 1.0)
+    return FrameStackObservation(made, frame_stack)
