@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -117,6 +118,16 @@ class EpisodeTracker:
         """Ends the episodes at these slots."""
         if self.links is not None:
             self.links.cut(index)
+
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """What comes next of these trajectories follows no stored row."""
+        if self.links is not None:
+            self.links.interrupt(trajectories)
+
+    def mark_released(self, index: Tensor) -> None:
+        """Cuts off rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
+        if self.links is not None:
+            self.links.release(index)
 
     def clear(self) -> None:
         """Forgets every episode."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -103,6 +105,16 @@ class EpisodeLinks:
         self._predecessor[following[following >= 0]] = -1
         self.successor[index] = -1
         self._forget_running(index)
+
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """What comes next of these trajectories follows no stored row: steps between were not stored."""
+        for trajectory in trajectories:
+            self._forget(trajectory)
+
+    def release(self, index: Tensor) -> None:
+        """Cuts the links to and from slots whose rows left without being overwritten."""
+        before = self._predecessor[index.reshape(-1)]
+        self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def running_slots(self) -> Tensor:
         """Returns int64 ``[E]``: the newest stored row of each episode that has not ended."""
@@ -225,6 +237,41 @@ class EpisodeLinks:
         slot = self._newest_slot.pop(trajectory, -1)
         self._trajectory_at.pop(slot, None)
         return slot
+
+
+class MissingSteps(NamedTuple):
+    """Where steps are missing among new rows of which not all were stored.
+
+    ``trajectories`` begin with a missing row; ``last_before`` are the places, among the rows that were stored, of those
+    after which the next row of their trajectory is missing, int64 ``[n]``.
+    """
+
+    trajectories: list[int | None]
+    last_before: Tensor
+
+
+def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
+    """Compares the rows that were stored with those that were given, in order of time.
+
+    Args:
+        trajectory: int64 of ``count`` elements, the running episode of each row; ``None`` for one environment.
+        stored: int64 ``[n]`` ascending, which of the rows were stored.
+        count: rows given.
+
+    Example:
+        >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)
+        MissingSteps(trajectories=[8], last_before=tensor([0]))
+    """
+    names = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.flatten().cpu().numpy()
+    order = np.argsort(names, kind="stable")
+    place = np.full(count, -1)
+    place[stored] = np.arange(len(stored))
+    grouped, places = names[order], place[order]
+    starts = np.concatenate(([True], grouped[1:] != grouped[:-1]))
+    begins_missing = grouped[starts & (places < 0)].tolist()
+    before = np.flatnonzero((places[:-1] >= 0) & (places[1:] < 0) & ~starts[1:])
+    named: list[int | None] = [None] * len(begins_missing) if trajectory is None else begins_missing
+    return MissingSteps(named, torch.from_numpy(places[before]))
 
 
 def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:

@@ -44,6 +44,10 @@ class Feedback:
         magnitude = td_error.reshape(-1).abs().to(torch.float32)
         if generation is None or not isinstance(storage, PackedStorage):
             self.check_values(index, magnitude, len(storage))
+            live = getattr(storage, "live_slots", None)
+            if live is not None:
+                index, dropped = _without(index, torch.from_numpy(~live.contains(index.cpu().numpy())).to(index.device))
+                self._late += dropped
             return index, magnitude
         if not sampler_checks:
             self.check_values(index, magnitude, storage.capacity)

@@ -105,6 +105,10 @@ class Replay(TensorDictReplayBuffer):
         """Most transitions kept."""
         return self._storage.max_size
 
+    def __len__(self) -> int:
+        held = getattr(self._storage, "num_held", None)
+        return len(self._storage) if held is None else held
+
     @property
     def nbytes(self) -> int:
         """Bytes of rows, links and of what the sampler keeps."""
@@ -188,6 +192,12 @@ class Replay(TensorDictReplayBuffer):
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)
+
+    def mark_released(self, index: Tensor) -> None:
+        """Called by the storage when rows left without being overwritten: sampler and episodes learn of it."""
+        for follower in (self._episodes, self._sampler):
+            if follower is not None and hasattr(follower, "mark_released"):
+                follower.mark_released(index)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
@@ -358,12 +368,18 @@ class Replay(TensorDictReplayBuffer):
                 follower.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates."""
+        """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
+
+        Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
+        ``frames_per_transition``.
+        """
         stats = super().stats()
         age_of = getattr(self._writer, "age_of", None)
         stats.update(self._feedback.stats(age_of))
         stats["nbytes"] = self.nbytes
         stats["bytes_per_transition"] = self.nbytes / self.capacity
+        if hasattr(self._storage, "frames_held"):
+            stats.update(self._storage.stats())
         return stats
 
     def state_dict(self) -> dict[str, Any]:

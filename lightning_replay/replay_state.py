@@ -69,9 +69,16 @@ def _parts_of(replay: Replay) -> dict[str, Any]:
         "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
         "n-step links": replay._episodes is not None,
     }
+    if hasattr(replay._storage, "frame_stack"):
+        names = ("frame_stack", "image_key", "frame_capacity")
+        parts["frames"] = {name: _plain_option(getattr(replay._storage, name)) for name in names}
     if tables is not None:  # in order, which numbers them
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
+
+
+def _plain_option(value: int | tuple[str, ...]) -> int | list[str]:
+    return value if isinstance(value, int) else list(value)
 
 
 def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class RowLayout:
             offset += columns[key].num_bytes
         self.columns = {key: columns[key] for key, _, _ in leaves}
         self.row_bytes = -(-offset // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
-        self.tree = _nest(self.columns)
+        self.tree = nest(self.columns)
         dtypes = dict.fromkeys(column.dtype for column in columns.values())
         self._groups = [
             _Group([column for column in columns.values() if column.dtype == dtype], self.row_bytes) for dtype in dtypes
@@ -65,10 +65,14 @@ class RowLayout:
             batch_size: ``[N]``, or ``[B, 2]`` with ``B * 2 == N``.
             extra: further entries of the TensorDict.
         """
+        return gather_branch(self.tree, self.leaves(rows, batch_size), batch_size, rows.device, extra)
+
+    def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
+        """The columns of packed rows by key, as views; see :meth:`unpack`."""
         leaves: dict[Key, Tensor] = {}
         for group in self._groups:
             group.split(rows, batch_size, leaves)
-        return _gather_branch(self.tree, leaves, batch_size, rows.device, extra)
+        return leaves
 
     def description(self) -> list[dict[str, Any]]:
         """Plain values from which :meth:`from_description` builds the same layout."""
@@ -113,7 +117,7 @@ class _Group:
             leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
 
-def _nest(columns: dict[Key, Column]) -> dict[str, Any]:
+def nest(columns: Iterable[Key]) -> dict[str, Any]:
     """The tree of keys: a branch is a dictionary, a leaf its full key."""
     tree: dict[str, Any] = {}
     for key in columns:
@@ -124,16 +128,17 @@ def _nest(columns: dict[Key, Column]) -> dict[str, Any]:
     return tree
 
 
-def _gather_branch(
+def gather_branch(
     tree: dict[str, Any],
     leaves: dict[Key, Tensor],
     batch_size: torch.Size,
     device: torch.device,
     extra: dict[str, Tensor] | None = None,
 ) -> TensorDict:
+    """The TensorDict of a tree of :func:`nest` whose leaves are given by their keys."""
     source: dict[str, Any] = {}
     for name, node in tree.items():
-        source[name] = leaves[node] if type(node) is tuple else _gather_branch(node, leaves, batch_size, device)
+        source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
     if extra:
         source.update(extra)
     return _assemble(source, batch_size=batch_size, device=device)

@@ -60,6 +60,8 @@ class PackedStorage(LazyTensorStorage):
         self._rows: Tensor | None = None
         self._generation: Tensor | None = None
         self._columns: list[StoredColumn] | None = None
+        self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
+        self._given_tree: dict[str, Any] = {}
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self.tables: Tables | None = None  # set by a writer into tables
@@ -88,6 +90,21 @@ class PackedStorage(LazyTensorStorage):
     def layout(self) -> RowLayout | None:
         """Where each column lies in a row; ``None`` before the first rows."""
         return self._layout
+
+    @property
+    def num_held(self) -> int:
+        """Rows that are stored; a subclass may release some below the length."""
+        return self._len
+
+    @property
+    def rows_at_once(self) -> int:
+        """Most rows that a single write can store, whatever they are."""
+        return self.capacity
+
+    def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
+        """One column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        column = self.all_rows.get(key, None)
+        return None if column is None else column[index]
 
     def generation_of(self, index: Tensor) -> Tensor:
         """How often each slot has been written, int64 of the shape of ``index``."""
@@ -148,12 +165,12 @@ class PackedStorage(LazyTensorStorage):
         if self._given_device is None:
             self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
         by_key: dict[Key, Tensor] = {}
-        if not collect_leaves(data, self._layout.tree, by_key):
+        if not collect_leaves(data, self._given_tree, by_key):
             raise self._mismatch(data)
         values = []
-        for column in self._columns:
-            value = by_key[column.key]
-            if value.dtype != column.dtype or value.shape[1:] != column.shape or value.device != self._given_device:
+        for key, (dtype, shape) in self._given.items():
+            value = by_key[key]
+            if value.dtype != dtype or value.shape[1:] != shape or value.device != self._given_device:
                 raise self._mismatch(data)
             values.append(value.detach() if value.requires_grad else value)
         return values
@@ -186,14 +203,14 @@ class PackedStorage(LazyTensorStorage):
             for key, column in layout.columns.items()
             if key != GENERATION
         ]
+        self._given = {column.key: (column.dtype, column.shape) for column in self._columns}
+        self._given_tree = layout.tree
         self.initialized = True
 
     def _mismatch(self, data: TensorDictBase) -> ValueError:
-        assert self._layout is not None
         given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
-        stored = {key: (column.dtype, tuple(column.shape)) for key, column in self._layout.columns.items()}
+        stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self._given.items()}
         given.pop(GENERATION, None)
-        stored.pop(GENERATION)
         different = [
             f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
             for name in sorted(stored.keys() | given.keys())
@@ -273,18 +290,19 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
     Raises:
         KeyError: a key is not stored; the message names the stored ones.
     """
-    everything = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    packed = isinstance(storage, PackedStorage)
+    everything = storage.all_rows if packed else storage.get(slice(0, len(storage)))
     if not isinstance(everything, TensorDictBase):
         raise TypeError(
             f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
         )
     columns = []
     for key in keys:
-        column = everything.get(key, None)
+        column = storage.column(key, index) if packed else everything.get(key, None)
         if column is None:
             stored = list(everything.keys(include_nested=True, leaves_only=True))
             raise KeyError(f"no column {key!r} is stored; stored are {stored}")
-        columns.append(column[index])
+        columns.append(column if packed else column[index])
     return columns
 
 

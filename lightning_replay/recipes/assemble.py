@@ -21,10 +21,11 @@ def assemble(
     memmap: str | None,
     prefetch: int | None,
     seed: int | None,
+    storage: PackedStorage | None = None,
 ) -> Replay:
-    """A buffer in which the oldest transition leaves."""
+    """A buffer in which the oldest transition leaves; ``storage`` takes the place of a packed one."""
     return Replay(
-        storage=PackedStorage(capacity, device=device, memmap=memmap),
+        storage=PackedStorage(capacity, device=device, memmap=memmap) if storage is None else storage,
         sampler=sampler,
         transform=transform,
         batch_size=batch_size,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from lightning_replay.events import ConditionLike
+from lightning_replay.frames import storage_for
 from lightning_replay.recipes.assemble import assemble
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, UniformSampler
@@ -18,6 +19,9 @@ def uniform(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> Replay:
@@ -30,10 +34,26 @@ def uniform(
         discount: γ of that return.
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
+            than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
         seed: of every draw; ``None`` seeds from torch's global generator.
     """
-    return assemble(capacity, batch_size, UniformSampler(), None, n_steps, discount, device, memmap, prefetch, seed)
+    storage = storage_for(
+        capacity,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        n_steps=n_steps,
+    )
+    return assemble(
+        capacity, batch_size, UniformSampler(), None, n_steps, discount, device, memmap, prefetch, seed, storage
+    )
 
 
 def prioritized(
@@ -48,6 +68,9 @@ def prioritized(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> Replay:
@@ -66,6 +89,11 @@ def prioritized(
         discount: γ of that return.
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
+            than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
         seed: of every draw.
     """
@@ -76,7 +104,16 @@ def prioritized(
         priority_offset=priority_offset,
         normalize_over_batch=normalize_over_batch,
     )
-    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed)
+    storage = storage_for(
+        capacity,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        n_steps=n_steps,
+    )
+    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed, storage)
 
 
 def reverse_sweep(
@@ -89,6 +126,9 @@ def reverse_sweep(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> Replay:
@@ -105,8 +145,22 @@ def reverse_sweep(
         discount: γ of that return.
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
+            than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
         seed: of every draw.
     """
     sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share)
-    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed)
+    storage = storage_for(
+        capacity,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        n_steps=n_steps,
+    )
+    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed, storage)

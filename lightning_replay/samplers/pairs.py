@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.samplers.uniform import UniformSampler, any_slots
 from lightning_replay.state_files import read_state, write_state
 from lightning_replay.tables import Tables
 
@@ -82,6 +82,11 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         self._meet(storage, index)
         self.learn(index, storage)
 
+    def mark_released(self, index: Tensor) -> None:
+        """Tells ``first`` of rows that left without being overwritten; as partners they are not drawn."""
+        if hasattr(self.first, "mark_released"):
+            self.first.mark_released(index)
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs.
 
@@ -102,6 +107,10 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         if tables is not None:
             is_held = tables.pool.references[partners.cpu().numpy()] > 0
             partners = torch.where(torch.from_numpy(is_held).to(partners.device), partners, first)
+        live = getattr(storage, "live_slots", None)
+        if live is not None:
+            is_live = torch.from_numpy(live.contains(partners.cpu().numpy()))
+            partners = torch.where(is_live.to(partners.device), partners, first)
         return torch.stack((first, partners), dim=1), info
 
     @property
@@ -254,6 +263,4 @@ class RandomPairSampler(PairSampler):
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Any stored row, int64 ``[B]``."""
-        generator = self._generator
-        drawn = torch.randint(len(storage), index.shape, generator=generator, device=generator.device)
-        return drawn.to(index.device)
+        return any_slots(storage, len(index), self._generator).to(index.device)

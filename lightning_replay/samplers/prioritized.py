@@ -104,6 +104,10 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             raise refusal(torch.as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
+    def mark_released(self, index: Tensor) -> None:
+        """Forgets rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
+        self._tree.remove(index.to(self._tree.device))
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement.
 

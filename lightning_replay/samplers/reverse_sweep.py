@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -125,6 +126,11 @@ class ReverseSweepSampler(UniformSampler):
         if self._links is not None:
             self._links.cut(index)
 
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """What comes next of these trajectories follows no stored row."""
+        if self._links is not None:
+            self._links.interrupt(trajectories)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the links and episode numbers."""
@@ -166,6 +172,15 @@ class ReverseSweepSampler(UniformSampler):
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
         self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
         self.goal = own(self.goal)  # which remembers no episode now
+
+    def mark_released(self, index: Tensor) -> None:
+        """Forgets rows that left without being overwritten, int64 ``[n]``."""
+        if self._links is None:
+            return
+        self._links.release(index)
+        self._goals.drop(index)
+        if self._cursor >= 0 and bool((index == self._cursor).any()):
+            self._cursor = -1
 
     def _allocate(self, capacity: int, device: torch.device) -> None:
         self._links = EpisodeLinks(capacity, device=device)

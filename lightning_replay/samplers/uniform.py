@@ -54,7 +54,7 @@ class UniformSampler(Seeded, RandomSampler):
         stored = len(storage)
         if stored == 0:
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
-        index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
+        index = any_slots(storage, batch_size, self._generator)
         device = getattr(storage, "device", None)
         if isinstance(device, torch.device) and device != index.device:
             index = index.to(device)
@@ -81,3 +81,11 @@ class UniformSampler(Seeded, RandomSampler):
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
         self.load_state_dict(read_state(path))
+
+
+def any_slots(storage: Storage, count: int, generator: torch.Generator) -> Tensor:
+    """Slots of stored rows, int64 ``[count]``, each equally likely; of those released below the length none."""
+    live = getattr(storage, "live_slots", None)
+    stored = len(storage) if live is None else live.count
+    drawn = torch.randint(stored, (count,), generator=generator, device=generator.device)
+    return drawn if live is None else live.at(drawn)

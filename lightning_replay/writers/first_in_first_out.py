@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
+from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.recorded import recorded
 from lightning_replay.state_files import read_state, write_state
 from lightning_replay.storage import PackedStorage
@@ -22,7 +23,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
     columns are refused before anything is written, by :class:`~lightning_replay.storage.PackedStorage`; over TorchRL's
-    storages this is TorchRL's own round-robin writer. Needs no feedback.
+    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.frames.FrameStorage` has no room
+    for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
     _cursor: int
@@ -35,7 +37,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
-            Their slots, int64 ``[min(N, capacity)]``, in the order of the (last) rows of ``data``.
+            Their slots, int64 ``[min(N, capacity)]``, in the order of the (last) rows of ``data``; fewer where not even
+            the frames of these fit.
 
         Raises:
             ValueError: keys, shapes or dtypes are not those of the rows stored first.
@@ -46,24 +49,54 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         count = data.shape[0]
         capacity = storage.capacity
         values = storage.checked_values(data)
-        if count > capacity:
-            values = [value[-capacity:] for value in values]
         kept = min(count, capacity)
+        if count > kept:
+            values = [value[-kept:] for value in values]
+            if isinstance(storage, FrameStorage):
+                storage.release(torch.arange(capacity))  # all of them leave
         start = (self._cursor + count - kept) % capacity
-        until_end = min(kept, capacity - start)
-        if until_end == kept:
-            storage.write(slice(start, start + kept), values)
+        self._cursor = start
+        at_once = storage.rows_at_once
+        if kept <= at_once:
+            self._put(storage, values, kept)
         else:
-            storage.write(slice(start, capacity), [value[:until_end] for value in values])
-            storage.write(slice(0, kept - until_end), [value[until_end:] for value in values])
-        self._cursor = (start + kept) % capacity
+            for first in range(0, kept, at_once):
+                part = [value[first : first + at_once] for value in values]
+                self._put(storage, part, min(at_once, kept - first))
         self._write_count += count
         index = torch.arange(start, start + kept, device=storage.device)
-        if until_end < kept:
+        if start + kept > capacity:
             index %= capacity
+        if storage.num_held < kept:  # the first of them made room for the last
+            index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
         return index
+
+    def _put(self, storage: PackedStorage, values: list[Tensor], count: int) -> None:
+        """Writes rows at the cursor, which moves behind them."""
+        capacity, start = storage.capacity, self._cursor
+        until_end = min(count, capacity - start)
+        if isinstance(storage, FrameStorage):
+            slots = torch.arange(start, start + count) % capacity
+            self._release_oldest(storage, values, slots)
+            storage.write(slots if until_end < count else slice(start, start + count), values)
+        elif until_end == count:
+            storage.write(slice(start, start + count), values)
+        else:
+            storage.write(slice(start, capacity), [value[:until_end] for value in values])
+            storage.write(slice(0, count - until_end), [value[until_end:] for value in values])
+        self._cursor = (start + count) % capacity
+
+    def _release_oldest(self, storage: FrameStorage, values: list[Tensor], slots: Tensor) -> None:
+        """Releases the oldest rows until the frames of new ones fit."""
+        while lacking := storage.frames_missing(values, slots):
+            held = storage.num_held
+            overwritten = max(0, held + len(slots) - storage.capacity)
+            oldest = self._cursor - held + overwritten
+            # A row has at most so many frames, so fewer rows would never do.
+            leaving = min(-(-lacking // (2 * storage.frame_stack)), held - overwritten)
+            storage.release(torch.arange(oldest, oldest + leaving) % storage.capacity)
 
     def add(self, data: TensorDictBase) -> Tensor | int:
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""

@@ -16,7 +16,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 LAYERS = (
     {"priority_tree", "episodes", "neighbors", "schedules", "state_files", "chunk_files", "recorded", "memory"}
     | {"tables", "histories", "events", "schedulers", "progress", "cagrad", "conditions", "state_action_counts"},
-    {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback"},
+    {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
     {"samplers", "writers", "transforms"},
     {"replay", "table_replay", "replay_state", "recipes", "checkpoint"},
     {"agents", "lit"},

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The storage of a recipe: packed rows, or with ``frame_stack`` frames stored once."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+from lightning_replay.frames.storage import FrameStorage
+from lightning_replay.storage import PackedStorage
+
+_LONG = 32  # steps of a trajectory that are kept side by side, where nothing better is known
+
+
+def storage_for(
+    capacity: int,
+    *,
+    device: str = "cpu",
+    memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
+    default_frame_capacity: int | None = None,
+    n_steps: int = 1,
+) -> PackedStorage:
+    """A recipe's storage.
+
+    Args:
+        capacity: rows.
+        device: where rows are kept.
+        memmap: a directory for scratch files.
+        frame_stack: k, frames in each stack under ``image_key``, which are then stored once each; ``None`` keeps
+            whatever comes as it is.
+        image_key: see :class:`~lightning_replay.frames.storage.FrameStorage`.
+        frame_capacity: most frames kept; ``None`` is ``default_frame_capacity``.
+        default_frame_capacity: what the recipe thinks is enough; ``None`` is :func:`frames_in_order`, for rows that are
+            kept in the order in which they were collected.
+        n_steps: length of the returns, for the check of the capacity.
+
+    Raises:
+        ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` without ``frame_stack``, or sizes
+            that are not positive.
+    """
+    if frame_stack is None:
+        if frame_capacity is not None:
+            raise ValueError(
+                f"frame_capacity is {frame_capacity} and frame_stack is not given; frames are stored once where "
+                "frame_stack says how many make a stack. Pass frame_stack=4, say, or leave frame_capacity out"
+            )
+        return PackedStorage(capacity, device=device, memmap=memmap)
+    if isinstance(frame_stack, Integral) and not isinstance(frame_stack, bool) and 0 < capacity < frame_stack + n_steps:
+        raise ValueError(
+            f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
+            "one return would be shared. Raise the capacity"
+        )
+    if frame_capacity is None and isinstance(frame_stack, Integral):
+        least = 2 * int(frame_stack)
+        wanted = frames_in_order(capacity, frame_stack) if default_frame_capacity is None else default_frame_capacity
+        frame_capacity = max(wanted, least)
+    return FrameStorage(
+        capacity,
+        frame_stack,
+        image_key,
+        frame_capacity=0 if frame_capacity is None else frame_capacity,
+        device=device,
+        memmap=memmap,
+    )
+
+
+def frames_in_order(rows: int, frame_stack: int, stretch: int = _LONG) -> int:
+    """Frames of ``rows`` that lie in stretches of consecutive steps: each stretch has ``frame_stack`` more than rows.
+
+    Example:
+        >>> frames_in_order(3_200, frame_stack=4)      # 100 stretches of 32 rows, and 64 trajectories that are running
+        3856
+    """
+    return rows + frame_stack * (-(-rows // stretch) + 64)
+
+
+def frames_at_worst(rows: int, frame_stack: int) -> int:
+    """Frames of ``rows`` that share none."""
+    return 2 * frame_stack * rows

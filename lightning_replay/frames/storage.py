@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed rows whose stacks of frames are kept frame by frame, each once."""
+
+from __future__ import annotations
+
+import logging
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from lightning_replay.frames.live_slots import LiveSlots
+from lightning_replay.frames.pool import FramePool
+from lightning_replay.frames.search import Found
+from lightning_replay.recorded import recorded
+from lightning_replay.row_layout import Key, RowLayout, gather_branch, leaves_of, nest
+from lightning_replay.storage import PackedStorage
+from lightning_replay.stored_column import GENERATION
+
+logger = logging.getLogger(__name__)
+
+FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
+
+
+@recorded
+class FrameStorage(PackedStorage):
+    """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
+
+    Rows come and are drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
+    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. Inside, a row holds 2 k numbers of frames. A
+    stack and its successor share k - 1 frames; at the start of an episode the stack is one frame k times. Which frames
+    are equal is found by their bytes, never taken from ``trajectory`` or from the order of rows, so this works with any
+    writer, any order of eviction, environments side by side and n-step successors, and wrong claims mix nothing up.
+    A frame leaves with the last row that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks
+    are built by one gather and are contiguous; what is drawn is a copy.
+
+    In ``all_rows`` the stacks are missing, and ``frames_of_stacks`` holds the numbers of their frames.
+
+    Args:
+        capacity: rows.
+        frame_stack: k, frames of a stack.
+        image_key: the stacks' key; their successors are ``("next", image_key)``.
+        frame_capacity: most frames kept. They take ``frame_capacity`` times the bytes of a frame and 25 or so more
+            each; when they are full, writers release rows until new ones fit.
+        device: where rows and frames are kept; the counts are kept by the CPU.
+        memmap: a directory for scratch files that hold rows and frames.
+
+    Raises:
+        MemoryError: at the first rows, when rows and frames do not fit.
+        ValueError: sizes that are not positive whole numbers, a ``frame_capacity`` below the 2 k frames of a single
+            row; at the first rows: no such column, or one that holds no stacks of uint8 images.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> storage = FrameStorage(10, frame_stack=2, frame_capacity=30)
+        >>> frames = torch.arange(5, dtype=torch.uint8).view(5, 1, 1).expand(5, 8, 8)
+        >>> stacks = torch.stack((frames[:-1], frames[1:]), 1)                      # 01 12 23 34
+        >>> rows = TensorDict({"pixels": stacks[:3], "next": {"pixels": stacks[1:]}}, [3])
+        >>> storage.set(slice(0, 3), rows)
+        >>> storage.frames_held, storage.get(torch.tensor([1]))["next", "pixels"][0, :, 0, 0]
+        (5, tensor([2, 3], dtype=torch.uint8))
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        frame_stack: int,
+        image_key: NestedKey = "pixels",
+        *,
+        frame_capacity: int,
+        device: str | torch.device = "cpu",
+        memmap: str | None = None,
+    ) -> None:
+        super().__init__(capacity, device=device, memmap=memmap)
+        for name, value in (("frame_stack", frame_stack), ("frame_capacity", frame_capacity)):
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive whole number of frames; got {value!r}")
+        if frame_capacity < 2 * frame_stack:
+            raise ValueError(
+                f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
+                f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
+            )
+        self.frame_stack = int(frame_stack)
+        self.image_key: Key = (image_key,) if isinstance(image_key, str) else tuple(image_key)
+        self.next_key: Key = ("next", *self.image_key)
+        self.frame_capacity = int(frame_capacity)
+        self._forget_pool()
+
+    def _forget_pool(self) -> None:
+        self._pool: FramePool | None = None
+        self._live: LiveSlots | None = None  # from the first release on, unless tables know which rows are held
+        self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
+        self._outer_tree: dict[str, Any] = {}
+        self._looked_up: tuple[Tensor, Tensor, Found] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, frames, references and index; 0 before the first rows."""
+        pool = 0 if self._pool is None else self._pool.nbytes
+        return super().nbytes + pool + (0 if self._live is None else self._live.nbytes)
+
+    @property
+    def frames_held(self) -> int:
+        """Frames that stored rows refer to, all different."""
+        return 0 if self._pool is None else self._pool.num_held
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame, 0 before the first rows."""
+        return 0 if self._pool is None else self._pool.frame_bytes
+
+    @property
+    def num_held(self) -> int:
+        """Rows stored and not released; of tables, rows that are referred to."""
+        if self.tables is not None:
+            return self.tables.num_held
+        return self._len if self._live is None else self._live.count
+
+    @property
+    def live_slots(self) -> LiveSlots | None:
+        """The slots that hold a row; ``None`` while these are all below the length."""
+        return None if self._live is None or self._live.count == self._len else self._live
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose frames fit even if all are different and nothing else is stored."""
+        return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
+
+    def stats(self) -> dict[str, Any]:
+        """Frames held, room for them, bytes of one, and frames held per transition held."""
+        return {
+            "frames_held": self.frames_held,
+            "frame_capacity": self.frame_capacity,
+            "frame_bytes": self.frame_bytes,
+            "frames_per_transition": self.frames_held / max(self.num_held, 1),
+        }
+
+    def room_for(self, data: TensorDictBase | list[Tensor], slots: Tensor | np.ndarray | None = None) -> bool:
+        """Whether the frames of these rows fit.
+
+        Args:
+            data: rows ``[N]``, or their values from :meth:`checked_values`.
+            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
+                hold nothing.
+        """
+        values = data if isinstance(data, list) else self.checked_values(data)
+        return self.frames_missing(values, slots) == 0
+
+    def frames_missing(self, values: list[Tensor], slots: slice | Tensor | np.ndarray | None = None) -> int:
+        """Frames lacking to write the values of :meth:`checked_values` into ``slots``; see :meth:`room_for`."""
+        assert self._pool is not None
+        first, second = values[-2:]
+        if len(first) * 2 * self.frame_stack <= self._pool.num_free:
+            return 0
+        return self._pool.missing(self._find(first, second), self._frames_at(slots))
+
+    def release(self, slots: Tensor | np.ndarray) -> None:
+        """Gives up rows without overwriting them: their frames are free unless others refer to them.
+
+        Samplers and episodes of the buffer learn of it; updates on their way to these rows are late.
+
+        Args:
+            slots: int64 ``[n]``, all different; those that hold nothing are passed over.
+        """
+        if self._pool is None or self._frames_of is None or self._generation is None:
+            return
+        slots = torch.as_tensor(slots, dtype=torch.int64).reshape(-1)
+        index = slots.to(self._frames_of.device)
+        holds = self._frames_of[index, 0] != 0
+        index = index[holds]
+        if not len(index):
+            return
+        given_up = index.cpu().numpy()
+        self._pool.release(self._frames_at(index))
+        self._looked_up = None
+        self._frames_of[index] = 0
+        self._generation[index] += 1
+        if self.tables is None:
+            if self._live is None:
+                self._live = LiveSlots(self.capacity, self._len)
+            self._live.remove(given_up)
+        self._bump_mutation_revision()
+        for buffer in self._attached_entities:
+            if hasattr(buffer, "mark_released"):
+                buffer.mark_released(index)
+
+    def write(self, slots: slice | Tensor, values: list[Tensor], *, grow: bool = True) -> None:
+        """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots, all different.
+
+        Raises:
+            RuntimeError: too few frames are free; nothing is written.
+        """
+        assert self._pool is not None and self._frames_of is not None
+        *others, first, second = values
+        if not len(first):
+            return
+        frames = self._pool.replace(self._find(first, second), first, second, self._frames_at(slots))
+        self._looked_up = None
+        super().write(slots, [*others, torch.from_numpy(frames)], grow=grow)
+        if self._live is not None:
+            self._live.add(_as_array(slots))
+
+    def _find(self, first: Tensor, second: Tensor) -> Found:
+        """Looks frames up, once for a question about their room and the write that follows it."""
+        assert self._pool is not None
+        if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
+            self._looked_up = (first, second, self._pool.find(first, second))
+        return self._looked_up[2]
+
+    def _frames_at(self, slots: slice | Tensor | np.ndarray | None) -> np.ndarray:
+        assert self._frames_of is not None
+        if slots is None:
+            return np.zeros(0, dtype=np.int32)
+        if isinstance(slots, np.ndarray):
+            slots = torch.from_numpy(slots)
+        if isinstance(slots, Tensor):
+            slots = slots.to(self._frames_of.device)
+        return np.ascontiguousarray(self._frames_of[slots].cpu().numpy())
+
+    def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
+        """Rows at ``index``, their stacks rebuilt.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]``, or anything else that indexes a TensorDict.
+            extra: further entries of the TensorDict; for int64 indices.
+
+        Returns:
+            TensorDict with batch size of the shape of ``index``, a copy.
+
+        Raises:
+            RuntimeError: the storage is empty, or a row was released.
+        """
+        if self._layout is None or self._rows is None or self._pool is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            slots = torch.arange(self.capacity)[index]
+            return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
+        slots = index.flatten().to(self._rows.device)
+        rows = self._rows.index_select(0, slots)
+        leaves = self._layout.leaves(rows, index.shape)
+        frames = leaves.pop(FRAMES).reshape(len(slots), 2, self.frame_stack).transpose(0, 1)
+        # A look at every draw would wait for a GPU; nothing but a release leaves rows without frames.
+        if self.live_slots is not None and frames.device.type == "cpu" and not bool(frames.all()):
+            raise RuntimeError(
+                "a slot was drawn whose row was released to make room for frames; use a sampler of "
+                "lightning_replay.samplers, which draws rows that are held"
+            )
+        stacks = self._rebuilt(frames)
+        leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
+        return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+
+    def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
+        """One column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
+        name: Key = (key,) if isinstance(key, str) else tuple(key)
+        if name not in (self.image_key, self.next_key) or self._frames_of is None:
+            return super().column(key, index)
+        index = index.to(self._frames_of.device)
+        return self._rebuilt(self._frames_of[index].unflatten(-1, (2, -1))[..., int(name == self.next_key), :])
+
+    def _rebuilt(self, frames: Tensor) -> Tensor:
+        """Stacks ``[..., k, H, W]`` of int32 ``[..., k]``."""
+        assert self._pool is not None
+        return self._pool.gather(frames)
+
+    def _init(self, data: TensorDictBase) -> None:
+        if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
+            raise self._refusal("missing", data)
+        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key != GENERATION}
+        if FRAMES in leaves:
+            raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
+        for key in (self.image_key, self.next_key):
+            dtype, shape = leaves.get(key, (None, torch.Size()))
+            if dtype != torch.uint8 or len(shape) not in (3, 4) or shape[0] != self.frame_stack or not shape.numel():
+                raise self._refusal(key, data)
+        if leaves[self.image_key][1] != leaves[self.next_key][1]:
+            raise ValueError(
+                f"the frames under {_name(self.image_key)} have shape {list(leaves[self.image_key][1][1:])} and those "
+                f"under {_name(self.next_key)} {list(leaves[self.next_key][1][1:])}; all frames need one shape. "
+                "Nothing was stored"
+            )
+        self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
+
+    def _refusal(self, key: Key | str, data: TensorDictBase) -> ValueError:
+        wanted = f"uint8 [N, {self.frame_stack}, H, W], under {_name(self.image_key)} and {_name(self.next_key)}"
+        if isinstance(key, str):
+            given = "there are " + ", ".join(_name(leaf[0]) for leaf in leaves_of(data[0]))
+        else:
+            column = data.get(key)
+            is_dense = isinstance(column, Tensor) and not column.is_nested
+            given = f"{_name(key)} is {column.dtype if is_dense else type(column).__name__}"
+            given += f" {list(column.shape)}" if is_dense else ""
+        return ValueError(
+            f"rows need stacks of {self.frame_stack} frames, {wanted}; {given}. Nothing was stored; name the stacks by "
+            "image_key, say how many frames they have by frame_stack, and convert them to uint8 images"
+        )
+
+    def _allocate_all(self, leaves: list[tuple[Key, torch.dtype, torch.Size]]) -> None:
+        """Takes memory for frames and rows of these columns, or for neither."""
+        images = (self.image_key, self.next_key)
+        shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
+        pool = FramePool(self.frame_capacity, shape, self.device, self._memmap)
+        frames = (FRAMES, torch.int32, torch.Size([2 * self.frame_stack]))
+        packed = [leaf for leaf in leaves if leaf[0] not in images]
+        self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
+        assert self._storage is not None
+        self._pool = pool
+        self._live = self._looked_up = None
+        self._frames_of = self._storage.get(FRAMES)
+        stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
+        self._given = {key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack)
+        self._given_tree = nest(self._given)
+        # In the order in which rows were given.
+        self._outer_tree = nest([*(leaf[0] for leaf in leaves), GENERATION])
+        said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.nbytes)]
+        logger.info("room for %s frames of %s bytes takes %s bytes with its index", *said)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of packed rows, and the frames as far as they are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
+        state = super().state_dict()
+        if self._pool is None:
+            return state | {"frames": None, "frame_shape": None, "live": None}
+        return state | {
+            "frames": self._pool.frames[: self._pool.num_used],
+            "frame_shape": list(self._pool.shape),
+            "order": [list(key) for key in _keys_of(self._outer_tree)],
+            "live": None if self._live is None else self._live.state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: another capacity or another number of frames in a stack was saved, or more frames than there is
+                room for; nothing is changed then.
+        """
+        frames = state_dict["frames"]
+        if state_dict["capacity"] == self.capacity and frames is not None:
+            self._check_saved(state_dict)
+            layout = {tuple(leaf["key"]): leaf for leaf in state_dict["layout"]}
+            shape = torch.Size([self.frame_stack, *state_dict["frame_shape"]])
+            leaves = {
+                tuple(key): (torch.uint8, shape)
+                if tuple(key) in (self.image_key, self.next_key)
+                else (getattr(torch, layout[tuple(key)]["dtype"]), torch.Size(layout[tuple(key)]["shape"]))
+                for key in state_dict["order"]
+                if tuple(key) != GENERATION
+            }
+            if self._pool is None or self._given != leaves:
+                self._allocate_all([(key, dtype, size) for key, (dtype, size) in leaves.items()])
+        before = self._len
+        super().load_state_dict(state_dict)
+        self._looked_up = None
+        if self._pool is None or self._frames_of is None:
+            return
+        self._frames_of[self._len : max(before, self._len)] = 0
+        if frames is None:
+            self._pool.clear()
+            self._live = None
+            return
+        self._pool.restore(frames, self._frames_of[: self._len].cpu().numpy().ravel())
+        live = state_dict["live"]
+        self._live = None if live is None else LiveSlots.from_state(self.capacity, live)
+
+    def _check_saved(self, state: dict[str, Any]) -> None:
+        stacked = next((leaf["shape"][0] for leaf in state["layout"] if tuple(leaf["key"]) == FRAMES), 0) // 2
+        if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
+            raise ValueError(
+                f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
+                f"{self.frame_stack} under {_name(self.image_key)}; build it with the saved options"
+            )
+        if len(state["frames"]) > self.frame_capacity + 1:
+            raise ValueError(
+                f"the saved storage has {len(state['frames']) - 1:,} frames and this one room for "
+                f"{self.frame_capacity:,}; build it with the saved frame_capacity"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        unset = ("_pool", "_live", "_frames_of", "_looked_up")
+        return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}, "_given_tree": {}}
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._live = self._looked_up = None
+        if self._pool is not None and self._frames_of is not None:
+            self._frames_of.zero_()
+            self._pool.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"FrameStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes}, "
+            f"frames={self.frames_held} of {self.frame_capacity})"
+        )
+
+
+def _as_array(slots: slice | Tensor) -> np.ndarray:
+    return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy()
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)
+
+
+def _keys_of(tree: dict[str, Any]) -> list[Key]:
+    keys: list[Key] = []
+    for node in tree.values():
+        keys += _keys_of(node) if isinstance(node, dict) else [node]
+    return keys
