@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
-from torchrl.objectives import DistributionalDQNLoss, DQNLoss, LossModule
+from torchrl.objectives import DistributionalDQNLoss, DQNLoss
 
 from lightning_replay.surprise import cross_entropy, kl_divergence, squared_td_error
 
@@ -62,9 +62,12 @@ def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tens
     return torch.bmm(probabilities.unsqueeze(1), share).squeeze(1)
 
 
-class _FeedbackLoss(LossModule):
-    """One-step or n-step Q-learning whose :meth:`rows` leaves weighting and averaging to the caller."""
+class _FeedbackLoss:
+    """What is added to a loss of TorchRL: :meth:`rows`, which leaves weighting and averaging to the caller."""
 
+    value_network: nn.Module
+    value_network_params: Any
+    target_value_network_params: Any
     double: bool
     discount: float
 

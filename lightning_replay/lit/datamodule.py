@@ -166,10 +166,10 @@ class ReplayDataModule(L.LightningDataModule):
 
     def _hand_over_surprise(self) -> None:
         """Tells a replay that asks for the surprise of newcomers how the agent measures it, unless it knows a way."""
-        hand_over = getattr(self.replay, "set_initial_surprise", None)
+        writer: Any = self.replay.writer
         measure = getattr(self._agent, "initial_surprise", None)
-        if hand_over is not None and measure is not None and getattr(self.replay, "initial_surprise", None) is None:
-            hand_over(measure)
+        if measure is not None and getattr(writer, "initial_surprise", measure) is None:
+            writer.initial_surprise = measure
             self._handed_over = True
 
     def _limit_validation(self, is_fitting: bool) -> None:
@@ -282,7 +282,8 @@ class ReplayDataModule(L.LightningDataModule):
         """Closes the environments; the replay keeps no agent that trains no more."""
         self.collection.close()
         if self._handed_over:
-            self.replay.set_initial_surprise(None)  # type: ignore[attr-defined]
+            writer: Any = self.replay.writer
+            writer.initial_surprise = None
             self._handed_over = False
         if self.trainer is not None:
             self._limit_validation(False)

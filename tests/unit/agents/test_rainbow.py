@@ -1,0 +1,539 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rainbow on numbers worked out by hand: projection, divergence, double choice, discounts, noise, clocks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gymnasium
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import nn
+from torchrl.modules import NoisyLinear
+from torchrl.objectives import HardUpdate
+
+from lightning_replay.agents import Rainbow
+from lightning_replay.agents.image_network import ImageNetwork, with_noise
+from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss, categorical_projection
+from lightning_replay.surprise import cross_entropy
+
+# fitted without a data module here
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+SMALL = {
+    "observation_shape": (2, 6, 6),
+    "observation_high": 255.0,
+    "num_actions": 3,
+    "channels": (4,),
+    "kernel_sizes": (3,),
+    "strides": (2,),
+    "hidden_size": 8,
+}
+PARTS = ("double", "dueling", "distributional", "noisy")
+NO_NOISE = {"noisy": False}
+
+
+def make_batch(size: int = 8, num_actions: int = 3) -> TensorDict:
+    flags = {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
+    following = {"observation": images(size), "reward": torch.randn(size, 1), **flags}
+    return TensorDict(
+        {
+            "observation": images(size),
+            "action": torch.randint(num_actions, (size,)),
+            "next": TensorDict(following, [size]),
+            "index": torch.arange(size),
+        },
+        [size],
+    )
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.randint(256, (count, 2, 6, 6), dtype=torch.uint8)
+
+
+class Batches:
+    """A train loader of given batches."""
+
+    def __init__(self, batches: list[TensorDict]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Record(L.Callback):
+    def __init__(self, look=lambda agent: None) -> None:
+        self.outputs, self.seen, self.look = [], [], look
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+        self.seen.append(self.look(pl_module))
+
+
+def fit(agent: Rainbow, batches: list[TensorDict], directory: Path, look=lambda agent: None, ckpt_path=None, epochs=1):
+    record = Record(look)
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[record],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+    )
+    trainer.fit(agent, Batches(batches), ckpt_path=ckpt_path)
+    return trainer, record
+
+
+# The projection of C51 on the atoms -1, 0, 1, and by the loops of the paper's algorithm 1.
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "reward", "discount", "expected"),
+    [
+        pytest.param([0.2, 0.3, 0.5], 0.0, 1.0, [0.2, 0.3, 0.5], id="unmoved"),
+        # the atoms go to -0.5, 0, 0.5: each outer one is shared in halves with the middle
+        pytest.param([0.2, 0.4, 0.4], 0.0, 0.5, [0.1, 0.7, 0.2], id="shrunk"),
+        # to 0, 0.5, 1
+        pytest.param([0.5, 0.0, 0.5], 0.5, 0.5, [0.0, 0.5, 0.5], id="moved"),
+        # to -0.5, 0.25, 1, of which the middle one gives three quarters below
+        pytest.param([0.0, 1.0, 0.0], 0.25, 0.75, [0.0, 0.75, 0.25], id="the nearer atom gets more"),
+        # to 2.2, 3, 3.8: clamped
+        pytest.param([0.2, 0.3, 0.5], 3.0, 0.8, [0.0, 0.0, 1.0], id="above the support"),
+        pytest.param([0.2, 0.3, 0.5], -9.0, 1.0, [1.0, 0.0, 0.0], id="below the support"),
+        # nothing follows: all at the reward
+        pytest.param([0.2, 0.3, 0.5], -0.25, 0.0, [0.25, 0.75, 0.0], id="terminated"),
+    ],
+)
+def test_the_projection_shares_each_moved_atom_between_its_neighbours(probabilities, reward, discount, expected):
+    support = torch.tensor([-1.0, 0.0, 1.0])
+    projected = categorical_projection(
+        torch.tensor([probabilities]), torch.tensor([reward]), torch.tensor([discount]), support
+    )
+    torch.testing.assert_close(projected, torch.tensor([expected]))
+
+
+def projected_by_loops(probabilities, reward, discount, support):
+    count, low, high = len(support), support[0], support[-1]
+    result = [0.0] * count
+    for probability, atom in zip(probabilities, support, strict=True):
+        place = (min(max(reward + discount * atom, low), high) - low) / ((high - low) / (count - 1))
+        below = min(math.floor(place), count - 2)
+        result[below] += probability * (below + 1 - place)
+        result[below + 1] += probability * (place - below)
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 51),
+    low=st.floats(-20, 5),
+    width=st.floats(0.5, 30),
+    rows=st.lists(st.tuples(st.floats(-30, 30), st.floats(0, 1)), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_the_projection_equals_the_papers_loops_and_keeps_the_whole_probability(count, low, width, rows, seed):
+    support = torch.linspace(low, low + width, count, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(len(rows), count, generator=generator, dtype=torch.float64)
+    probabilities /= probabilities.sum(1, keepdim=True)
+    reward, discount = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    projected = categorical_projection(probabilities, reward, discount, support)
+    oracle = [
+        projected_by_loops(row.tolist(), float(r), float(d), support.tolist())
+        for row, r, d in zip(probabilities, reward, discount, strict=True)
+    ]
+    torch.testing.assert_close(projected, torch.tensor(oracle, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(projected.sum(1), torch.ones(len(rows), dtype=torch.float64))
+
+
+def test_float32_leaves_no_probability_outside_the_support_at_its_ends():
+    for low, high, atoms in ((-10.0, 10.0, 51), (-0.7, 1.9, 27), (0.0, 0.3, 7)):
+        support = torch.linspace(low, high, atoms)
+        all_of_it = torch.full((2, atoms), 1 / atoms)
+        projected = categorical_projection(all_of_it, torch.tensor([99.0, -99.0]), torch.ones(2), support)
+        torch.testing.assert_close(projected[[0, 1], [-1, 0]], torch.ones(2))
+
+
+# What a loss says of one transition: tables as networks, observations choose their rows.
+
+
+class Table(nn.Module):
+    """Row ``observation`` of a table of values ``[S, A]`` or logits ``[S, N, A]``."""
+
+    def __init__(self, table) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(table))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.table[observation.reshape(-1)]
+
+
+def one_step(action: int, reward: float, *, terminated: bool = False, **more: float) -> TensorDict:
+    """From observation 0 to observation 1."""
+    columns = {key: torch.tensor([[value]]) for key, value in more.items()}
+    following = {
+        "observation": torch.tensor([[1]]),
+        "reward": torch.tensor([[reward]]),
+        "terminated": torch.tensor([[terminated]]),
+        "truncated": torch.tensor([[not terminated]]),
+        "done": torch.ones(1, 1, dtype=torch.bool),
+    }
+    start = {"observation": torch.tensor([[0]]), "action": torch.tensor([action])}
+    return TensorDict(start | columns | {"next": TensorDict(following, [1])}, [1])
+
+
+def with_target(loss, table):
+    HardUpdate(loss)  # what else copies the network
+    with torch.no_grad():
+        for key, value in loss.target_value_network_params.items(True, True):
+            if key[-1] == "table":
+                value.copy_(torch.tensor(table))
+    return loss
+
+
+ONLINE = [[1.0, 2.0], [5.0, 4.0]]  # after the step the network prefers action 0
+TARGET = [[0.0, 0.0], [3.0, 7.0]]  # and the target network action 1
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("double", "step", "td_error"),
+    [
+        pytest.param(True, one_step(1, 0.5), 0.5 + 0.9 * 3.0 - 2.0, id="double: the target's value of the network's"),
+        pytest.param(False, one_step(1, 0.5), 0.5 + 0.9 * 7.0 - 2.0, id="the target's best"),
+        pytest.param(True, one_step(0, 0.5, terminated=True), 0.5 - 1.0, id="terminated"),
+        pytest.param(True, one_step(0, 0.5, discount=0.25), 0.5 + 0.25 * 3.0 - 1.0, id="the batch's own discount"),
+        pytest.param(True, one_step(0, 0.5, discount=0.0), 0.5 - 1.0, id="the batch's own 0"),
+    ],
+)
+def test_scalar_td_errors_by_hand(double, step, td_error, with_gradient):
+    loss = with_target(ScalarValueLoss(Table(ONLINE), discount=0.9, double=double), TARGET)
+    with torch.set_grad_enabled(with_gradient):
+        rows = loss.rows(step)
+    torch.testing.assert_close(rows.td_error, torch.tensor([td_error]))
+    torch.testing.assert_close(rows.surprise, torch.tensor([td_error**2]))
+    huber = td_error**2 / 2 if abs(td_error) < 1 else abs(td_error) - 0.5
+    torch.testing.assert_close(rows.loss.detach(), torch.tensor([huber]))
+    assert rows.action_values.tolist() == [[1.0, 2.0]]
+    assert rows.loss.requires_grad == with_gradient
+    assert not any(value.requires_grad for value in rows[1:])
+
+
+# distributions over -1, 0, 1 as logits [S, N, A]; their means choose
+CURRENT = [[[0.25, 0.1], [0.5, 0.8], [0.25, 0.1]], [[0.1, 0.3], [0.2, 0.5], [0.7, 0.2]]]  # next means: 0.6, -0.1
+FOLLOWING = [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]], [[0.5, 0.0], [0.0, 0.25], [0.5, 0.75]]]  # next means: 0, 0.75
+
+
+def categorical(**options) -> CategoricalValueLoss:
+    logits = [np.log(np.maximum(np.array(table), 1e-30)).tolist() for table in (CURRENT, FOLLOWING)]
+    support = torch.tensor([-1.0, 0.0, 1.0])
+    return with_target(CategoricalValueLoss(Table(logits[0]), support, discount=0.5, **options), logits[1])
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("double", "target"),
+    [
+        # half at -1 and half at 1 go, with reward 0.5 and discount 0.5, to 0 and 1
+        pytest.param(True, [0.0, 0.5, 0.5], id="double"),
+        # a quarter at 0 and three quarters at 1 go to 0.5 and 1
+        pytest.param(False, [0.0, 0.125, 0.875], id="the target's best"),
+    ],
+)
+def test_divergence_and_td_error_of_distributions_by_hand(double, target, with_gradient):
+    entropy = -sum(p * math.log(p) for p in target if p)
+    cross = -(target[1] * math.log(0.5) + target[2] * math.log(0.25))
+    with torch.set_grad_enabled(with_gradient):
+        rows = categorical(double=double).rows(one_step(0, 0.5))
+        measured = categorical(double=double, measure=cross_entropy).rows(one_step(0, 0.5))
+    torch.testing.assert_close(rows.surprise, torch.tensor([cross - entropy]))
+    torch.testing.assert_close(measured.surprise, torch.tensor([cross]))
+    torch.testing.assert_close(rows.loss.detach(), torch.tensor([cross]))
+    torch.testing.assert_close(rows.td_error, torch.tensor([target[2]]))  # the current mean is 0
+    torch.testing.assert_close(rows.action_values, torch.zeros(1, 2), atol=1e-6, rtol=0)
+
+
+def test_an_expected_outcome_surprises_by_exactly_zero_though_its_cross_entropy_does_not():
+    certain = np.log(np.array([[[0.2], [0.3], [0.5]]] * 2)).tolist()
+    loss = CategoricalValueLoss(Table(certain), torch.tensor([-1.0, 0.0, 1.0]), discount=1.0)
+    HardUpdate(loss)
+    rows = loss.rows(one_step(0, 0.0))
+    assert 0 <= rows.surprise.item() < 1e-6
+    assert rows.td_error.item() == pytest.approx(0.0, abs=1e-6)
+    assert rows.loss.item() == pytest.approx(-sum(p * math.log(p) for p in (0.2, 0.3, 0.5)))
+
+
+@pytest.mark.parametrize("distributional", [True, False])
+@pytest.mark.parametrize("steps", [None, 3])
+def test_the_loss_is_torchrls_own(distributional, steps):
+    agent = Rainbow(**SMALL, **NO_NOISE, distributional=distributional, discount=0.9)
+    batch = make_batch()
+    batch["next", "terminated"][:3] = True
+    batch["next", "done"][:5] = True  # two of them truncated: they keep their bootstrap
+    if steps is not None:
+        batch["steps_to_next_obs"] = torch.full((8, 1), steps)
+        batch["discount"] = 0.9**steps * (~batch["next", "terminated"]).float()
+    with torch.no_grad():
+        for value in agent.loss.target_value_network_params.values(True, True):
+            if value.ndim > 1:
+                value.mul_(1.5)  # unlike the network, to tell them apart
+    theirs = agent.loss(batch.clone())["loss"]
+    torch.testing.assert_close(agent.loss.rows(batch).loss, theirs)
+
+
+# The agent.
+
+
+def test_a_training_step_returns_what_the_replay_learns_from(tmp_path: Path):
+    agent = Rainbow(**SMALL)
+    batches = [make_batch() for _ in range(3)]
+    trainer, record = fit(agent, batches, tmp_path)
+    assert trainer.global_step == 3
+    for outputs, batch in zip(record.outputs, batches, strict=True):
+        assert outputs["td_error"].shape == outputs["surprise"].shape == (8,)
+        assert outputs["action_values"].shape == (8, 3)
+        assert torch.equal(outputs["action"], batch["action"])
+        assert (outputs["surprise"] >= 0).all() and not torch.equal(outputs["surprise"], outputs["td_error"].square())
+        assert (outputs["td_error"] < 0).any() and (outputs["td_error"] > 0).any()
+        assert not any(value.requires_grad for value in outputs.values())
+
+
+def test_signals_are_those_from_before_the_step_and_equal_the_initial_surprise(tmp_path: Path):
+    agent, batch = Rainbow(**SMALL, **NO_NOISE, learning_rate=0.1), make_batch()
+    before = agent.initial_surprise(batch)
+    _, record = fit(agent, [batch], tmp_path)
+    torch.testing.assert_close(record.outputs[0]["surprise"], before)
+    assert not torch.allclose(agent.initial_surprise(batch), before)
+
+
+def test_samples_by_surprise(tmp_path: Path):
+    _, record = fit(Rainbow(**SMALL, samples_by_surprise=True), [make_batch()], tmp_path)
+    assert torch.equal(record.outputs[0]["td_error"], record.outputs[0]["surprise"])
+
+
+def test_cross_entropy_is_the_unweighted_loss(tmp_path: Path):
+    _, record = fit(Rainbow(**SMALL, cross_entropy=True), [make_batch()], tmp_path)
+    torch.testing.assert_close(record.outputs[0]["surprise"].mean(), record.outputs[0]["loss"])
+
+
+def test_priority_weights_multiply_the_rows(tmp_path: Path):
+    agent, batch = Rainbow(**SMALL, **NO_NOISE, cross_entropy=True), make_batch()
+    batch["priority_weight"] = torch.linspace(0.1, 1.0, 8)
+    rows = agent.initial_surprise(batch)
+    _, record = fit(agent, [batch], tmp_path)
+    torch.testing.assert_close(record.outputs[0]["loss"], (rows * batch["priority_weight"]).mean())
+
+
+@pytest.mark.parametrize("off", [(), *[(part,) for part in PARTS], PARTS])
+def test_each_part_can_be_switched_off(off, tmp_path: Path):
+    agent = Rainbow(**SMALL, **dict.fromkeys(off, False))
+    names = [name for name, _ in agent.named_parameters()]
+    assert any("sigma" in name for name in names) == ("noisy" not in off)
+    assert any("advantage" in name for name in names) == ("dueling" not in off)
+    assert isinstance(agent.loss, ScalarValueLoss if "distributional" in off else CategoricalValueLoss)
+    assert agent.loss.double == ("double" not in off)
+    before = [value.clone() for value in agent.parameters()]
+    _, record = fit(agent, [make_batch(), make_batch()], tmp_path)
+    assert all(not torch.equal(value, old) for value, old in zip(agent.parameters(), before, strict=True))
+    assert torch.isfinite(record.outputs[1]["surprise"]).all()
+    assert agent.exploration_rate == (1.0 if "noisy" in off else 0.0)
+
+
+def test_dueling_adds_the_value_to_advantages_of_mean_0_for_every_atom():
+    agent = Rainbow(**SMALL, atoms=5)
+    (network,) = (part for part in agent.loss.value_network.modules() if isinstance(part, ImageNetwork))
+    with agent.loss.value_network_params.to_module(agent.loss.value_network), torch.no_grad():
+        image = images(1)
+        features = network.body.features(image / 255.0)
+        value, advantage = network.body.value(features), network.body.advantage(features)
+        assert value.shape == (1, 5, 1) and advantage.shape == (1, 5, 3)
+        expected = value + advantage - advantage.sum(-1, keepdim=True) / 3
+        torch.testing.assert_close(network(image), expected)
+
+
+def test_pixels_are_divided_by_the_largest():
+    settings = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "hidden_size": 8, "dueling": True}
+    network = ImageNetwork((2, 6, 6), 1.0, (3,), noise_deviation=None, **settings)
+    brighter = ImageNetwork((2, 6, 6), 255.0, (3,), noise_deviation=None, **settings)
+    brighter.load_state_dict(network.state_dict())
+    image = torch.randint(2, (1, 2, 6, 6), dtype=torch.uint8)
+    torch.testing.assert_close(network(image), brighter(image * 255))
+
+
+def test_the_target_network_is_copied_every_so_many_updates_across_a_resume(tmp_path: Path):
+    def agree(agent: Rainbow) -> bool:
+        online, target = agent.loss.value_network_params, agent.loss.target_value_network_params
+        key = ("module", "0", "module", "body", "value", "0", "weight_mu")
+        return torch.equal(online.get(key), target.get(key))
+
+    batches = [make_batch() for _ in range(5)]
+    agent = Rainbow(**SMALL, target_update_every=3)
+    assert agree(agent)
+    trainer, record = fit(agent, batches, tmp_path, look=agree)
+    assert record.seen == [False, False, True, False, False]
+    trainer.save_checkpoint(tmp_path / "agent.ckpt")
+    _, record = fit(Rainbow(**SMALL, target_update_every=3), batches, tmp_path, agree, tmp_path / "agent.ckpt", 2)
+    assert record.seen == [True, False, False, True, False]
+    agent = Rainbow(**SMALL, target_update_every=1)
+    _, record = fit(agent, batches[:2], tmp_path, look=agree)
+    assert record.seen == [True, True]
+
+
+def test_the_norm_of_the_gradient_is_cut(tmp_path: Path):
+    def norm(agent: Rainbow) -> float:
+        return float(torch.stack([value.grad.norm() for value in agent.parameters() if value.grad is not None]).norm())
+
+    norms = {}
+    for limit in (None, 0.01):
+        torch.manual_seed(0)
+        agent, batch = Rainbow(**SMALL, **NO_NOISE, gradient_norm=limit), make_batch()
+        _, record = fit(agent, [batch], tmp_path, look=norm)
+        norms[limit] = record.seen[0]
+    assert norms[None] > 0.02 and norms[0.01] == pytest.approx(0.01, rel=1e-3)
+
+
+def noise_of(parameters) -> torch.Tensor:
+    return torch.cat([value.flatten() for key, value in parameters.items(True, True) if key[-1] == "weight_epsilon"])
+
+
+def test_noise_is_drawn_for_every_update_and_exploring_action_and_not_for_greedy_ones(tmp_path: Path):
+    agent = Rainbow(**SMALL)
+    online, target = agent.loss.value_network_params, agent.loss.target_value_network_params
+    seen = [noise_of(online).clone()]
+    agent.act(images(4), explore=False)
+    assert torch.equal(noise_of(online), seen[0])
+    of_target = noise_of(target).clone()
+    agent.act(images(4), explore=True)
+    assert not torch.equal(noise_of(online), seen[0]) and torch.equal(noise_of(target), of_target)
+    agent.initial_surprise(make_batch())
+    seen.append(noise_of(online).clone())
+    fit(agent, [make_batch()], tmp_path)
+    assert not torch.equal(noise_of(online), seen[1]) and not torch.equal(noise_of(target), of_target)
+    assert not torch.equal(noise_of(online), noise_of(target))
+
+
+def test_only_exploring_actions_and_updates_feel_the_noise():
+    agent, many = Rainbow(**SMALL, noise_deviation=5.0), images(1).expand(64, -1, -1, -1)
+    greedy = agent.act(many, explore=False)
+    assert len(set(greedy.tolist())) == 1 and torch.equal(agent.act(many, explore=False), greedy)
+    explored = [set(agent.act(many, explore=True).tolist()) for _ in range(40)]
+    assert all(len(actions) == 1 for actions in explored)  # one noise for all environments of a step
+    assert len(set.union(*explored)) == 3
+    with torch.no_grad(), with_noise():
+        noisy = agent.loss.rows(make_batch()).action_values
+    assert not torch.allclose(noisy, agent.loss.means(agent.loss.outputs(images(8))).detach())
+
+
+def test_initial_surprise_takes_one_pass_of_each_network_for_all_rows(monkeypatch: pytest.MonkeyPatch):
+    agent, sizes = Rainbow(**SMALL), []
+    forward = ImageNetwork.forward
+
+    def counted(self, observation):
+        sizes.append(len(observation))
+        return forward(self, observation)
+
+    monkeypatch.setattr(ImageNetwork, "forward", counted)
+    assert agent.initial_surprise(make_batch(7)).shape == (7,)
+    assert sizes == [14, 7]
+
+
+def test_initial_surprise_of_many_rows_is_that_of_each_and_leaves_the_agent_alone():
+    agent, rows = Rainbow(**SMALL), make_batch(600)
+    rows["discount"] = torch.rand(600, 1)
+    state = {name: value.clone() for name, value in agent.state_dict().items()}
+    generator = torch.get_rng_state()
+    together = agent.initial_surprise(rows)
+    assert together.shape == (600,) and together.dtype == torch.float32 and not together.requires_grad
+    torch.testing.assert_close(torch.cat([agent.initial_surprise(part) for part in rows.split(7)]), together)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, state[name]) for name, value in agent.state_dict().items())
+    assert "td_error" not in rows
+
+
+def test_random_actions_explore_where_no_noise_does():
+    agent = Rainbow(**SMALL, **NO_NOISE, exploration_end=0.2, exploration_steps=1_000)
+    agent.act(images(500), explore=True)
+    assert agent.exploration_rate == pytest.approx(0.6)
+    agent.act(images(500), explore=False)
+    assert agent.exploration_rate == pytest.approx(0.6)
+    agent.act(images(5_000), explore=True)
+    image = images(1).expand(20_000, -1, -1, -1)
+    differs = agent.act(image, explore=True) != agent.act(image, explore=False)
+    assert differs.float().mean().item() == pytest.approx(0.2 * 2 / 3, abs=0.02)
+
+
+def test_what_acts_and_measures_moves_with_the_module():
+    agent = Rainbow(**SMALL).double()  # stands for another device
+    assert all(value.dtype == torch.float64 for value in agent.state_dict().values() if value.is_floating_point())
+    assert agent.act(images(3), explore=True).dtype == torch.int64
+    batch = make_batch()
+    batch["next", "reward"] = batch["next", "reward"].double()
+    assert agent.initial_surprise(batch).dtype == torch.float64
+    agent.loss.rows(batch).loss.sum().backward()
+
+
+def test_load_from_checkpoint_gives_the_same_actions_and_surprise(tmp_path: Path):
+    agent, batch = Rainbow(**SMALL), make_batch()
+    trainer, _ = fit(agent, [make_batch() for _ in range(3)], tmp_path)
+    trainer.save_checkpoint(tmp_path / "agent.ckpt")
+    again = Rainbow.load_from_checkpoint(tmp_path / "agent.ckpt")
+    assert torch.equal(again.act(batch["observation"], explore=False), agent.act(batch["observation"], explore=False))
+    assert torch.equal(again.initial_surprise(batch), agent.initial_surprise(batch))  # the noise too is the same
+
+
+def test_noisy_layers_begin_with_the_given_deviation():
+    agent = Rainbow(**SMALL, noise_deviation=0.25)
+    layers = [layer for layer in agent.loss.value_network.modules() if isinstance(layer, NoisyLinear)]
+    assert len(layers) == 4
+    sigma = agent.loss.value_network_params.get(("module", "0", "module", "body", "value", "2", "weight_sigma"))
+    torch.testing.assert_close(sigma, torch.full_like(sigma, 0.25 / math.sqrt(8)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"atoms": 1}, "atoms is 1.*at least 2 atoms"),
+        ({"value_low": 1.0, "value_high": 1.0}, "value_low 1.0 to value_high 1.0.*ascending"),
+        ({"target_update_every": 0}, "target_update_every is 0"),
+        ({"gradient_norm": 0.0}, "gradient_norm 0.0.*gradient_norm=None"),
+        ({"kernel_sizes": (3, 3)}, r"kernel_sizes \[3, 3\].*one number for each convolution"),
+        ({"kernel_sizes": (8,)}, r"kernel_sizes \[8\] .*leave nothing of images \[2, 6, 6\].*MinAtar"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Rainbow(**(SMALL | options))
+
+
+class Images(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 200, (2, 6, 6), np.uint8)
+    action_space = gymnasium.spaces.Discrete(5)
+
+
+def test_for_env_reads_the_images_shape_and_range():
+    agent = Rainbow.for_env(Images(), channels=(4,), kernel_sizes=(3,), strides=(1,), hidden_size=4)
+    assert agent.is_built and agent.hparams["num_actions"] == 5
+    assert agent.hparams["observation_shape"] == [2, 6, 6] and agent.hparams["observation_high"] == 200.0
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("CartPole-v1", "Rainbow got the observation space Box.*images, a Box of uint8.*Use DQN for flat"),
+        ("Pendulum-v1", "Rainbow got the action space Box.*Discrete"),
+    ],
+)
+def test_for_env_refuses_other_spaces(env, message):
+    with pytest.raises(ValueError, match=message):
+        Rainbow.for_env(env)
