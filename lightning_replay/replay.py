@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ class Replay(TensorDictReplayBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, links and of what the sampler keeps."""
-        parts = (self._storage, self._sampler, self._episodes)
+        """Bytes of rows, links and of what sampler and writer keep."""
+        parts = (self._storage, self._sampler, self._writer, self._episodes)
         return sum(getattr(part, "nbytes", 0) for part in parts)
 
     @property
@@ -121,9 +122,14 @@ class Replay(TensorDictReplayBuffer):
         return isinstance(self._sampler, PrioritizedSampler) and getattr(self._sampler, "uses_priorities", True)
 
     @property
+    def takes_feedback(self) -> bool:
+        """Whether the sampler or the writer learns from :meth:`update_priority`."""
+        return self.is_prioritized or getattr(self._writer, "learns", False)
+
+    @property
     def awaits_priorities(self) -> bool:
-        """Whether the sampler is prioritized and has had no :meth:`update_priority` since the last draw."""
-        return self.is_prioritized and self._feedback.draws_since_update > 0
+        """Whether something here takes feedback and has had no :meth:`update_priority` since the last draw."""
+        return self.takes_feedback and self._feedback.draws_since_update > 0
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """Stores transitions; the rows are copied.
@@ -133,7 +139,7 @@ class Replay(TensorDictReplayBuffer):
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
-            int64, their slots.
+            int64, their slots; of those that entered, where the writer refuses some.
 
         Raises:
             TypeError: not a TensorDict.
@@ -148,7 +154,7 @@ class Replay(TensorDictReplayBuffer):
                 return torch.zeros(0, dtype=torch.int64)
         try:
             return self._store(tensordicts, update_priority is not False)
-        except (ValueError, TypeError, MemoryError):
+        except Exception:  # whatever a function raises that was given to writer or sampler
             for transform in self._transform.transforms:
                 if hasattr(transform, "undo"):
                     transform.undo()
@@ -175,9 +181,11 @@ class Replay(TensorDictReplayBuffer):
             if self._episodes is not None:
                 self._episodes.check_rows(tensordicts)
             index = self._writer.extend(tensordicts)
-            self._sampler.extend(index)
-            if priority is not None:
-                self._sampler.update_priority(index, priority[-index.shape[0] :], storage=self._storage)
+            if len(index):
+                self._sampler.extend(index)
+            if priority is not None and len(index):
+                entered = getattr(self._writer, "entered", slice(-len(index), None))
+                self._sampler.update_priority(index, priority[entered], storage=self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         return index
@@ -273,37 +281,45 @@ class Replay(TensorDictReplayBuffer):
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]``, the batch's ``index``.
-            td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the priority.
+            td_error: signed, ``[B]`` or ``[B, 1]``; the magnitude becomes the sampler's priority.
             generation: the batch's ``generation``; rows whose slot was written or emptied since are dropped and
                 counted.
-            signals: what other buffers learn from; ignored here.
+            signals: what a :class:`~lightning_replay.writers.RetentionWriter` learns from besides: ``action_values``
+                ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of the squared TD error. Other signals are
+                ignored, and all of them with other writers.
 
         Raises:
-            ValueError: NaN or infinite TD errors, or another number of them than of rows; nothing is changed.
+            ValueError: NaN or infinite TD errors, or another number of them than of rows; signals that the writer
+                refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
-        del signals
         self._feedback.draws_since_update = 0
-        if not self.is_prioritized:
+        if not self.takes_feedback:
             return
         with self._replay_lock, self._write_lock:
+            learns = getattr(self._writer, "learns", False)
+            factors = self._writer.read_feedback(len(index), td_error, signals) if learns else None
             # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
             source = getattr(self._sampler, "first", self._sampler)
             device = self._storage.device  # None where TorchRL's storage has not been told
-            sampler_checks = isinstance(source, Seeded) and (device is None or device.type == "cpu")
+            on_cpu = device is None or device.type == "cpu"
+            sampler_checks = self.is_prioritized and isinstance(source, Seeded) and on_cpu
             index, magnitude = self._feedback.check(
                 index, td_error, generation, self._storage, sampler_checks=sampler_checks
             )
-            try:
-                self._sampler.update_priority(index, magnitude, storage=self._storage)
-            except (ValueError, IndexError):
-                self._feedback.check_values(index, magnitude, len(self._storage))  # names the TD errors refused
-                raise
+            if self.is_prioritized:
+                try:
+                    self._sampler.update_priority(index, magnitude, storage=self._storage)
+                except (ValueError, IndexError):
+                    self._feedback.check_values(index, magnitude, len(self._storage))  # names the TD errors refused
+                    raise
+            if factors is not None:
+                self._writer.update_priority(index, factors, both=getattr(self._sampler, "update_partners", False))
             self._feedback.received += index.shape[0]
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
-        if self.is_prioritized:
+        if self.takes_feedback:
             self.update_priority(
                 data.get("index"), data.get(self.priority_key), generation=data.get("generation", None)
             )
@@ -340,19 +356,29 @@ class Replay(TensorDictReplayBuffer):
         index = index[self._storage.generation_of(index) == generation]
         for key in ("truncated", "done"):
             self._storage.all_rows.get(("next", key))[index] = True
+        self.cut(index)
+
+    def cut(self, index: Tensor) -> None:
+        """Tells sampler and episodes that nothing follows the rows in these slots; writers call it."""
         for follower in (self._episodes, self._sampler):
             if follower is not None and hasattr(follower, "cut"):
                 follower.cut(index)
 
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """Tells sampler and episodes that what comes next of these trajectories follows no stored row."""
+        for follower in (self._episodes, self._sampler):
+            if follower is not None and hasattr(follower, "interrupt"):
+                follower.interrupt(trajectories)
+
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Tells schedules the time: environment steps collected and updates made, since the start of training."""
-        advance = getattr(self._sampler, "advance", None)
-        if advance is not None:
-            advance(env_steps=env_steps, updates=updates)
+        for part in (self._sampler, self._writer):
+            if hasattr(part, "advance"):
+                part.advance(env_steps=env_steps, updates=updates)
 
     def seed(self, seed: int) -> None:
-        """Starts the draws of sampler and transforms anew from ``seed``."""
-        for offset, part in enumerate([self._sampler, *self._transform]):
+        """Starts the draws of sampler, transforms and writer anew from ``seed``."""
+        for offset, part in enumerate([self._sampler, *self._transform, self._writer]):
             if hasattr(part, "reseed"):
                 part.reseed(seed + offset)
 
@@ -371,11 +397,13 @@ class Replay(TensorDictReplayBuffer):
         """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
-        ``frames_per_transition``.
+        ``frames_per_transition``; of a :class:`~lightning_replay.writers.RetentionWriter` what its ``stats`` says.
         """
         stats = super().stats()
         age_of = getattr(self._writer, "age_of", None)
         stats.update(self._feedback.stats(age_of))
+        if hasattr(self._writer, "stats"):
+            stats.update(self._writer.stats())
         stats["nbytes"] = self.nbytes
         stats["bytes_per_transition"] = self.nbytes / self.capacity
         if hasattr(self._storage, "frames_held"):

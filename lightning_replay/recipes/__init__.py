@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_replay.recipes.mixing import continuous_transition, mixup, neighborhood_mixup, noisy, s4rl
 from lightning_replay.recipes.plain import prioritized, reverse_sweep, uniform
+from lightning_replay.recipes.retention import surprise_retention
 from lightning_replay.recipes.tables import event_tables, parallel_curriculum
 from lightning_replay.replay import Replay
 
@@ -23,6 +24,7 @@ __all__ = [
     "prioritized",
     "reverse_sweep",
     "s4rl",
+    "surprise_retention",
     "uniform",
 ]
 

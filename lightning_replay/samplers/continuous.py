@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ class ContinuousTransitionSampler(PairSampler):
         """Ends the episodes at these slots: nothing follows them, now or later."""
         if self._links is not None:
             self._links.cut(index)
+
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """What comes next of these trajectories follows no stored row."""
+        if self._links is not None:
+            self._links.interrupt(trajectories)
 
     def forget(self) -> None:
         """Forgets every link."""

@@ -5,6 +5,30 @@ from __future__ import annotations
 
 from lightning_replay.writers.event_tables import EventTableWriter
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+from lightning_replay.writers.retention import RetentionWriter
+from lightning_replay.writers.retention_rules import (
+    OldestLeaves,
+    OnPolicynessOnly,
+    RetentionRule,
+    SmallestReturnLeaves,
+    StochasticExploration,
+    StochasticSurprise,
+    SurpriseOnly,
+    SurpriseOnPolicyness,
+)
 from lightning_replay.writers.task_tables import TaskTableWriter
 
-__all__ = ["EventTableWriter", "FirstInFirstOutWriter", "TaskTableWriter"]
+__all__ = [
+    "EventTableWriter",
+    "FirstInFirstOutWriter",
+    "OldestLeaves",
+    "OnPolicynessOnly",
+    "RetentionRule",
+    "RetentionWriter",
+    "SmallestReturnLeaves",
+    "StochasticExploration",
+    "StochasticSurprise",
+    "SurpriseOnPolicyness",
+    "SurpriseOnly",
+    "TaskTableWriter",
+]

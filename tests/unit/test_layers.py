@@ -15,7 +15,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 # Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
 LAYERS = (
     {"priority_tree", "episodes", "neighbors", "schedules", "state_files", "chunk_files", "recorded", "memory"}
-    | {"tables", "histories", "events", "schedulers", "progress", "cagrad", "conditions", "state_action_counts"},
+    | {"tables", "histories", "events", "schedulers", "progress", "cagrad", "conditions", "state_action_counts", "surprise"},
     {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
     {"samplers", "writers", "transforms"},
     {"replay", "table_replay", "replay_state", "recipes", "checkpoint"},

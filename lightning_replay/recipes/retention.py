@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retention by surprise and on-policyness, as one function that returns a ready buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler
+
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.schedules import Schedule
+from lightning_replay.storage import PackedStorage
+from lightning_replay.transforms import NStepTransitions
+from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
+
+
+def surprise_retention(
+    capacity: int,
+    batch_size: int = 256,
+    *,
+    q_inverse_temperature: float = 1.0,
+    surprise_exponent: float | Schedule = 1.0,
+    rule: RetentionRule | None = None,
+    always_admit: bool = False,
+    initial_surprise: Callable[[TensorDictBase], Tensor] | None = None,
+    priority_exponent: float = 0.5,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    n_steps: int = 1,
+    discount: float = 0.99,
+    device: str = "cpu",
+    memmap: str | None = None,
+    prefetch: int | None = None,
+    seed: int | None = None,
+) -> Replay:
+    """The row of the lowest surprise times on-policyness leaves, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
+
+    "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022). A full buffer
+    refuses a newcomer that is itself lowest; ``extend`` returns the slots of those that entered. Draws are prioritized
+    apart from that. After every update call ``replay.update_priority(batch["index"], td_error,
+    generation=batch["generation"], action_values=..., action=batch["action"])``, which sets both priorities; without
+    ``action_values``, as of agents with continuous actions, rows are kept by surprise alone. Not for sparse rewards:
+    where all surprise is 0 the first rows stay for ever.
+
+    Args:
+        capacity: most transitions kept.
+        batch_size: transitions per batch.
+        q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
+        surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 is against
+            the outliers that long runs with large buffers hoard.
+        rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the two above.
+        always_admit: newcomers always enter, even the lowest.
+        initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority seen.
+        priority_exponent: α of prioritized draws; 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every sampling priority.
+        n_steps: rewards summed into one return; transitions are formed before they are stored, n - 1 steps later.
+        discount: γ of that return.
+        device: where transitions are kept; the retention priorities are kept by the CPU.
+        memmap: a directory for a scratch file that holds the transitions.
+        prefetch: batches drawn ahead in threads.
+        seed: of every draw.
+
+    Sampled keys:
+        discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
+
+    Raises:
+        ValueError: ``rule`` beside options of the one it replaces, or a capacity below ``n_steps``.
+    """
+    if rule is None:
+        rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
+    elif q_inverse_temperature != 1.0 or surprise_exponent != 1.0:
+        raise ValueError(
+            f"rule is {type(rule).__name__}, so q_inverse_temperature={q_inverse_temperature} and surprise_exponent="
+            f"{surprise_exponent} would be ignored; give them to the rule"
+        )
+    if capacity < n_steps:
+        raise ValueError(
+            f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
+            "Raise the capacity"
+        )
+    sampler: Sampler = UniformSampler()
+    if priority_exponent != 0:
+        sampler = PrioritizedSampler(
+            capacity=capacity,
+            priority_exponent=priority_exponent,
+            importance_exponent=importance_exponent,
+            priority_offset=priority_offset,
+        )
+    return Replay(
+        storage=PackedStorage(capacity, device=device, memmap=memmap),
+        sampler=sampler,
+        writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
+        transform=NStepTransitions(n_steps, discount) if n_steps > 1 else None,
+        batch_size=batch_size,
+        discount=discount,
+        prefetch=prefetch,
+        seed=seed,
+    )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Surprise and on-policyness of transitions, the two factors of their retention priority; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def squared_td_error(td_error: Tensor) -> Tensor:
+    """``td_error ** 2``, the surprise of agents that predict a number.
+
+    Args:
+        td_error: signed, of any shape.
+
+    Example:
+        >>> squared_td_error(torch.tensor([-2.0, 0.5]))
+        tensor([4.0000, 0.2500])
+    """
+    return td_error.square()
+
+
+def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
+    """``sum(target * (log(target) - log_probability))``, the surprise of agents that predict a distribution.
+
+    How far the prediction is from the target: KL(target || prediction), 0 where they agree. Never clipped.
+
+    Args:
+        target: probabilities ``[..., atoms]``; an atom of probability 0 adds nothing.
+        log_probability: logarithms of the predicted probabilities, ``[..., atoms]``.
+
+    Returns:
+        ``[...]``, not negative.
+
+    Example:
+        >>> kl_divergence(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
+        tensor([0.3466])
+    """
+    return (torch.xlogy(target, target) - _expected(target, log_probability)).sum(-1).clamp_min(0.0)
+
+
+def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
+    """``-sum(target * log_probability)``: the loss of C51, and :func:`kl_divergence` plus the target's entropy.
+
+    It orders transitions otherwise than the divergence: a wide target counts as surprising even where it was expected.
+
+    Args:
+        target: probabilities ``[..., atoms]``.
+        log_probability: logarithms of the predicted probabilities, ``[..., atoms]``.
+
+    Returns:
+        ``[...]``, not negative.
+
+    Example:
+        >>> cross_entropy(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
+        tensor([1.0397])
+    """
+    return -_expected(target, log_probability).sum(-1)
+
+
+def surprise(
+    td_error: Tensor | None = None,
+    *,
+    target: Tensor | None = None,
+    log_probability: Tensor | None = None,
+    measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
+) -> Tensor:
+    """How wrong a prediction was: ``td_error ** 2``, or ``measure(target, log_probability)`` of distributions.
+
+    δ of the retention priority. The paper measures distributions by :func:`kl_divergence`; :func:`cross_entropy` is the
+    other choice.
+
+    Args:
+        td_error: signed, ``[B]``; of agents that predict a number.
+        target: probabilities ``[B, atoms]``; of agents that predict a distribution.
+        log_probability: logarithms of the predicted probabilities, ``[B, atoms]``.
+        measure: of target and prediction.
+
+    Returns:
+        ``[B]``, not negative.
+
+    Raises:
+        ValueError: neither TD errors nor both distributions, or both kinds.
+
+    Example:
+        >>> surprise(torch.tensor([-2.0]))
+        tensor([4.])
+    """
+    distributions = (target is not None) + (log_probability is not None)
+    if (td_error is None) != (distributions == 2) or distributions == 1:
+        raise ValueError(
+            f"surprise got {'no ' if td_error is None else ''}td_error and {distributions} of target and "
+            "log_probability; give td_error alone, or target and log_probability"
+        )
+    if td_error is not None:
+        return squared_td_error(td_error)
+    assert target is not None and log_probability is not None
+    return measure(target, log_probability)
+
+
+def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperature: float = 1.0) -> Tensor:
+    """``softmax(q_inverse_temperature * action_values)[action]``: how likely the present policy repeats an action.
+
+    Args:
+        action_values: Q ``[B, A]``; of agents that predict distributions, their means; ``-inf`` for illegal actions.
+        action: int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
+        q_inverse_temperature: β of the paper, which multiplies Q; 0 makes all actions alike.
+
+    Returns:
+        ``[B]``, in [0, 1].
+
+    Raises:
+        ValueError: shapes that do not fit.
+        IndexError: an action that does not exist.
+
+    Example:
+        >>> on_policyness(torch.tensor([[1.0, 2.0, 0.5]]), torch.tensor([1]))
+        tensor([0.6285])
+    """
+    index = action_index(action_values, action)
+    # Softmax subtracts the largest. Infinity times a temperature of 0 would be NaN: illegal stays illegal.
+    logits = torch.where(torch.isneginf(action_values), action_values, action_values * q_inverse_temperature)
+    return torch.softmax(logits, dim=-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: float) -> Tensor:
+    """1 for actions of the largest value, ``epsilon`` for others; tried in the paper and slightly worse than softmax.
+
+    Args:
+        action_values: Q ``[B, A]``.
+        action: int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
+        epsilon: of actions that are not greedy, in [0, 1].
+
+    Returns:
+        ``[B]``; of actions that share the largest value each counts as greedy.
+
+    Example:
+        >>> greedy_on_policyness(torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([1, 0]), epsilon=0.1)
+        tensor([1.0000, 0.1000])
+    """
+    taken = action_values.gather(-1, action_index(action_values, action).unsqueeze(-1)).squeeze(-1)
+    return torch.where(taken == action_values.amax(-1), 1.0, epsilon).to(action_values.dtype)
+
+
+def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_exponent: float = 1.0) -> Tensor:
+    """``on_policyness * surprise ** surprise_exponent``: which transition is kept when the buffer is full.
+
+    The exponent is 1 in the paper. In long runs with large buffers surprise hoards outliers (Battle Zone and Q*bert in
+    the paper); an exponent that falls towards 0 hands the choice to on-policyness.
+
+    Args:
+        surprise: ``[B]``, not negative.
+        on_policyness: ``[B]``, in [0, 1]; 1 for new transitions.
+        surprise_exponent: 1 leaves surprise as it is, 0 ignores it.
+
+    Example:
+        >>> retention_priority(torch.tensor([0.8]), torch.tensor([0.5])).item()
+        0.4000000059604645
+    """
+    return on_policyness * (surprise if surprise_exponent == 1.0 else surprise**surprise_exponent)
+
+
+def action_index(action_values: Tensor, action: Tensor) -> Tensor:
+    """Actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        IndexError: an action that does not exist.
+    """
+    if action_values.ndim != 2 or not action_values.is_floating_point():
+        raise ValueError(
+            f"action_values must be floating point [B, A], one value for each action; got {action_values.dtype} "
+            f"{list(action_values.shape)}. Take the mean over atoms of a distribution first"
+        )
+    rows, count = action_values.shape
+    if action.shape == action_values.shape and count > 1:
+        return action.to(torch.int64).argmax(-1)
+    if action.numel() != rows or action.is_floating_point() or action.dtype == torch.bool:
+        raise ValueError(
+            f"action must be whole numbers [{rows}] or one-hot [{rows}, {count}], beside action_values "
+            f"[{rows}, {count}]; got {action.dtype} {list(action.shape)}"
+        )
+    index = action.reshape(rows).to(torch.int64)
+    if rows and not 0 <= int(index.min()) <= int(index.max()) < count:
+        raise IndexError(f"actions are {int(index.min())}..{int(index.max())}; action_values are of 0..{count - 1}")
+    return index
+
+
+def _expected(target: Tensor, log_probability: Tensor) -> Tensor:
+    """``target * log_probability``, 0 where the target is 0 though the logarithm be infinite."""
+    return torch.where(target > 0, target * log_probability, 0.0)

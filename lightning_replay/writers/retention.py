@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least worth keeping leaves: surprise times on-policyness, and the rules it is compared with."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+
+from lightning_replay.episodes import missing_steps, trajectory_of
+from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
+from lightning_replay.recorded import recorded
+from lightning_replay.state_files import read_state, write_state
+from lightning_replay.storage import PackedStorage
+from lightning_replay.writers.retention_feedback import Factors, first_surprise, read_factors
+from lightning_replay.writers.retention_rows import Decisions, RetainedRows
+from lightning_replay.writers.retention_rules import RetentionRule, SurpriseOnPolicyness
+
+logger = logging.getLogger(__name__)
+
+InitialSurprise = Callable[[TensorDictBase], Tensor]
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@recorded
+class RetentionWriter(TensorDictRoundRobinWriter):
+    """When the storage is full, the row of the lowest retention priority leaves; a newcomer that is lowest is refused.
+
+    The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
+    which a sampler draws, and any sampler may be used: a newcomer takes the slot of the row that leaves.
+    A new row has on-policyness 1 and the surprise that ``initial_surprise`` computes; it enters a full buffer when some
+    stored priority is lower than its own. Without ``initial_surprise`` it gets the largest priority seen (1 before any)
+    and is never refused, because nothing is known of it. ``Replay.update_priority(index, td_error, generation=...,
+    action_values=..., action=..., surprise=...)`` sets both priorities. Priorities are float32 and kept by the CPU.
+    Algorithm 1 of "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022),
+    https://openreview.net/forum?id=SPRHpBKzJE.
+
+    Rows are final once stored: form n-step transitions before, with ``NStepTransitions``, as
+    :func:`~lightning_replay.recipes.surprise_retention` does.
+
+    Args:
+        rule: what the priority is made of, and how the victim is found by it.
+        initial_surprise: from the new rows ``TensorDict [M]`` to their surprise ``[M]``, not negative; called once for
+            each ``extend``. May be set later, as :attr:`initial_surprise`.
+        always_admit: newcomers always enter, as the paper's prose has it and its listing not.
+        seed: of stochastic rules; ``None`` seeds from torch's global generator.
+
+    Raises:
+        ValueError: in ``extend``, surprise that is not one number per row, NaN or negative; nothing is stored.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from lightning_replay import PackedStorage, Replay
+        >>> writer = RetentionWriter(initial_surprise=lambda rows: rows["observation"].float())
+        >>> replay = Replay(storage=PackedStorage(2), writer=writer, batch_size=2)
+        >>> [replay.extend(TensorDict({"observation": torch.tensor([value])}, [1])).tolist() for value in (5, 3, 2, 4)]
+        [[0], [1], [], [1]]
+    """
+
+    _write_count: int
+
+    def __init__(
+        self,
+        rule: RetentionRule | None = None,
+        initial_surprise: InitialSurprise | None = None,
+        always_admit: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if rule is not None and not isinstance(rule, RetentionRule):
+            raise TypeError(
+                f"rule is {rule!r}; accepted are the rules of lightning_replay.writers, such as SurpriseOnPolicyness()"
+            )
+        if initial_surprise is not None and not callable(initial_surprise):
+            raise TypeError(f"initial_surprise is {initial_surprise!r}; give a function TensorDict [M] -> [M]")
+        self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
+        self.initial_surprise = initial_surprise
+        self.always_admit = always_admit
+        self.entered = torch.zeros(0, dtype=torch.int64)
+        self._generator = torch.Generator()
+        self._generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
+        self._rows: RetainedRows
+        self._offered = self._refused = self._evicted = 0
+        self._has_warned = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether feedback changes what is kept."""
+        return self.rule.learns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the retention priorities."""
+        return self._rows.nbytes if hasattr(self, "_rows") else 0
+
+    def register_storage(self, storage: Storage) -> None:
+        """Called by the buffer.
+
+        Raises:
+            TypeError: another storage than a ``PackedStorage``.
+        """
+        if not isinstance(storage, PackedStorage):
+            raise TypeError(
+                f"RetentionWriter got a {type(storage).__name__}; it writes into a PackedStorage, which knows when a "
+                f"slot was written. Use PackedStorage({storage.max_size})"
+            )
+        super().register_storage(storage)
+        self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Offers transitions ``[M]``, oldest first, as if one at a time.
+
+        Returns:
+            Slots of those that are stored afterwards, int64, in the order of the rows; :attr:`entered` says which rows
+            they are, int64.
+
+        Raises:
+            ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
+        """
+        count = data.shape[0]
+        values = self._storage.checked_values(data)
+        factors = self._first_factors(data)
+        if self._offered + count >= 1 << ARRIVAL_BITS:
+            self._offered = self._rows.renumber()
+        if hasattr(self._storage, "room_for") and not self._storage.room_for(values):
+            decisions = self._make_room(values, factors)
+        else:
+            decisions = self._rows.offer(factors, self._offered, self._admits_all)
+            rows = torch.from_numpy(decisions.entered)
+            if len(rows):
+                slots = torch.from_numpy(decisions.slots).to(self._storage.device)
+                self._storage.write(slots, values if len(rows) == count else _rows_of(values, rows))
+        self._offered += count
+        self._write_count += decisions.num_admitted
+        self._refused += count - decisions.num_admitted
+        self._evicted += decisions.num_evicted
+        self.entered = torch.from_numpy(decisions.entered)
+        index = torch.from_numpy(decisions.slots).to(self._storage.device)
+        self._announce(index, decisions.entered, data)
+        return index
+
+    def _make_room(self, values: list[Tensor], factors: Factors) -> Decisions:
+        """Stores rows one by one where a storage has room for slots but not for all that is in the rows."""
+        storage: Any = self._storage
+        count = len(values[0])
+        owner = np.full(count, -1)
+        admitted = evicted = 0
+        for row in range(count):
+            part = [value[row : row + 1] for value in values]
+            decision = self._rows.offer_one(
+                row, factors, self._offered + row, self._admits_all, partial(storage.room_for, part)
+            )
+            if decision is None:
+                continue
+            slot, victims = decision
+            storage.release(victims[victims != slot])
+            storage.write(torch.tensor([slot], device=storage.device), part)
+            owner[np.isin(owner, victims)] = -1
+            owner[row] = slot
+            admitted += 1
+            evicted += len(victims)
+        entered = np.flatnonzero(owner >= 0)
+        return Decisions(owner[entered], entered, admitted, evicted)
+
+    @property
+    def _admits_all(self) -> bool:
+        return self.always_admit or self.rule.always_admits
+
+    def add(self, data: TensorDictBase) -> int:
+        """Offers one transition of batch size ``[]``; its slot, or -1 where it was refused."""
+        index = self.extend(data.unsqueeze(0))
+        return int(index) if len(index) else -1
+
+    def _first_factors(self, data: TensorDictBase) -> Factors:
+        """Surprise (NaN where unknown) and on-policyness of new rows, or the priority that the rule gives them."""
+        count = data.shape[0]
+        priority = self.rule.first_priority(data)
+        if priority is None and self.initial_surprise is None:
+            return Factors.unknown(count)
+        if priority is not None:
+            known = not self.rule.learns
+            return Factors(priority.detach().cpu(), torch.ones(count), priority.detach().cpu(), is_known=known)
+        assert self.initial_surprise is not None
+        given = first_surprise(self.initial_surprise(data), count)
+        weight = torch.ones(count)
+        return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
+
+    def _announce(self, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
+        """Tells samplers and episodes of the rows written, and where steps between them are missing."""
+        missing = None
+        if len(entered) < data.shape[0]:
+            missing = missing_steps(trajectory_of(data), entered, data.shape[0])
+        for buffer in self._storage._attached_entities:
+            if missing is not None and hasattr(buffer, "interrupt"):
+                buffer.interrupt(missing.trajectories)
+            if len(index):
+                buffer.mark_update(index)
+            if missing is not None and hasattr(buffer, "cut"):
+                buffer.cut(index[missing.last_before.to(index.device)])
+
+    def read_feedback(self, count: int, td_error: Tensor, signals: Mapping[str, Any]) -> Factors:
+        """What feedback for a batch says of its rows; changes nothing.
+
+        Args:
+            count: B, rows of the batch.
+            td_error: ``[B]``.
+            signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
+
+        Raises:
+            ValueError: NaN or negative surprise, shapes that do not fit, or ``action_values`` missing where the rule
+                has nothing else.
+            IndexError: an action that does not exist.
+        """
+        factors = read_factors(self.rule, count, td_error, signals)
+        if self.rule.weighs_actions and signals.get("action_values") is None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "update_priority was given no action_values, so rows are kept by surprise alone; pass action_values= "
+                "and action=, or build the buffer with rule=SurpriseOnly()"
+            )
+        return factors
+
+    def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
+        """Sets the priorities of rows by what :meth:`read_feedback` gave; of several for one slot the last counts.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]``; -1 is skipped.
+            factors: of the ``B`` rows.
+            both: of pairs, the second row as well; otherwise the first alone.
+        """
+        if index.ndim == 2:
+            # The last of duplicates counts: partners before firsts.
+            index, factors = (index.t().flip(0).reshape(-1), factors.twice()) if both else (index[:, 0], factors)
+        slots = index.cpu().numpy()
+        if slots.size and slots.min() < 0:
+            kept = slots >= 0
+            slots, factors = slots[kept], factors.rows(torch.from_numpy(kept))
+        if slots.size:
+            self._rows.update(slots, factors)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Tells the rule's schedule the time; where that changes priorities, all are computed anew."""
+        schedule = self.rule.schedule
+        if schedule is None:
+            return
+        reading = {"env_steps": env_steps, "updates": updates}[schedule.clock]
+        if reading is not None and self.rule.follow(schedule(reading)):
+            self._rows.recompute()
+
+    def reseed(self, seed: int) -> None:
+        """Starts the draws of stochastic rules anew from ``seed``."""
+        self._generator.manual_seed(seed)
+
+    def age_of(self, index: Tensor) -> Tensor:
+        """How many transitions were offered after those in the slots ``index``, int64 of its shape."""
+        arrival = self._rows.order.arrival(index.cpu().numpy())
+        return torch.from_numpy(self._offered - 1 - arrival)
+
+    def retention_priority(self, index: Tensor) -> Tensor:
+        """Priorities of stored rows, float32 of the shape of ``index``."""
+        return torch.from_numpy(self._rows.order.priority(index.cpu().numpy()))
+
+    def stats(self) -> dict[str, Any]:
+        """Rows admitted, refused and evicted so far, ages of those stored, and quantiles of their priorities."""
+        stored = self._rows.stored()
+        ages = self._offered - 1 - self._rows.order.arrival(stored)
+        stats: dict[str, Any] = {
+            "admitted": self._write_count,
+            "refused": self._refused,
+            "evicted": self._evicted,
+            "age_mean": float(ages.mean()) if len(ages) else 0.0,
+            "age_max": int(ages.max()) if len(ages) else 0,
+        }
+        if len(ages):
+            quantiles = np.quantile(self._rows.order.priority(stored).astype(np.float64), QUANTILES)
+            names = (f"{quantile:g}" for quantile in QUANTILES)
+            stats["retention_priority"] = dict(zip(names, quantiles.tolist(), strict=True))
+        return stats
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        super()._empty(empty_write_count=empty_write_count)
+        self._rows.clear()
+        self._offered = 0
+        if empty_write_count:
+            self._refused = self._evicted = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Priorities, order of arrival, counters and the generator's state."""
+        return {
+            "rows": self._rows.state_dict(),
+            "offered": self._offered,
+            "refused": self._refused,
+            "evicted": self._evicted,
+            "write_count": self._write_count,
+            "surprise_exponent": getattr(self.rule, "surprise_exponent", None),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        if state_dict["surprise_exponent"] is not None:
+            self.rule.follow(state_dict["surprise_exponent"])
+        self._rows.load_state_dict(state_dict["rows"])
+        self._offered, self._refused = state_dict["offered"], state_dict["refused"]
+        self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
+        self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        self.load_state_dict(read_state(path))
+
+
+def _rows_of(values: list[Tensor], rows: Tensor) -> list[Tensor]:
+    return [value[rows.to(value.device)] for value in values]
