@@ -179,6 +179,15 @@ class Histories:
         if held:
             self._slots.release(np.array(held))
 
+    def forget_oldest(self) -> bool:
+        """Releases the steps of the episode that was continued longest ago; whether there was one."""
+        name = next(iter(self._running), None)
+        if name is None:
+            return False
+        self.forget(name)
+        self.forgotten += 1
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """Trajectories and slots, as tensors and plain values."""
         return {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Slots:
         self._free = np.arange(count)
         self._next = 0
         self.num_free = count
+        #: Called with slots, int64 ``[n]``, that are free now.
+        self.on_free: Callable[[np.ndarray], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +72,8 @@ class Slots:
         else:
             self._free.put(np.arange(start, start + len(freed)), freed, mode="wrap")
         self.num_free += len(freed)
+        if self.on_free is not None and len(freed):
+            self.on_free(freed)
 
     def release_one(self, slot: int) -> None:
         """One reference less to a slot."""
@@ -77,6 +81,8 @@ class Slots:
         if not self.references[slot]:
             self._free[(self._next + self.num_free) % self.count] = slot
             self.num_free += 1
+            if self.on_free is not None:
+                self.on_free(np.array([slot]))
 
     def _wrapped(self, start: int, count: int) -> np.ndarray:
         return self._free.take(np.arange(start, start + count), mode="wrap")

@@ -55,6 +55,7 @@ class Tables:
         # The rings of all tables, one after the other: entry k of a table lies at offset + k % capacity.
         self.entries = np.zeros(int(self.capacity.sum()), dtype=np.int64)
         self.appended = np.zeros(len(capacities), dtype=np.int64)
+        self._first = np.zeros(len(capacities), dtype=np.int64)  # entries before it left early, see leave_early
         # int32: a ring of more than two thousand million rows fits no memory.
         self.position = np.full((len(capacities), self.num_slots), -1, dtype=np.int32)
         self.rows_written = 0
@@ -67,7 +68,12 @@ class Tables:
     @property
     def length(self) -> np.ndarray:
         """Entries of each table, int64 ``[L]``."""
-        return np.minimum(self.appended, self.capacity)
+        return self.appended - self.first
+
+    @property
+    def first(self) -> np.ndarray:
+        """The oldest entry of each table, of all that were ever appended to it, int64 ``[L]``."""
+        return np.maximum(self._first, self.appended - self.capacity)
 
     @property
     def num_held(self) -> int:
@@ -91,9 +97,29 @@ class Tables:
 
     def slots_of(self, table: int) -> np.ndarray:
         """Slots of a table, int64, the oldest entry first."""
-        capacity, appended = int(self.capacity[table]), int(self.appended[table])
-        ring = self.entries[self.offset[table] :][: min(appended, capacity)]
-        return np.roll(ring, -(appended % capacity)) if appended > capacity else ring.copy()
+        places = np.arange(self.first[table], self.appended[table]) % self.capacity[table]
+        return self.entries[self.offset[table] + places]
+
+    def places(self, table: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Where in the ring of its table an entry lies, int64 ``[N]``; ranks below its length name each entry once.
+
+        Args:
+            table: int64 ``[N]``.
+            rank: int64 ``[N]``.
+        """
+        if not self._first.any():
+            return rank
+        has_gap = self._first > self.appended - self.capacity  # else the whole ring is taken
+        return (np.where(has_gap, self._first, 0)[table] + rank) % self.capacity[table]
+
+    def leave_early(self, table: int, count: int) -> None:
+        """Lets the oldest ``count`` entries of a table leave before it is full."""
+        first = int(self.first[table])
+        places = np.arange(first, first + count) % self.capacity[table]
+        leaving = self.entries[self.offset[table] + places]
+        self._first[table] = first + count
+        self.position[table, leaving] = -1
+        self.pool.release(leaving)
 
     def append_new(self, table: int, count: int) -> np.ndarray:
         """Takes slots for new rows and appends them to one table, whose oldest entries leave first.
@@ -112,7 +138,10 @@ class Tables:
         if first + count > capacity:
             places %= capacity
         rings = places + offset
-        taken = rings if first >= capacity else rings[places < first]
+        if self._first[table] > first - capacity:  # some of the ring is free
+            taken = rings[np.arange(first - capacity, first - capacity + count) >= self._first[table]]
+        else:
+            taken = rings
         if len(taken):
             leaving = self.entries[taken]
             self.position[table, leaving] = -1
@@ -166,16 +195,18 @@ class Tables:
 
     def clear(self) -> None:
         """Empties every table."""
-        self.pool = Slots(self.num_slots)
+        on_free, self.pool = self.pool.on_free, Slots(self.num_slots)
+        self.pool.on_free = on_free
         self.position.fill(-1)
         self.appended.fill(0)
+        self._first.fill(0)
         self.rows_written = 0
 
     def _append_one(self, table: int) -> int:
         """The path of one environment step: :meth:`append_new` in plain numbers, several times faster."""
         capacity, offset, number = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
         place = number % capacity
-        if number >= capacity:
+        if number - capacity >= self._first[table]:
             leaving = int(self.entries[offset + place])
             self.position[table, leaving] = -1
             self.pool.release_one(leaving)
@@ -198,7 +229,9 @@ class Tables:
         before = self.appended
         self.appended = before + skipped + np.bincount(table, minlength=len(self))
         places = ((before + skipped)[table] + _rank(table)) % self.capacity[table]
-        taken = places < np.minimum(before, self.capacity)[table]
+        # What was appended last at each place; before anything was, that is negative.
+        last = before[table] - 1
+        taken = last - (last - places) % self.capacity[table] >= self._first[table]
         if taken.any():
             tables, leaving = table[taken], self.entries[self.offset[table[taken]] + places[taken]]
             self.position[tables, leaving] = -1
@@ -226,6 +259,7 @@ class Tables:
         return {
             "entries": torch.from_numpy(self.entries.copy()),
             "appended": torch.from_numpy(self.appended.copy()),
+            "first": torch.from_numpy(self._first.copy()),
             "written_at": torch.from_numpy(self._written_at.copy()),
             "rows_written": self.rows_written,
             "slots": self.pool.state_dict(),
@@ -250,14 +284,16 @@ class Tables:
             )
         self.entries[:] = entries
         self.appended[:] = state_dict["appended"].numpy()
+        self._first[:] = state_dict["first"].numpy() if "first" in state_dict else 0  # early saves have none
         self._written_at[:] = state_dict["written_at"].numpy()
         self.rows_written = int(state_dict["rows_written"])
         self.pool.load_state_dict(state_dict["slots"])
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
         self.position.fill(-1)
-        for table, (offset, length) in enumerate(zip(self.offset, self.length, strict=True)):
-            self.position[table, self.entries[offset : offset + length]] = np.arange(length)
+        for table, capacity in enumerate(self.capacity):
+            places = np.arange(self.first[table], self.appended[table]) % capacity
+            self.position[table, self.entries[self.offset[table] + places]] = places
 
 
 def _rank(table: np.ndarray) -> np.ndarray:

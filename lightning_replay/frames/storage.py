@@ -178,8 +178,8 @@ class FrameStorage(PackedStorage):
         self._pool.release(self._frames_at(index))
         self._looked_up = None
         self._frames_of[index] = 0
-        self._generation[index] += 1
-        if self.tables is None:
+        if self.tables is None:  # tables know which rows they hold
+            self._generation[index] += 1
             if self._live is None:
                 self._live = LiveSlots(self.capacity, self._len)
             self._live.remove(given_up)

@@ -9,13 +9,13 @@ from numbers import Real
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.events import EventTable
+from lightning_replay.frames import frames_in_order, storage_for
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule
-from lightning_replay.storage import PackedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.writers.event_tables import DEFAULT_TABLE, EventTableWriter, check_tables
 from lightning_replay.writers.task_tables import TaskTableWriter
@@ -42,6 +42,9 @@ def event_tables(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> TableReplay:
@@ -75,6 +78,11 @@ def event_tables(
         discount: γ of that return.
         device: where transitions are kept; the tables are kept by the CPU.
         memmap: a directory for a scratch file that holds the transitions.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
+            what tables of long stretches of steps need.
         prefetch: batches drawn ahead in threads.
         seed: of every draw.
 
@@ -115,8 +123,21 @@ def event_tables(
     )
     if correction == CONTINUOUS:  # shares were checked above all the same
         sampler = ContinuousCorrectionSampler(1.0 - default_share, min(batch_size, capacity), normalize_over_batch)
+    lengths = [max(event.history_length for event in table.events) for table in tables]
+    stretches = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
+    stretches.append((max_trajectories * max(lengths), max(lengths)))
+    storage = storage_for(
+        writer.num_slots,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        default_frame_capacity=sum(frames_in_order(rows, frame_stack or 0, length) for rows, length in stretches),
+        n_steps=n_steps,
+    )
     return TableReplay(
-        storage=PackedStorage(writer.num_slots, device=device, memmap=memmap),
+        storage=storage,
         sampler=sampler,
         writer=writer,
         batch_size=batch_size,
@@ -141,6 +162,9 @@ def parallel_curriculum(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> CurriculumReplay:
@@ -164,6 +188,11 @@ def parallel_curriculum(
         discount: γ of that return.
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
+            what tables of long stretches of steps need.
         prefetch: batches drawn ahead in threads.
         seed: of every draw.
 
@@ -186,8 +215,17 @@ def parallel_curriculum(
         importance_exponent=importance_exponent,
         priority_offset=priority_offset,
     )
+    storage = storage_for(
+        writer.num_slots,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        n_steps=n_steps,
+    )
     return CurriculumReplay(
-        storage=PackedStorage(writer.num_slots, device=device, memmap=memmap),
+        storage=storage,
         sampler=sampler,
         writer=writer,
         batch_size=batch_size,

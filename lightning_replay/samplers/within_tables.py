@@ -61,6 +61,7 @@ class WithinTables(Seeded, TorchRLNames):
     def _forget_trees(self) -> None:
         self._trees: list[PriorityTree] = []  # by table, over its entries
         self._known = np.zeros(0, dtype=np.int64)  # entries of each table that its tree has seen
+        self._known_first = np.zeros(0, dtype=np.int64)  # the oldest of them
 
     @property
     def priority_exponent(self) -> float:
@@ -133,7 +134,8 @@ class WithinTables(Seeded, TorchRLNames):
         else:
             length = tables.length[table]
             # Never the length itself, to which a product close to it may be rounded.
-            places = np.minimum((uniform.cpu().numpy() * length).astype(np.int64), length - 1)
+            ranks = np.minimum((uniform.cpu().numpy() * length).astype(np.int64), length - 1)
+            places = tables.places(table, ranks)
         slots = tables.entries[tables.offset[table] + places]
         self._clocks["draws"] += 1
         self.rows_drawn += rows
@@ -233,14 +235,19 @@ class WithinTables(Seeded, TorchRLNames):
             return
         self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
         self._known = np.zeros(len(tables), dtype=np.int64)
+        self._known_first = np.zeros(len(tables), dtype=np.int64)
         if len(self._priority) != tables.num_slots:
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _follow(self, tables: Tables) -> None:
         """Takes in what was appended to the tables since the last call."""
-        for number in np.flatnonzero(self._known < tables.appended).tolist():
+        first = tables.first
+        for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
-            places = np.arange(max(int(self._known[number]), appended - capacity), appended) % capacity
+            left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
+            self._trees[number].remove(torch.from_numpy(left_early))
+            self._known_first[number] = first[number]
+            places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
             slots = tables.entries[tables.offset[number] + places]
             self._trees[number].set(torch.from_numpy(places), self._powered(slots))
             self._known[number] = appended

@@ -86,21 +86,22 @@ class EventTableWriter(TableWriter):
         """Writes transitions ``[N]``, in order of time within each trajectory.
 
         Returns:
-            Slots of the rows that are in the default table afterwards, int64 ``[min(N, capacity)]``.
+            Slots of the rows that are in the default table afterwards, int64 ``[min(N, capacity)]``; fewer where the
+            frames of so many do not fit.
 
         Raises:
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
                 does not answer one bool per row, or too many running episodes. Nothing is stored then.
         """
         trajectory, done = _episodes_of(data)
-        most = int(self.tables.capacity[0])
+        most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
         values, fired, keys = self._test(data, trajectory, done, parts)
         for rows in parts:
             values_now = values if len(parts) == 1 else [value[rows] for value in values]
             index = self._write(values_now, fired[:, rows], trajectory[rows], done[rows], keys and keys[rows])
         if len(parts) > 1:
-            index = torch.from_numpy(self.tables.slots_of(0)).to(index.device)
+            index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(index.device)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
@@ -208,6 +209,10 @@ class EventTableWriter(TableWriter):
     def histories_forgotten(self) -> int:
         """Running episodes whose history was given up, see ``forget_stale``."""
         return self._histories.forgotten
+
+    def forget_oldest(self) -> bool:
+        """Forgets the history of the episode that was continued longest ago; whether there was one."""
+        return self._histories.forget_oldest()
 
     def cut(self, index: Tensor) -> None:
         """Forgets the episodes that were interrupted after the rows in these slots: histories and conditions."""

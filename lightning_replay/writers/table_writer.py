@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
+from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.state_files import read_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.tables import Tables
@@ -62,6 +63,8 @@ class TableWriter(TensorDictRoundRobinWriter):
             _refuse_other_samplers(getattr(buffer, "_sampler", None), self)
         super().register_storage(storage)
         storage.tables = self.tables
+        if isinstance(storage, FrameStorage):
+            self.tables.pool.on_free = storage.release
 
     @abstractmethod
     def extend(self, data: TensorDictBase) -> Tensor:
@@ -72,7 +75,15 @@ class TableWriter(TensorDictRoundRobinWriter):
         return int(self.extend(data.unsqueeze(0)))
 
     def write(self, slots: np.ndarray, values: list[Tensor]) -> None:
-        """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``."""
+        """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
+
+        Of frames there must be room for: while there is not, the oldest entries leave the table that is fullest, by the
+        share of its capacity, and at last running episodes are forgotten.
+        """
+        if isinstance(self._storage, FrameStorage):
+            self._make_room(self._storage, slots, values)
+            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
+            return
         # Freed in order, slots are mostly taken in order: stretches of memory are written much faster than single rows.
         starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1).tolist()]
         if len(starts) > _STRETCHES:
@@ -82,6 +93,24 @@ class TableWriter(TensorDictRoundRobinWriter):
             first = int(slots[start])
             part = values if len(starts) == 1 else [value[start:stop] for value in values]
             self._storage.write(slice(first, first + stop - start), part)
+
+    def _make_room(self, storage: FrameStorage, slots: np.ndarray, values: list[Tensor]) -> None:
+        new = (self.tables.position[:, slots] >= 0).sum(1)
+        while lacking := storage.frames_missing(values, slots):
+            old = self.tables.length - new
+            if old.any():
+                fullest = int(np.where(old > 0, self.tables.length / self.tables.capacity, -1.0).argmax())
+                # A row has at most so many frames, so fewer entries would never do.
+                leaving = -(-lacking // (2 * storage.frame_stack)) if len(new) == 1 else 1
+                self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
+            elif not self.forget_oldest():
+                raise RuntimeError(
+                    f"{lacking} frames are lacking although nothing else is stored; raise frame_capacity"
+                )
+
+    def forget_oldest(self) -> bool:
+        """Gives up what is held beside the tables, a piece at a time; whether there was any."""
+        return False
 
     def announce(self, slots: np.ndarray) -> Tensor:
         """Tells sampler and episodes of rows just written; returns the slots as they are indexed on the device."""

@@ -53,10 +53,27 @@ class TaskTableWriter(TableWriter):
         rows = self.staying(data)
         task = self._tasks_of(rows)
         values = self._storage.checked_values(rows)
-        slots = self.tables.append_new_to_each(np.zeros_like(task) if self._shares_one_table else task)
-        self.write(slots, values)
+        table = np.zeros_like(task) if self._shares_one_table else task
+        count, at_once = len(table), self._storage.rows_at_once
+        if count <= at_once:
+            slots = self.tables.append_new_to_each(table)
+            self.write(slots, values)
+        else:
+            slots = np.empty(count, dtype=np.int64)
+            for start in range(0, count, at_once):
+                part = slice(start, min(start + at_once, count))
+                slots[part] = self.tables.append_new_to_each(table[part])
+                self.write(slots[part], [value[part] for value in values])
+            slots = slots[self._stayed(slots)]
         self._write_count += data.shape[0]
         return self.announce(slots)
+
+    def _stayed(self, slots: np.ndarray) -> np.ndarray:
+        """Which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""
+        last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
+        is_last = np.zeros(len(slots), dtype=np.bool_)
+        is_last[last] = True
+        return is_last & (self.tables.pool.references[slots] > 0)
 
     def staying(self, data: TensorDictBase) -> TensorDictBase:
         """Of more rows than a table takes, its last ones; the same rows where all stay.
