@@ -10,14 +10,6 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObservation
 
-for _module, _package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
-    try:
-        importlib.import_module(_module)  # ale_py registers its games with Gymnasium
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the Atari games need {_package}, which is not installed: pip install lightning-replay[atari]"
-        ) from error
-
 __all__ = ["LifeEpisodes", "atari"]
 
 
@@ -95,8 +87,9 @@ def atari(
 
     Raises:
         ValueError: a game that ale-py does not have.
-        ModuleNotFoundError: on import, without the extra ``atari``.
+        ModuleNotFoundError: without the extra ``atari``.
     """
+    _check_packages()
     try:
         made = gymnasium.make(
             f"ALE/{game}-v5",
@@ -116,3 +109,13 @@ def atari(
     if clips_rewards:
         made = ClipReward(made, -1.0, 1.0)
     return FrameStackObservation(made, frame_stack)
+
+
+def _check_packages() -> None:
+    for module, package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
+        try:
+            importlib.import_module(module)  # ale_py registers its games with Gymnasium
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"the Atari games need {package}, which is not installed: pip install lightning-replay[atari]"
+            ) from error

@@ -9,13 +9,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-try:
-    from minatar import Environment
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the MinAtar games need MinAtar, which is not installed: pip install lightning-replay[minatar]"
-    ) from error
-
 __all__ = ["GAMES", "MinAtarGame"]
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -34,6 +27,10 @@ class MinAtarGame(gymnasium.Env):
         minimal_actions: only the actions that do something in this game; else all six.
         max_steps: steps after which an episode is truncated.
 
+    Raises:
+        ValueError: an unknown game; ``max_steps`` that is not positive.
+        ModuleNotFoundError: without the extra ``minatar``.
+
     Action: ``Discrete(6)``: nothing, left, up, right, down, fire; fewer with ``minimal_actions``.
 
     Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of thing, where it is and, of what
@@ -48,14 +45,17 @@ class MinAtarGame(gymnasium.Env):
         difficulty_ramping: bool = True,
         minimal_actions: bool = True,
         max_steps: int = 10_000,
-        render_mode: None = None,
     ) -> None:
         if game not in GAMES:
             raise ValueError(f"game is {game!r}; MinAtar has {', '.join(map(repr, GAMES))}")
         if max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
-        if render_mode is not None:
-            raise ValueError(f"render_mode is {render_mode!r}; only None is accepted")
+        try:
+            from minatar import Environment  # imports matplotlib too, for drawing
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "the MinAtar games need MinAtar, which is not installed: pip install lightning-replay[minatar]"
+            ) from error
         self._game = Environment(game, sticky_action_probability, difficulty_ramping)
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(self._game.num_actions()))
         self._max_steps = max_steps
