@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent's training step says of a batch reaches the replay, and the replay asks the agent about newcomers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_replay import recipes
+from lightning_replay.agents import DQN
+from lightning_replay.lit import ReplayDataModule
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+
+class Surprised(Tiny):
+    """Its surprise is the observations' sum; it knows what it was asked of newcomers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+        self.grad: set[bool] = set()
+
+    def update(self, batch):
+        outputs = super().update(batch)
+        total = batch["observation"].sum(-1)
+        values = torch.stack([total, -total], -1)
+        return outputs | {"surprise": total + 1, "action_values": values, "action": batch["action"].reshape(-1).long()}
+
+    def training_step(self, batch, batch_idx):
+        outputs = {}
+        for drawn in batch if hasattr(batch, "update_priority") else [batch]:
+            outputs = self.update(drawn)
+            if drawn is not batch:
+                batch.update_priority(drawn, **outputs)
+        return outputs
+
+    def initial_surprise(self, transitions):
+        self.asked.append(len(transitions))
+        self.grad.add(torch.is_grad_enabled())
+        return transitions["next", "reward"].reshape(-1)
+
+
+def fit(data: ReplayDataModule, agent, directory: Path):
+    trainer = make_trainer(directory)
+    trainer.fit(agent, datamodule=data)
+    return trainer
+
+
+@pytest.mark.parametrize("updates_per_training_step", [1, 3])
+def test_all_signals_reach_the_replay_with_their_batch(updates_per_training_step, tmp_path, monkeypatch) -> None:
+    replay = make_replay()  # draws uniformly: whether it learns of anything is its own affair
+    given = []
+    monkeypatch.setattr(
+        replay, "update_priority", lambda index, td_error, **rest: given.append((index, td_error, rest))
+    )
+    data = ReplayDataModule(
+        Counting, replay, env_steps=26, warmup_steps=20, updates_per_training_step=updates_per_training_step, seed=0
+    )
+    agent = Surprised()
+    fit(data, agent, tmp_path)
+    assert len(given) == 6 and [index.tolist() for index, *_ in given] == agent.seen
+    for index, td_error, rest in given:
+        assert set(rest) == {"generation", "surprise", "action_values", "action"}
+        total = replay.storage.get(index)["observation"].sum(-1)
+        assert torch.equal(rest["surprise"], total + 1)
+        assert torch.equal(rest["action_values"], torch.stack([total, -total], -1))
+        assert td_error.shape == rest["action"].shape == (4,)
+
+
+def retention(**options):
+    return recipes.surprise_retention(capacity=50, batch_size=4, priority_exponent=0.0, seed=0, **options)
+
+
+def test_the_replay_asks_the_agent_about_newcomers_while_it_is_fitted(tmp_path) -> None:
+    replay, agent = retention(n_steps=2, discount=0.9), Surprised()
+    agent.hparams["discount"] = 0.9
+    data = ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0)
+    fit(data, agent, tmp_path)
+    # four episodes of 5 steps form 20 transitions; then a step of two waits, the next forms one, and so the next
+    assert agent.asked == [20, 1, 1] and agent.grad == {False}
+    assert replay.writer.initial_surprise is None  # no agent stays behind
+
+
+def test_a_replay_that_knows_how_to_measure_newcomers_is_left_alone(tmp_path) -> None:
+    def measure(transitions):
+        return torch.ones(len(transitions))
+
+    replay, agent = retention(initial_surprise=measure), Surprised()
+    fit(ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), agent, tmp_path)
+    assert replay.writer.initial_surprise is measure and agent.asked == []
+
+
+def test_agents_without_a_measure_leave_newcomers_to_the_replay(tmp_path) -> None:
+    replay = retention()
+    fit(ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), Tiny(), tmp_path)
+    assert replay.writer.initial_surprise is None and len(replay) == 23
+
+
+def test_evaluation_has_options_of_its_own() -> None:
+    data = ReplayDataModule(
+        Counting,
+        make_replay(),
+        env_steps=23,
+        warmup_steps=20,
+        env_kwargs={"length": 3, "truncates": True},
+        evaluation_env_kwargs={"length": 8},
+    )
+    evaluated = data.make_environment()
+    assert (evaluated.length, evaluated.truncates) == (8, True)
+    data.setup("fit")
+    assert data.env_kwargs == {"length": 3, "truncates": True}
+
+
+def test_returns_formed_before_storage_must_have_the_agents_discount(tmp_path) -> None:
+    data = ReplayDataModule(
+        lambda: Counting(num_actions=2), retention(n_steps=3, discount=0.9), env_steps=23, warmup_steps=20
+    )
+    with pytest.raises(ValueError, match=r"discounts its 3-step returns by 0.9, the agent by 0.99"):
+        fit(data, DQN(hidden_sizes=(4,)), tmp_path)
