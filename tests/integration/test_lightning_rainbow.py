@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rainbow with retention on real games: seconds of each, from the shipped files; and a resumed run goes on alike."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_replay import recipes
+from lightning_replay.agents import Rainbow
+from lightning_replay.lit import ReplayDataModule
+from lightning_replay.lit.cli import main
+from lightning_replay.shipped_configs import config_directory
+from tests.unit.lit.toys import make_trainer
+
+pytestmark = pytest.mark.slow
+NETWORK = {"channels": (8,), "kernel_sizes": (3,), "strides": (1,), "hidden_size": 32}
+
+
+@pytest.mark.parametrize("game", ["minatar", "atari"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's use of jsonargparse
+def test_the_shipped_file_parses_with_the_papers_numbers(game, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", str(config_directory() / f"lightning/retention_rainbow_{game}.yaml"), "--print_config"])
+    assert end.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    agent, data = config["model"]["init_args"], config["data"]["init_args"]
+    assert [agent[part] for part in ("double", "dueling", "distributional", "noisy")] == [True] * 4
+    assert (agent["atoms"], agent["value_low"], agent["value_high"]) == (51, -10.0, 10.0)
+    assert (agent["gradient_norm"], agent["noise_deviation"], agent["learning_rate"]) == (10.0, 0.5, 1e-4)
+    replay = data["replay"]["init_args"]
+    assert (replay["batch_size"], replay["n_steps"], replay["discount"]) == (32, 5, agent["discount"])
+    assert data["updates_per_env_step"] == 1.0 and data["warmup_steps"] == 1_000
+    if game == "atari":
+        assert (agent["target_update_every"], replay["capacity"], data["env_steps"]) == (2_000, 10_000, 1_000_000)
+        assert data["evaluation_env_kwargs"] == {"ends_with_life": False, "clips_rewards": False}
+
+
+def minatar_data(env_steps: int) -> ReplayDataModule:
+    replay = recipes.surprise_retention(capacity=150, batch_size=16, n_steps=3, priority_exponent=0.5, seed=0)
+    games = {"env_kwargs": {"game": "breakout"}, "num_envs": 2}
+    return ReplayDataModule("MinAtar-v0", replay, env_steps, warmup_steps=200, seed=0, **games)
+
+
+def test_minatar_fills_a_small_buffer_by_surprise_and_resumes_with_the_same_draws(tmp_path: Path) -> None:
+    pytest.importorskip("minatar")
+    torch.manual_seed(0)
+    data, agent = minatar_data(260), Rainbow(**NETWORK, target_update_every=20)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(agent, datamodule=data)
+    stats = data.replay.stats()
+    assert trainer.global_step == data.updates_done == 60 and len(data.replay) == 150
+    assert stats["evicted"] + 150 == stats["admitted"] and stats["retention_priority"]["1"] > 0
+    assert stats["priorities_updated"] == 60 * 16
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+
+    def goes_on() -> tuple[list[torch.Tensor], dict]:
+        more, again = minatar_data(270), Rainbow(**NETWORK, target_update_every=20)
+        trainer = make_trainer(tmp_path)
+        trainer.fit(again, datamodule=more, ckpt_path=tmp_path / "run.ckpt")
+        assert more.updates_done == 70
+        return [value.clone() for value in again.parameters()], more.replay.stats()
+
+    (one, one_stats), (other, other_stats) = goes_on(), goes_on()
+    assert all(torch.equal(value, twin) for value, twin in zip(one, other, strict=True))
+    assert one_stats["retention_priority"] == other_stats["retention_priority"]
+    assert one_stats["admitted"] >= stats["admitted"]
+
+
+def test_atari_trains_on_images_and_is_evaluated_on_whole_games(tmp_path: Path) -> None:
+    for module in ("ale_py", "cv2"):
+        pytest.importorskip(module)
+    replay = recipes.surprise_retention(capacity=60, batch_size=8, n_steps=5, priority_exponent=0.5, seed=0)
+    data = ReplayDataModule(
+        "Atari-v0",
+        replay,
+        env_steps=84,
+        warmup_steps=80,
+        env_kwargs={"game": "Breakout"},
+        evaluation_env_kwargs={"ends_with_life": False, "clips_rewards": False, "max_frames": 60},
+        evaluation_episodes=1,
+        seed=0,
+    )
+    agent = Rainbow(hidden_size=64)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(agent, datamodule=data)
+    assert data.updates_done == 4 and len(replay) == 60 and agent.hparams["observation_shape"] == [4, 84, 84]
+    batch = replay.sample()
+    assert batch["observation"].dtype == torch.uint8 and batch["observation"].shape == (8, 4, 84, 84)
+    assert batch["next", "reward"].abs().max() <= 5 and batch["discount"].max() <= 0.99
+    (result,) = trainer.validate(agent, datamodule=data, verbose=False)
+    assert result["eval/return"] >= 0
