@@ -180,7 +180,10 @@ class PackedStorage(LazyTensorStorage):
         assert self._columns is not None and self._generation is not None
         for column, value in zip(self._columns, values, strict=True):
             column.put(slots, value)
-        self._generation[slots] += 1
+        if self._generation.device.type == "cpu":
+            self._generation.numpy()[slots if isinstance(slots, slice) else slots.numpy()] += 1
+        else:
+            self._generation[slots] += 1
         if grow:
             highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             self._len = max(len(self), highest)

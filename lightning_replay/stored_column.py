@@ -30,8 +30,8 @@ class StoredColumn:
 
     def put(self, slots: slice | Tensor, value: Tensor) -> None:
         """Writes the values ``[N, ...]`` of this column into a slice or int64 ``[N]`` of slots."""
-        if self.array is not None and isinstance(slots, slice) and value.device.type == "cpu":
-            self.array[slots] = value.numpy()
+        if self.array is not None and value.device.type == "cpu":
+            self.array[slots if isinstance(slots, slice) else slots.numpy()] = value.numpy()
         else:
             self.tensor[slots] = value.to(self.tensor.device)
 

@@ -23,8 +23,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
     columns are refused before anything is written, by :class:`~lightning_replay.storage.PackedStorage`; over TorchRL's
-    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.frames.FrameStorage` has no room
-    for new frames, the oldest transitions leave until it has. Needs no feedback.
+    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.frames.FrameStorage` has no
+    room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
     _cursor: int

@@ -135,10 +135,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             decisions = self._make_room(values, factors)
         else:
             decisions = self._rows.offer(factors, self._offered, self._admits_all)
-            rows = torch.from_numpy(decisions.entered)
-            if len(rows):
-                slots = torch.from_numpy(decisions.slots).to(self._storage.device)
-                self._storage.write(slots, values if len(rows) == count else _rows_of(values, rows))
+            self._store(values, decisions)
         self._offered += count
         self._write_count += decisions.num_admitted
         self._refused += count - decisions.num_admitted
@@ -147,6 +144,19 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
         self._announce(index, decisions.entered, data)
         return index
+
+    def _store(self, values: list[Tensor], decisions: Decisions) -> None:
+        rows, slots = decisions.entered, decisions.slots
+        if not len(rows):
+            return
+        if len(rows) < len(values[0]):
+            entered = torch.from_numpy(rows)
+            values = [value[entered.to(value.device)] for value in values]
+        first, count = int(slots[0]), len(slots)
+        if count == 1 or (slots[-1] - first == count - 1 and (np.diff(slots) == 1).all()):  # written faster
+            self._storage.write(slice(first, first + count), values)
+        else:
+            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
 
     def _make_room(self, values: list[Tensor], factors: Factors) -> Decisions:
         """Stores rows one by one where a storage has room for slots but not for all that is in the rows."""
@@ -321,7 +331,3 @@ class RetentionWriter(TensorDictRoundRobinWriter):
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
         self.load_state_dict(read_state(path))
-
-
-def _rows_of(values: list[Tensor], rows: Tensor) -> list[Tensor]:
-    return [value[rows.to(value.device)] for value in values]

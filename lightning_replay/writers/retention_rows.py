@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS, LeavingOrder, key_of
+from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS, LeavingOrder, key_of, single_key
 from lightning_replay.writers.retention_feedback import Factors
 from lightning_replay.writers.retention_rules import RetentionRule
 
@@ -27,6 +27,40 @@ class Decisions(NamedTuple):
     entered: np.ndarray
     num_admitted: int
     num_evicted: int
+
+
+FIRST_ROW = np.zeros(1, dtype=np.int64)
+NOBODY = Decisions(FIRST_ROW[:0], FIRST_ROW[:0], 0, 0)
+
+
+def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool:
+    """Whether a new row drives the lowest out, by keys, whose upper half is the priority."""
+    mine, other = key >> ARRIVAL_BITS, lowest >> ARRIVAL_BITS
+    return always_admits or mine > other or (ties_enter and mine == other)
+
+
+class Newcomers(NamedTuple):
+    """New rows that compete for slots.
+
+    Priorities float32 and arrivals int64 ``[M]``; whether they enter in any case, and on equal terms; and the slot each
+    has taken, int64 ``[M]``, -1 where none.
+    """
+
+    priority: np.ndarray
+    arrival: np.ndarray
+    always_admits: bool
+    ties_enter: bool
+    slots: np.ndarray
+
+    def enters(self, key: int, lowest: int) -> bool:
+        """Whether one of them drives the lowest row out, by keys."""
+        return enters(key, lowest, self.always_admits, self.ties_enter)
+
+    def take(self, slot: int, row: int) -> None:
+        """Gives a slot to a row; another of them that had it is out again."""
+        if len(self.slots) > 1:
+            self.slots[self.slots == slot] = -1
+        self.slots[row] = slot
 
 
 class RetainedRows:
@@ -79,21 +113,24 @@ class RetainedRows:
             first_arrival: of the first of them; the others follow.
             always_admits: whether even the lowest newcomer enters.
         """
+        if len(factors.priority) == 1 and self._chances is None and self._length == self.capacity and not self._holes:
+            return self._offer_single(factors, first_arrival, always_admits)
         priority = self.first_priorities(factors)
         arrival = np.arange(first_arrival, first_arrival + len(priority))
-        owner = np.full(len(priority), -1)
+        new = Newcomers(priority, arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
         fitting = min(len(priority), self.capacity - self._length + len(self._holes))
         if fitting:
-            owner[:fitting] = [self._take_free() for _ in range(fitting)] if self._holes else self._take_end(fitting)
-            self._place(owner[:fitting], priority[:fitting], arrival[:fitting])
+            new.slots[:fitting] = (
+                [self._take_free() for _ in range(fitting)] if self._holes else self._take_end(fitting)
+            )
+            self._place(new.slots[:fitting], priority[:fitting], arrival[:fitting])
         evicted = 0
         if fitting < len(priority):
-            compete = self._draw_victims if self._chances is not None else self._lowest_leave
-            rest = slice(fitting, None)
-            evicted = compete(priority[rest], arrival[rest], owner, fitting, always_admits, not factors.is_known)
-        entered = np.flatnonzero(owner >= 0)
-        self._keep_factors(owner[entered], factors, entered)
-        return Decisions(owner[entered], entered, fitting + evicted, evicted)
+            evicted = (self._lowest_leave if self._chances is None else self._draw_victims)(new, fitting)
+        entered = np.flatnonzero(new.slots >= 0)
+        slots = new.slots[entered]
+        self._keep_factors(slots, factors, entered)
+        return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
         self,
@@ -117,13 +154,13 @@ class RetainedRows:
             where it was refused.
         """
         priority = self.first_priorities(factors.rows(torch.tensor([row])))
-        key = int(key_of(priority, np.array([arrival]))[0])
+        new = Newcomers(priority, np.array([arrival]), always_admits, not factors.is_known, np.full(1, -1))
+        key = int(key_of(new.priority, new.arrival)[0])
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
         victims = np.zeros(0, dtype=np.int64) if has_free else self._victims(np.zeros(0, dtype=np.int64))
         while True:
-            lowest = int(self.order.keys(victims)[-1]) if len(victims) else -1
-            if len(victims) and not _enters(key, lowest, always_admits, not factors.is_known):
+            if len(victims) and not new.enters(key, self.order.key(int(victims[-1]))):
                 return None
             if len(victims) >= stored or fits(victims):
                 break
@@ -131,7 +168,7 @@ class RetainedRows:
         slot = self._take_free() if has_free else int(victims[0])
         self._remove(victims)
         self._holes += [int(victim) for victim in victims if victim != slot]
-        self._place(np.array([slot]), priority, np.array([arrival]))
+        self._place(np.array([slot]), priority, new.arrival)
         self._keep_factors(np.array([slot]), factors, np.array([row]))
         return slot, victims
 
@@ -172,65 +209,52 @@ class RetainedRows:
         slots = np.arange(self._length)
         return np.delete(slots, self._holes) if self._holes else slots
 
-    def _lowest_leave(
-        self,
-        priority: np.ndarray,
-        arrival: np.ndarray,
-        owner: np.ndarray,
-        offset: int,
-        always_admits: bool,
-        ties_enter: bool,
-    ) -> int:
-        """Puts the slots that new rows take into ``owner``; returns how many entered, each in place of another row.
+    def _offer_single(self, factors: Factors, arrival: int, always_admits: bool) -> Decisions:
+        """:meth:`offer` of one row to full slots, in plain numbers: the path of one environment step."""
+        priority = factors.priority.item()
+        if not factors.is_known and priority != priority:
+            priority = self.default_priority
+        self._largest = max(self._largest, priority)
+        key = single_key(priority, arrival)
+        victim = self.order.first()
+        if not enters(key, self.order.key(victim), always_admits, not factors.is_known):
+            return NOBODY
+        self.order.place_one(victim, key)
+        slots = np.array([victim])
+        self._keep_factors(slots, factors, FIRST_ROW)
+        return Decisions(slots, FIRST_ROW, 1, 1)
 
-        One at a time, by a heap of as many rows as can leave: nobody else is ever the lowest.
-        """
-        keys = key_of(priority, arrival).tolist()
-        if len(keys) == 1:
-            victim = self.order.first()
-            if not _enters(keys[0], int(self.order.keys(slice(victim, victim + 1))[0]), always_admits, ties_enter):
-                return 0
-            self._drive_out(victim, owner)
-            owner[offset] = victim
-            self.order.place(np.array([victim]), priority, arrival)
-            return 1
+    def _lowest_leave(self, new: Newcomers, fitting: int) -> int:
+        """Gives slots to those of the new rows from ``fitting`` on that enter; returns how many rows left for them."""
+        keys = key_of(new.priority[fitting:], new.arrival[fitting:])
         slots = self.order.lowest(len(keys))
-        heap = list(zip(self.order.keys(slots).tolist(), slots.tolist(), strict=True))  # sorted, which is a heap
-        taken: dict[int, int] = {}
-        admitted = 0
-        for row, key in enumerate(keys):
-            lowest, slot = heap[0]
-            if _enters(key, lowest, always_admits, ties_enter):
-                heapreplace(heap, (key, slot))
-                taken[slot] = row
-                admitted += 1
-        if taken:
-            slots, rows = np.array(list(taken)), np.array(list(taken.values()))
-            owner[np.isin(owner, slots)] = -1  # rows of this batch that had filled the last free slots
-            owner[offset + rows] = slots
-            self.order.place(slots, priority[rows], arrival[rows])
-        return admitted
+        stored = self.order.keys(slots)
+        highest, lowest = int(stored[-1]), int(keys.min())
+        if len(slots) == len(keys) and lowest > highest and new.enters(lowest, highest):
+            taken = slots  # as many rows leave as come, none of them new: each takes the place of the next
+            rows = np.arange(fitting, fitting + len(keys))
+            evicted = len(keys)
+        else:
+            taken, rows, evicted = _compete(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
+        if len(taken):
+            new.slots[np.isin(new.slots, taken)] = -1
+            new.slots[rows] = taken
+            self.order.place(taken, new.priority[rows], new.arrival[rows])
+        return evicted
 
-    def _draw_victims(
-        self, priority: np.ndarray, arrival: np.ndarray, owner: np.ndarray, offset: int, always_admits: bool, _: bool
-    ) -> int:
+    def _draw_victims(self, new: Newcomers, fitting: int) -> int:
         """The same with drawn victims; all enter."""
-        assert self._chances is not None and always_admits
-        uniform = torch.rand(len(priority), dtype=torch.float64, generator=self._generator)
-        for row in range(len(priority)):
+        assert self._chances is not None
+        count = len(new.slots) - fitting
+        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
+        for place, row in enumerate(range(fitting, len(new.slots))):
             if self._chances.has_mass():
-                victim = int(self._chances.draw(uniform[row : row + 1])[0])
+                victim = int(self._chances.draw(uniform[place : place + 1])[0])
             else:
                 victim = self.order.first()
-            self._drive_out(victim, owner)
-            owner[offset + row] = victim
-            self._place(np.array([victim]), priority[row : row + 1], arrival[row : row + 1])
-        return len(priority)
-
-    @staticmethod
-    def _drive_out(victim: int, owner: np.ndarray) -> None:
-        if len(owner) > 1:
-            owner[owner == victim] = -1
+            new.take(victim, row)
+            self._place(np.array([victim]), new.priority[row : row + 1], new.arrival[row : row + 1])
+        return count
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
         """New priorities of stored rows; of several for one slot the last counts."""
@@ -305,9 +329,20 @@ class RetainedRows:
         self._largest = float(state_dict["largest"])
 
 
-def _enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool:
-    """Whether a newcomer drives the lowest row out, by keys; the priority is their upper half."""
-    if always_admits:
-        return True
-    mine, other = key >> ARRIVAL_BITS, lowest >> ARRIVAL_BITS
-    return mine > other or (ties_enter and mine == other)
+def _compete(
+    new: Newcomers, keys: list[int], stored: list[int], slots: list[int], first: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which slots new rows take, and which rows these are, one after the other; and how many rows left.
+
+    By a heap of as many rows as can leave: nobody else is ever the lowest.
+    """
+    heap = list(zip(stored, slots, strict=True))  # sorted, which is a heap
+    taken: dict[int, int] = {}
+    evicted = 0
+    for row, key in enumerate(keys, first):
+        lowest, slot = heap[0]
+        if new.enters(key, lowest):
+            heapreplace(heap, (key, slot))
+            taken[slot] = row
+            evicted += 1
+    return np.array(list(taken), dtype=np.int64), np.array(list(taken.values()), dtype=np.int64), evicted
