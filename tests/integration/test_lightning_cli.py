@@ -41,9 +41,20 @@ def run_tiny(name: str, *more: str) -> None:
     )
 
 
+# large networks and images, and whole games of an untrained agent that may never fire
+SHORTENED = {
+    "lightning/retention_rainbow_atari.yaml": [
+        "--data.init_args.evaluation_env_kwargs.max_frames=60",
+        "--data.init_args.replay.init_args.capacity=300",
+        "--data.init_args.replay.init_args.batch_size=4",
+        "--model.init_args.hidden_size=16",
+    ]
+}
+
+
 @pytest.mark.parametrize("name", LIGHTNING_CONFIGS)
 def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tmp_path: Path) -> None:
-    run_tiny(name)
+    run_tiny(name, *SHORTENED.get(name, []))
     (run,) = (tmp_path / "lightning_logs").iterdir()
     assert (run / "checkpoints" / "step=30.ckpt").exists()
     assert (run / "checkpoints" / "step=30.30.replay").is_dir()
