@@ -29,8 +29,9 @@ _ROWS_PER_WRITE = 1_024
 class Collection:
     """Clock and state of collecting. Environments are built at the first step, and anew after :meth:`close` or a load.
 
-    Episodes that a close or a load interrupts are marked truncated in the replay just before the next step: until
-    then the buffer is exactly what it was.
+    Episodes that a close or a load interrupts are marked truncated in the replay just before the next step, and the
+    steps that wait for their returns are stored with what there is of them: until then the buffer is exactly what it
+    was.
 
     Args:
         replay: where the steps go.
@@ -97,21 +98,33 @@ class Collection:
             device = self._replay.storage.device
             self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
             self._interrupted = None
+            for transform in self._transforms_that_wait:
+                formed = transform.flush()
+                if formed is not None:
+                    self._replay.writer.extend(formed)
         seed = int(self._generator.integers(2**31))
         self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         self._newest = np.full(self._rollout.num_envs, -1)
         self._is_open = np.zeros(self._rollout.num_envs, dtype=np.bool_)
         return self._rollout
 
+    @property
+    def _transforms_that_wait(self) -> list[Any]:
+        """Transforms that store a step later than they are given it, such as returns over several steps."""
+        return [transform for transform in self._replay._transform.transforms if hasattr(transform, "flush")]
+
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
         rows = rollout.take_rows(rollout.pending_rows - excess)
         index = self._replay.extend(rows)
-        if len(index) == len(rows):  # a transform may hold rows back; then there is nothing to close either
+        # steps a transform waits with are closed by it, and rows the writer refused are not there to be closed
+        if len(index) == len(rows) and not self._transforms_that_wait:
             environment = np.arange(len(rows)) % rollout.num_envs
             # in order of time, so that the newest row of each environment is the one that stays
             self._newest[environment] = index.cpu().numpy()
             self._is_open[environment] = ~rows["next", "done"].squeeze(-1).numpy()
+        else:  # or the writer refused some, so that the slots tell nothing of the newest rows
+            self._is_open[:] = False
         if excess:
             self.env_steps = self._last_step
             self.close()

@@ -119,3 +119,18 @@ def test_returns_formed_before_storage_must_have_the_agents_discount(tmp_path) -
     )
     with pytest.raises(ValueError, match=r"discounts its 3-step returns by 0.9, the agent by 0.99"):
         fit(data, DQN(hidden_sizes=(4,)), tmp_path)
+
+
+def test_steps_that_wait_for_their_returns_are_stored_before_collection_goes_on(tmp_path) -> None:
+    replay, agent = retention(n_steps=3, discount=0.5), Tiny()
+    data = ReplayDataModule(Counting, replay, env_steps=30, warmup_steps=28, seed=0)
+    data.collection.collect_until(23, agent)
+    assert len(replay) == 21  # of the fifth episode's three steps two wait
+    data.collection.close()
+    data.collection.collect_until(26, agent)
+    rows = replay.storage.get(torch.arange(len(replay)))
+    assert rows["steps_to_next_obs"][20:].flatten().tolist() == [3, 2, 1, 3]
+    assert rows["discount"][20:].flatten().tolist() == [0.125, 0.25, 0.5, 0.125]
+    assert rows["next", "reward"][20:].flatten().tolist() == [1 + 1 + 0.75, 2 + 1.5, 3.0, 1 + 1 + 0.75]
+    assert rows["trajectory"][20:].tolist() == [4, 4, 4, 5]
+    assert not rows["next", "truncated"].any()
