@@ -354,9 +354,10 @@ class Replay(TensorDictReplayBuffer):
         """
         assert isinstance(self._storage, PackedStorage), "truncate needs a PackedStorage"
         index = index[self._storage.generation_of(index) == generation]
-        for key in ("truncated", "done"):
-            self._storage.all_rows.get(("next", key))[index] = True
-        self.cut(index)
+        if len(index):
+            for key in ("truncated", "done"):
+                self._storage.all_rows.get(("next", key))[index] = True
+            self.cut(index)
 
     def cut(self, index: Tensor) -> None:
         """Tells sampler and episodes that nothing follows the rows in these slots; writers call it."""

@@ -250,10 +250,12 @@ class ModuleReplay:
     def _remember_running(self, rows: TensorDictBase, index: Any) -> None:
         trajectory = rows["trajectory"].numpy()
         last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
-        done, slots = rows["next", "done"].numpy(), index.numpy(force=True)
+        done, slots = rows["next", "done"].numpy(), np.full(len(rows), -1)
+        entered = getattr(self.replay.writer, "entered", slice(len(rows) - len(index), None))
+        slots[entered] = index.numpy(force=True)
         for row in last_rows.tolist():
             self._running.pop(int(trajectory[row]), None)
-            if not done[row, 0]:
+            if not done[row, 0] and slots[row] >= 0:  # the writer may refuse rows
                 self._running[int(trajectory[row])] = int(slots[row])
         while len(self._running) > self.converter.fragments.remembered:  # their EnvRunner was lost
             self._running.popitem(last=False)

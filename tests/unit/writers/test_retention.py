@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The retention writer by hand-worked numbers: who enters, who leaves, what feedback changes, what is refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+
+from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
+from lightning_replay.priority_tree import leaving_order
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    PrioritizedSampler,
+    RandomPairSampler,
+    ReverseSweepSampler,
+    UniformSampler,
+)
+from lightning_replay.schedules import Linear
+from lightning_replay.transforms import MixPairs
+from lightning_replay.writers import (
+    OldestLeaves,
+    OnPolicynessOnly,
+    RetentionWriter,
+    SmallestReturnLeaves,
+    StochasticExploration,
+    StochasticSurprise,
+    SurpriseOnly,
+    SurpriseOnPolicyness,
+    retention_rows,
+)
+from lightning_replay.writers import retention as retention_module
+from tests.transitions import numbered_steps
+
+# softmax of these is 0.6285 for action 1 and 0.1402 for action 2
+VALUES = [1.0, 2.0, 0.5]
+
+
+def squared_reward(transitions: TensorDict) -> torch.Tensor:
+    return transitions["next", "reward"].flatten() ** 2
+
+
+def first_number(transitions: TensorDict) -> torch.Tensor:
+    return transitions["observation"][:, 0]
+
+
+def rewarded(rewards: list[float], **columns: Any) -> TensorDict:
+    steps = numbered_steps(0, len(rewards))
+    steps["next", "reward"] = torch.tensor(rewards).unsqueeze(1)
+    return steps.update(columns)
+
+
+def small(capacity: int = 3, *, sampler: Any = None, storage: Any = None, **options: Any) -> Replay:
+    writer = RetentionWriter(**{"initial_surprise": squared_reward, "seed": 0} | options)
+    return Replay(storage=storage or PackedStorage(capacity), writer=writer, sampler=sampler, batch_size=2, seed=0)
+
+
+def rewards(replay: Replay) -> list[float]:
+    return replay.storage.get(torch.arange(len(replay)))["next", "reward"].flatten().tolist()
+
+
+def priorities(replay: Replay) -> list[float]:
+    return replay.writer.retention_priority(torch.arange(len(replay))).tolist()
+
+
+def test_the_lowest_leaves_and_a_newcomer_that_is_lowest_is_refused() -> None:
+    replay = small()
+    assert replay.extend(rewarded([2.0, 1.0, 3.0])).tolist() == [0, 1, 2]
+    assert replay.extend(rewarded([0.5])).tolist() == []
+    assert replay.extend(rewarded([4.0])).tolist() == [1]
+    assert replay.extend(rewarded([1.0])).tolist() == []
+    assert rewards(replay) == [2.0, 4.0, 3.0] and priorities(replay) == [4.0, 16.0, 9.0]
+    stats = replay.stats()
+    assert [stats[name] for name in ("admitted", "refused", "evicted", "write_count")] == [4, 2, 1, 4]
+    assert stats["age_max"] == 5 and stats["age_mean"] == pytest.approx((5 + 3 + 1) / 3)
+    assert stats["retention_priority"] == {"0": 4.0, "0.25": 6.5, "0.5": 9.0, "0.75": 12.5, "1": 16.0}
+    assert stats["bytes_per_transition"] == replay.nbytes / 3 > replay.storage.nbytes / 3
+
+
+def test_a_newcomer_no_higher_than_the_lowest_is_refused_and_the_oldest_of_equals_leaves() -> None:
+    replay = small()
+    replay.extend(rewarded([1.0, 1.0, 1.0]))
+    assert replay.extend(rewarded([1.0, -1.0])).tolist() == []
+    assert [replay.extend(rewarded([2.0])).tolist() for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_always_admit_lets_the_lowest_newcomer_in() -> None:
+    replay = small(always_admit=True)
+    replay.extend(rewarded([2.0, 1.0, 3.0]))
+    assert replay.extend(rewarded([0.5])).tolist() == [1]
+    assert replay.extend(rewarded([0.25])).tolist() == [1]
+    assert rewards(replay) == [2.0, 0.25, 3.0]
+
+
+def test_rows_driven_out_by_later_ones_of_the_same_extend_are_not_returned() -> None:
+    replay = small()
+    assert replay.extend(rewarded([1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 2.0])).tolist() == [2, 0, 1]
+    assert replay.writer.entered.tolist() == [2, 3, 4]
+    assert rewards(replay) == [4.0, 5.0, 3.0]
+    assert replay.stats()["admitted"] == 5 and replay.stats()["evicted"] == 2
+
+
+def test_without_a_first_surprise_newcomers_get_the_largest_priority_and_are_never_refused() -> None:
+    replay = small(initial_surprise=None)
+    replay.extend(rewarded([0.0, 0.0, 0.0, 0.0]))
+    assert priorities(replay) == [1.0, 1.0, 1.0] and replay.stats()["refused"] == 0
+    replay.update_priority(torch.tensor([0, 1]), torch.tensor([-3.0, 0.5]))
+    assert priorities(replay) == [9.0, 0.25, 1.0]
+    assert replay.extend(rewarded([7.0])).tolist() == [1]
+    assert priorities(replay) == [9.0, 9.0, 1.0]
+
+
+def test_feedback_sets_both_priorities_in_one_call() -> None:
+    replay = small(sampler=PrioritizedSampler(3, priority_exponent=1.0, priority_offset=0.0))
+    replay.extend(rewarded([1.0, 1.0, 1.0]))
+    index = torch.tensor([0, 2, 0])
+    signals = {"action_values": torch.tensor([VALUES] * 3), "action": torch.tensor([0, 2, 1])}
+    replay.update_priority(index, torch.tensor([9.0, 2.0, -0.5]), **signals)
+    assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == [0.5, 1.0, 2.0]
+    assert priorities(replay) == pytest.approx([0.25 * 0.628531719212, 1.0, 4.0 * 0.140244383166], abs=1e-6)
+    replay.update_priority(index[:1], torch.tensor([2.0]), surprise=torch.tensor([[0.5]]))
+    assert replay.sampler.state_dict()["tree"]["leaves"][0] == 2.0 and priorities(replay)[0] == 0.5
+
+
+def test_updates_of_rows_that_left_are_dropped_and_counted() -> None:
+    replay = small()
+    replay.extend(rewarded([1.0, 2.0, 3.0]))
+    index = torch.tensor([0, 1])
+    generation = replay.storage.generation_of(index)
+    replay.extend(rewarded([4.0]))
+    replay.update_priority(index, torch.tensor([0.0, 0.0]), generation=generation)
+    assert priorities(replay) == [16.0, 0.0, 9.0]
+    assert replay.stats()["late_updates_dropped"] == 1 and replay.stats()["priorities_updated"] == 1
+
+
+def test_without_action_values_surprise_alone_counts_and_the_log_says_so_once(caplog) -> None:
+    replay = small()
+    replay.extend(rewarded([1.0]))
+    with caplog.at_level(logging.WARNING, logger=retention_module.__name__):
+        replay.update_priority(torch.tensor([0]), torch.tensor([3.0]))
+        replay.update_priority(torch.tensor([0]), torch.tensor([3.0]))
+    assert priorities(replay) == [9.0]
+    assert len(caplog.records) == 1 and "kept by surprise alone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (SurpriseOnPolicyness(q_inverse_temperature=0.0), 9.0 / 3),
+        (SurpriseOnPolicyness(greedy_epsilon=0.1), 0.9),
+        (SurpriseOnPolicyness(surprise_exponent=0.5), 3 * 0.140244383166),
+        (SurpriseOnly(), 9.0),
+        (OnPolicynessOnly(), 0.140244383166),
+        (StochasticSurprise(), 9.0),
+        (StochasticExploration(), 0.140244383166),
+        (OldestLeaves(), 0.0),
+        (SmallestReturnLeaves(), -2.0),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, float) else "",
+)
+def test_each_rule_makes_its_priority_of_the_same_feedback(rule, expected) -> None:
+    replay = small(rule=rule)
+    replay.extend(rewarded([-2.0]))
+    signals = {"action_values": torch.tensor([VALUES]), "action": torch.tensor([2])}
+    replay.update_priority(torch.tensor([0]), torch.tensor([-3.0]), **signals)
+    assert priorities(replay) == pytest.approx([expected], abs=1e-6)
+    assert replay.takes_feedback == (not isinstance(rule, OldestLeaves | SmallestReturnLeaves))
+
+
+def test_the_oldest_leaves_like_from_a_ring() -> None:
+    replay, ring = small(4, rule=OldestLeaves()), recipes.uniform(4, 2)
+    for first, count in ((0, 3), (3, 1), (4, 3), (7, 6)):
+        steps = numbered_steps(first, count)
+        replay.extend(steps)
+        ring.extend(steps)
+    assert sorted(rewards(replay)) == sorted(rewards(ring)) == [9.0, 10.0, 11.0, 12.0]
+
+
+def test_the_smallest_return_leaves_and_newcomers_always_enter() -> None:
+    replay = small(rule=SmallestReturnLeaves())
+    replay.extend(rewarded([0.0, -1.0, 5.0]))
+    assert replay.extend(rewarded([-9.0])).tolist() == [1]
+    assert replay.extend(rewarded([1.0])).tolist() == [1]
+    assert rewards(replay) == [0.0, 1.0, 5.0]
+
+
+def test_where_no_row_can_be_drawn_as_victim_the_oldest_leaves() -> None:
+    replay = small(rule=StochasticExploration())
+    replay.extend(rewarded([1.0, 2.0, 3.0]))
+    values = torch.tensor([[0.0, -200.0]] * 3)
+    replay.update_priority(torch.arange(3), torch.ones(3), action_values=values, action=torch.ones(3).long())
+    assert priorities(replay) == [0.0, 0.0, 0.0]
+    assert replay.extend(rewarded([4.0])).tolist() == [0]
+
+
+def test_a_schedule_of_the_exponent_recomputes_every_priority() -> None:
+    rule = SurpriseOnPolicyness(surprise_exponent=Linear(1.0, 0.0, 100, clock="updates"))
+    replay = small(rule=rule)
+    replay.extend(rewarded([2.0, 0.5, 1.0]))
+    signals = {"action_values": torch.tensor([VALUES]), "action": torch.tensor([1])}
+    replay.update_priority(torch.tensor([0]), torch.tensor([-2.0]), **signals)
+    weight = 0.628531719212
+    assert priorities(replay) == pytest.approx([4 * weight, 0.25, 1.0])
+    replay.advance(updates=50)
+    assert priorities(replay) == pytest.approx([2 * weight, 0.5, 1.0])
+    replay.extend(rewarded([0.8]))  # sqrt(0.64) is higher than 0.5
+    assert priorities(replay) == pytest.approx([2 * weight, 0.8, 1.0])
+    replay.advance(updates=200)
+    assert priorities(replay) == pytest.approx([weight, 1.0, 1.0])
+    assert rule.surprise_exponent == 1.0, "the rule that was given may serve another buffer"
+
+
+def test_rows_of_unknown_surprise_keep_the_largest_priority_under_a_schedule() -> None:
+    replay = small(rule=SurpriseOnly(Linear(1.0, 0.5, 10, clock="env_steps")), initial_surprise=None)
+    replay.extend(rewarded([0.0, 0.0, 0.0]))
+    replay.update_priority(torch.tensor([0, 1]), torch.tensor([4.0, 3.0]))
+    assert priorities(replay) == [16.0, 9.0, 1.0]
+    replay.advance(env_steps=10)
+    assert priorities(replay) == [4.0, 3.0, 4.0]
+
+
+def test_arrivals_are_numbered_anew_before_they_run_out(monkeypatch) -> None:
+    for module in (leaving_order, retention_module, retention_rows):
+        monkeypatch.setattr(module, "ARRIVAL_BITS", 5)
+    monkeypatch.setattr(leaving_order, "_ARRIVALS", 31)
+    replay = small(always_admit=True, initial_surprise=None)
+    for number in range(100):
+        assert replay.extend(rewarded([float(number)])).tolist() == [number % 3]
+    assert replay.writer.age_of(torch.arange(3)).tolist() == [0, 2, 1]
+
+
+def test_n_step_transitions_are_formed_before_they_are_offered() -> None:
+    asked: list[torch.Tensor] = []
+
+    def surprised(transitions: TensorDict) -> torch.Tensor:
+        asked.append(transitions["next", "reward"].flatten())
+        return transitions["next", "reward"].flatten() ** 2
+
+    replay = recipes.surprise_retention(
+        4, 2, n_steps=3, discount=0.5, initial_surprise=surprised, priority_exponent=0.0, seed=0
+    )
+    assert replay.extend(numbered_steps(0, 2)).tolist() == []
+    assert replay.extend(numbered_steps(2, 3)).tolist() == [0, 1, 2]
+    # 0 + 1/2 + 2/4, 1 + 2/2 + 3/4, 2 + 3/2 + 4/4
+    assert [part.tolist() for part in asked] == [[1.0, 2.75, 4.5]]
+    assert priorities(replay) == [1.0, 2.75**2, 4.5**2]
+    batch = replay.sample()
+    assert batch["discount"].shape == batch["steps_to_next_obs"].shape == (2, 1)
+    replay.writer.extend(replay._transform[0].flush())  # the two that wait, with the returns they have: 3 + 4/2 and 4
+    assert asked[1].tolist() == [5.0, 4.0]
+    assert len(replay) == 4 and sorted(rewards(replay)) == [2.75, 4.0, 4.5, 5.0]
+
+
+def test_what_initial_surprise_raises_loses_no_step() -> None:
+    fails = [True]
+
+    def surprised(transitions: TensorDict) -> torch.Tensor:
+        if fails[0]:
+            raise RuntimeError("the network is not built")
+        return transitions["next", "reward"].flatten()
+
+    replay = recipes.surprise_retention(8, 2, n_steps=2, initial_surprise=surprised)
+    with pytest.raises(RuntimeError, match="not built"):
+        replay.extend(numbered_steps(0, 4))
+    assert len(replay) == 0
+    fails[0] = False
+    assert len(replay.extend(numbered_steps(0, 4))) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda rows: torch.ones(3), r"returned \[3\] for 2 rows; one number for each is accepted, \[2\]"),
+        (lambda rows: torch.tensor(1.0), r"returned \[\] for 2 rows"),
+        (lambda rows: torch.ones(2, 2), r"returned \[2, 2\] for 2 rows"),
+        (lambda rows: [1.0, 2.0], "returned list for 2 rows"),
+        (lambda rows: torch.tensor([1.0, float("nan")]), r"returned nan in rows \[1\]"),
+        (lambda rows: torch.tensor([-1.0, 1.0]), r"returned -1.0 in rows \[0\]"),
+        (lambda rows: torch.tensor([1.0, float("inf")]), r"returned inf in rows \[1\]"),
+    ],
+)
+def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(given, message) -> None:
+    replay = small(initial_surprise=given)
+    with pytest.raises(ValueError, match=message + r"(?s:.*)Nothing was stored"):
+        replay.extend(rewarded([1.0, 2.0]))
+    assert len(replay) == 0 and replay.stats()["admitted"] == replay.stats()["refused"] == 0
+    replay.writer.initial_surprise = squared_reward
+    assert replay.extend(rewarded([1.0, 2.0])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("td_error", "signals", "error", "message"),
+    [
+        ([1.0, float("nan")], {}, ValueError, r"td_error must be finite; rows \[1\]"),
+        ([1.0, 1.0], {"surprise": torch.tensor([1.0, float("nan")])}, ValueError, r"surprise is nan in rows \[1\]"),
+        ([1.0, 1.0], {"surprise": torch.tensor([1.0, -0.5])}, ValueError, r"surprise is -0.5 in rows \[1\]"),
+        ([1.0, 1.0], {"surprise": torch.ones(3)}, ValueError, r"each of the 2 rows of the batch; got \[3\]"),
+        ([1.0], {}, ValueError, "one value for each of the 2 rows"),
+        ([1.0, 1.0], {"action_values": torch.ones(2, 3)}, ValueError, "action_values without action"),
+        (
+            [1.0, 1.0],
+            {"action_values": torch.ones(3, 3), "action": torch.zeros(2)},
+            ValueError,
+            r"must be \[2, A\].*got \[3, 3\]",
+        ),
+        (
+            [1.0, 1.0],
+            {"action_values": torch.full((2, 3), float("nan")), "action": torch.tensor([0, 1])},
+            ValueError,
+            r"NaN or infinite in rows \[0, 1\]",
+        ),
+        (
+            [1.0, 1.0],
+            {"action_values": torch.ones(2, 3), "action": torch.tensor([0, 3])},
+            IndexError,
+            "actions are 0..3",
+        ),
+    ],
+)
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_bad_feedback_changes_nothing(prioritized, td_error, signals, error, message) -> None:
+    replay = small(sampler=PrioritizedSampler(3) if prioritized else UniformSampler())
+    replay.extend(rewarded([1.0, 2.0, 3.0]))
+    generation = replay.storage.generation_of(torch.tensor([0, 1]))
+    before, sampler = priorities(replay), replay.sampler.state_dict()
+    with pytest.raises(error, match=message):
+        replay.update_priority(torch.tensor([0, 1]), torch.tensor(td_error), generation=generation, **signals)
+    assert priorities(replay) == before
+    if prioritized:
+        assert torch.equal(replay.sampler.state_dict()["tree"]["leaves"], sampler["tree"]["leaves"])
+
+
+def test_rules_that_know_nothing_else_ask_for_action_values() -> None:
+    replay = small(rule=OnPolicynessOnly())
+    replay.extend(rewarded([1.0]))
+    with pytest.raises(ValueError, match=r"OnPolicynessOnly learns from action_values \[B, A\]"):
+        replay.update_priority(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_td_errors_given_with_rows_reach_those_that_entered() -> None:
+    replay = small(sampler=PrioritizedSampler(3, priority_exponent=1.0, priority_offset=0.0))
+    rows = rewarded([1.0, 2.0, 3.0, 0.5, 4.0], td_error=torch.tensor([1.0, 2.0, 3.0, 0.5, 4.0]))
+    assert replay.extend(rows).tolist() == [1, 2, 0]
+    assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == [4.0, 2.0, 3.0]
+    assert replay.extend(rewarded([0.1], td_error=torch.tensor([9.0]))).tolist() == []
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"rule is 'fifo'; accepted are the rules of lightning_replay.writers"):
+        RetentionWriter("fifo")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="initial_surprise is 1.0; give a function"):
+        RetentionWriter(initial_surprise=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got a LazyTensorStorage; .*Use PackedStorage\(5\)"):
+        small(storage=LazyTensorStorage(5))
+    with pytest.raises(ValueError, match="q_inverse_temperature is -1.0"):
+        SurpriseOnPolicyness(-1.0)
+    with pytest.raises(ValueError, match="greedy_epsilon is 2.0"):
+        OnPolicynessOnly(greedy_epsilon=2.0)
+    with pytest.raises(ValueError, match="surprise_exponent is -1.0"):
+        SurpriseOnly(-1.0)
+    with pytest.raises(ValueError, match="follows the clock 'draws', which a writer does not see"):
+        SurpriseOnly(Linear(1.0, 0.0, 10))
+    with pytest.raises(ValueError, match="offset is 0.0; it must be positive"):
+        StochasticSurprise(offset=0.0)
+    with pytest.raises(ValueError, match="exponent is nan"):
+        StochasticExploration(float("nan"))
+    with pytest.raises(ValueError, match="capacity 4 is below n_steps 5"):
+        recipes.surprise_retention(4, 2, n_steps=5)
+    with pytest.raises(ValueError, match="rule is OldestLeaves, so q_inverse_temperature=2.0"):
+        recipes.surprise_retention(8, 2, q_inverse_temperature=2.0, rule=OldestLeaves())
+    with pytest.raises(ValueError, match=r"\('next', 'reward'\); got none"):
+        small(rule=SmallestReturnLeaves()).extend(TensorDict({"observation": torch.ones(2)}, [2]))
+    with pytest.raises(ValueError, match=r"rows \[0\] have reward NaN"):
+        small(rule=SmallestReturnLeaves()).extend(rewarded([float("nan")]))
+
+
+SAMPLERS = {
+    "uniform": UniformSampler,
+    "prioritized": lambda: PrioritizedSampler(20),
+    "neighborhood mixup": lambda: NeighborhoodMixupSampler(num_neighbors=2, refresh_interval=4),
+    "random pairs": RandomPairSampler,
+    "prioritized pairs": lambda: RandomPairSampler(first=PrioritizedSampler(20), update_partners=True),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_any_sampler_draws_what_is_kept_and_goes_on_after_a_load(name, tmp_path) -> None:
+    def built() -> Replay:
+        writer = RetentionWriter(StochasticSurprise(), initial_surprise=first_number)
+        pairs = name not in ("uniform", "prioritized")
+        transform = MixPairs() if pairs else None
+        storage = PackedStorage(20)
+        return Replay(
+            storage=storage, sampler=SAMPLERS[name](), writer=writer, transform=transform, batch_size=8, seed=1
+        )
+
+    replay = built()
+    for first in range(0, 200, 10):
+        replay.extend(numbered_steps(first, 10, done_every=7))
+        batch = replay.sample()
+        signals = {"action_values": torch.rand(8, 4), "action": torch.arange(8) % 4}
+        replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"], **signals)
+        assert len(replay) == min(first + 10, 20)
+    save_replay(replay, tmp_path)
+    again = built()
+    again.load(tmp_path)
+    assert len(load_replay(tmp_path)) == 20
+    for one in (replay, again):
+        torch.manual_seed(5)
+        one.extend(numbered_steps(200, 10))
+    assert rewards(replay) == rewards(again) and priorities(replay) == priorities(again)
+    for _ in range(3):
+        assert torch.equal(replay.sample()["observation"], again.sample()["observation"])
+    assert replay.stats() == again.stats()
+
+
+#  rows 0 1 2 3 | 4 5 of two environments in turn, a refused row x between:   a0 b0 a1 bx a2 b2
+def interleaved(first: int, surprise: list[float]) -> TensorDict:
+    steps = numbered_steps(first, len(surprise))
+    steps["trajectory"] = torch.arange(len(surprise)) % 2
+    steps["next", "reward"] = torch.tensor(surprise).unsqueeze(1)
+    return steps
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("sampler", [ContinuousTransitionSampler, lambda: ReverseSweepSampler(goal=first_number_is_2)])
+def test_rows_are_not_linked_across_a_row_that_was_refused(at_once, sampler) -> None:
+    replay = small(4, sampler=sampler())
+    replay.extend(interleaved(0, [1.0, 1.0, 3.0, 3.0]))
+    later = interleaved(4, [5.0, 0.5, 6.0, 6.0])  # a2 enters in place of a0, bx is refused, a3 replaces b0, b3 a1
+    parts = [later] if at_once else later.split(1)
+    for part in parts:
+        replay.extend(part)
+    assert rewards(replay) == [5.0, 6.0, 6.0, 3.0]
+    links = replay.sampler._links
+    # a2 in 0 is followed by a3 in 1; b1 in 3 not by b3 in 2, as bx is missing
+    assert links.successor.tolist() == [1, -1, -1, -1]
+
+
+def first_number_is_2(steps: TensorDict) -> torch.Tensor:
+    return steps["observation"][:, 0] == 2
