@@ -57,7 +57,8 @@ def rewarded(rewards: list[float], **columns: Any) -> TensorDict:
 
 def small(capacity: int = 3, *, sampler: Any = None, storage: Any = None, **options: Any) -> Replay:
     writer = RetentionWriter(**{"initial_surprise": squared_reward, "seed": 0} | options)
-    return Replay(storage=storage or PackedStorage(capacity), writer=writer, sampler=sampler, batch_size=2, seed=0)
+    storage = PackedStorage(capacity) if storage is None else storage
+    return Replay(storage=storage, writer=writer, sampler=sampler, batch_size=2, seed=0)
 
 
 def rewards(replay: Replay) -> list[float]:
