@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
-from lightning_replay.storage import PackedStorage, read_columns
+from lightning_replay.storage import PackedStorage, read_columns, stored_before, stored_slots
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
@@ -73,8 +73,7 @@ class EpisodeTracker:
         """
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
-            earlier = torch.ones(len(storage), dtype=torch.bool, device=index.device).index_fill_(0, index, False)
-            index = torch.cat((earlier.nonzero().squeeze(1), index))
+            index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
 
@@ -93,7 +92,7 @@ class EpisodeTracker:
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
         if self.links is None:  # rows that were stored before the tracker came
-            self.mark_update(torch.arange(len(storage), device=index.device), storage)
+            self.mark_update(stored_slots(storage).to(index.device), storage)
         slots, last, steps_used = self._chain(index, n_steps)
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
         shape = (*index.shape, 1)

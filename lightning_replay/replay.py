@@ -21,7 +21,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.replay_state import read_state, restore_state
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage import PackedStorage, stored_slots
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger = logging.getLogger(__name__)
@@ -333,7 +333,7 @@ class Replay(TensorDictReplayBuffer):
             ValueError: rows are stored, and the writer does not know their order.
         """
         with self._replay_lock, self._write_lock:
-            stored = torch.arange(len(self._storage), device=self._storage.device)
+            stored = stored_slots(self._storage).to(self._storage.device)
             if len(stored):
                 age_of = getattr(self._writer, "age_of", None)
                 if age_of is None:

@@ -287,6 +287,20 @@ class PackedStorage(LazyTensorStorage):
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
 
 
+def stored_slots(storage: Storage) -> Tensor:
+    """Slots of a storage without tables that hold a row, int64 ``[n]``, ascending, on the CPU."""
+    live = getattr(storage, "live_slots", None)
+    return torch.arange(len(storage)) if live is None else live.state().sort().values
+
+
+def stored_before(storage: Storage, new: Tensor) -> Tensor:
+    """Slots that held a row before those in ``new``, int64 ``[N]``, were written; ascending, on the device of these."""
+    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
+    earlier[stored_slots(storage).to(new.device)] = True
+    earlier[new] = False
+    return earlier.nonzero().squeeze(1)
+
+
 def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
     """Single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
 

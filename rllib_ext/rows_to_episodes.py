@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 
 from lightning_replay.episodes import trajectory_of
 from lightning_replay.replay import Replay
+from lightning_replay.storage import stored_slots
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.information import TASK
 from rllib_ext.module_replay import ModuleReplay
@@ -161,7 +162,7 @@ def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
             "FirstInFirstOutWriter does"
         )
     tables = getattr(replay.storage, "tables", None)
-    held = np.arange(len(replay)) if tables is None else np.flatnonzero(tables.pool.references)
+    held = stored_slots(replay.storage).numpy() if tables is None else np.flatnonzero(tables.pool.references)
     slots = torch.from_numpy(held).to(replay.storage.device)
     rows = replay.storage.get(slots[age_of(slots).argsort()[:most].flip(0)]).cpu()
     steps = rows.get("steps_to_next_obs", None)

@@ -125,6 +125,12 @@ class FrameStorage(PackedStorage):
         """The slots that hold a row; ``None`` while these are all below the length."""
         return None if self._live is None or self._live.count == self._len else self._live
 
+    def held_slots(self) -> np.ndarray:
+        """Slots that hold a row, int64 ``[num_held]``, ascending."""
+        if self._frames_of is None:
+            return np.zeros(0, dtype=np.int64)
+        return self._frames_of[: self._len, 0].nonzero().flatten().cpu().numpy()
+
     @property
     def rows_at_once(self) -> int:
         """Rows whose frames fit even if all are different and nothing else is stored."""
@@ -138,6 +144,11 @@ class FrameStorage(PackedStorage):
             "frame_bytes": self.frame_bytes,
             "frames_per_transition": self.frames_held / max(self.num_held, 1),
         }
+
+    def checked_values(self, data: TensorDictBase) -> list[Tensor]:
+        """See :class:`~lightning_replay.storage.PackedStorage`; the stacks come last."""
+        self._looked_up = None  # tensors that are given again may have other content
+        return super().checked_values(data)
 
     def room_for(self, data: TensorDictBase | list[Tensor], slots: Tensor | np.ndarray | None = None) -> bool:
         """Whether the frames of these rows fit.
@@ -174,15 +185,14 @@ class FrameStorage(PackedStorage):
         index = index[holds]
         if not len(index):
             return
-        given_up = index.cpu().numpy()
-        self._pool.release(self._frames_at(index))
-        self._looked_up = None
-        self._frames_of[index] = 0
         if self.tables is None:  # tables know which rows they hold
             self._generation[index] += 1
             if self._live is None:
-                self._live = LiveSlots(self.capacity, self._len)
-            self._live.remove(given_up)
+                self._live = LiveSlots.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+            self._live.remove(index.cpu().numpy())
+        self._pool.release(self._frames_at(index))
+        self._looked_up = None
+        self._frames_of[index] = 0
         self._bump_mutation_revision()
         for buffer in self._attached_entities:
             if hasattr(buffer, "mark_released"):

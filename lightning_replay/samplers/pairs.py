@@ -16,6 +16,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler, any_slots
 from lightning_replay.state_files import read_state, write_state
+from lightning_replay.storage import stored_before
 from lightning_replay.tables import Tables
 
 
@@ -221,10 +222,9 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         if self._met_storage:
             return
         self._met_storage = True
-        earlier = torch.ones(len(storage), dtype=torch.bool, device=new.device)
-        earlier[new] = False
-        if bool(earlier.any()):
-            self.learn(earlier.nonzero().squeeze(1), storage)
+        earlier = stored_before(storage, new)
+        if len(earlier):
+            self.learn(earlier, storage)
 
     def _empty(self) -> None:
         self.first._empty()

@@ -17,6 +17,7 @@ from lightning_replay.samplers.priority_inputs import check_from_zero, flat_inde
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_names import TorchRLNames
 from lightning_replay.schedules import Constant, Schedule
+from lightning_replay.storage import stored_slots
 
 
 @recorded
@@ -181,7 +182,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             self._tree.load_state_dict(state)
             self._largest = torch.full((), float(self._largest), device=self._tree.device)
         if not self._has_rows and len(storage):
-            self.mark_update(torch.arange(len(storage)))
+            self.mark_update(stored_slots(storage))
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""

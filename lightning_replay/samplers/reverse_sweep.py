@@ -17,7 +17,7 @@ from lightning_replay.conditions.condition import ConditionLike, holds, own
 from lightning_replay.episodes import EpisodeLinks, trajectory_of
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.storage import read_columns
+from lightning_replay.storage import read_columns, stored_before
 
 
 @recorded
@@ -191,10 +191,9 @@ class ReverseSweepSampler(UniformSampler):
         """Learns of rows that were stored before this sampler was attached, in slot order."""
         (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
         self._allocate(storage.max_size, done.device)
-        earlier = torch.ones(len(storage), dtype=torch.bool, device=new.device)
-        earlier[new] = False
-        if bool(earlier.any()):
-            self._learn(earlier.nonzero().squeeze(1), storage)
+        earlier = stored_before(storage, new)
+        if len(earlier):
+            self._learn(earlier, storage)
 
     def _learn(self, index: Tensor, storage: Storage) -> None:
         assert self._links is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -52,9 +53,10 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         kept = min(count, capacity)
         if count > kept:
             values = [value[-kept:] for value in values]
-            if isinstance(storage, FrameStorage):
-                storage.release(torch.arange(capacity))  # all of them leave
         start = (self._cursor + count - kept) % capacity
+        if count > kept and isinstance(storage, FrameStorage):
+            storage.release(torch.arange(capacity))  # all of them leave
+            start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
         at_once = storage.rows_at_once
         if kept <= at_once:
@@ -93,10 +95,13 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         while lacking := storage.frames_missing(values, slots):
             held = storage.num_held
             overwritten = max(0, held + len(slots) - storage.capacity)
-            oldest = self._cursor - held + overwritten
             # A row has at most so many frames, so fewer rows would never do.
             leaving = min(-(-lacking // (2 * storage.frame_stack)), held - overwritten)
+            oldest = self._cursor - held + overwritten
             storage.release(torch.arange(oldest, oldest + leaving) % storage.capacity)
+            if storage.num_held == held:  # rows in between were released by somebody else
+                others = torch.from_numpy(np.setdiff1d(storage.held_slots(), slots.numpy()))
+                storage.release(others[self.age_of(others).argmax()])
 
     def add(self, data: TensorDictBase) -> Tensor | int:
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""

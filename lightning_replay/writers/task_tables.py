@@ -58,13 +58,16 @@ class TaskTableWriter(TableWriter):
         if count <= at_once:
             slots = self.tables.append_new_to_each(table)
             self.write(slots, values)
+            self.entered: slice | Tensor = slice(None)
         else:
             slots = np.empty(count, dtype=np.int64)
             for start in range(0, count, at_once):
                 part = slice(start, min(start + at_once, count))
                 slots[part] = self.tables.append_new_to_each(table[part])
                 self.write(slots[part], [value[part] for value in values])
-            slots = slots[self._stayed(slots)]
+            stayed = self._stayed(slots)
+            self.entered = torch.from_numpy(np.flatnonzero(stayed))
+            slots = slots[stayed]
         self._write_count += data.shape[0]
         return self.announce(slots)
 

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay import load_replay, recipes
+from lightning_replay.events import EventTable
+from lightning_replay.frames import FrameStorage, storage_for
+from lightning_replay.frames import pool as pool_module
+from lightning_replay.frames.search import NumbaSearch, TorchSearch
+from lightning_replay.storage import PackedStorage, read_columns
+from tests.frame_steps import distinct, frame_rows, image_of, stacks_in, stacks_of
+
+SEARCHES = (TorchSearch, NumbaSearch)
+
+
+@pytest.fixture(params=SEARCHES, ids=lambda search: search.__name__)
+def search(request, monkeypatch) -> type:
+    if request.param is NumbaSearch:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(pool_module, "search_for", request.param)
+    return request.param
+
+
+def storage_of(rows: TensorDict, capacity: int = 10, frames: int = 40, depth: int = 3) -> FrameStorage:
+    storage = FrameStorage(capacity, frame_stack=depth, frame_capacity=frames)
+    storage.set(slice(0, len(rows)), rows)
+    return storage
+
+
+#    frames of the episode    5   6   7   8            stacks of 3
+#    row 0:   5 5 5 -> 5 5 6
+#    row 1:   5 5 6 -> 5 6 7
+#    row 2:   5 6 7 -> 6 7 8
+EPISODE = stacks_of([5, 6, 7, 8], depth=3)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 6), (3, 6), (5, 3), (2, 2, 3)], ids=str)
+def test_an_episode_of_three_steps_keeps_its_four_frames_once(search, shape) -> None:
+    storage = storage_of(frame_rows(EPISODE, shape))
+    assert storage.frames_held == 4
+    assert sorted(storage._pool.references[1:5].tolist()) == [1, 3, 5, 9]  # 8, 7, 6, 5 as counted above
+    drawn = storage.get(torch.tensor([2, 0, 2]))
+    assert stacks_in(drawn) == [EPISODE[2], EPISODE[0], EPISODE[2]]
+    assert drawn["pixels"].dtype == torch.uint8 and drawn["pixels"].shape == (3, 3, *shape)
+    assert drawn["pixels"].is_contiguous() and drawn["next", "pixels"].is_contiguous()
+    assert drawn["action"].tolist() == [2, 0, 2]
+    assert list(drawn.keys()) == ["pixels", "action", "next", "generation"]
+
+
+def test_rows_one_by_one_share_as_a_batch_does(search) -> None:
+    storage = FrameStorage(10, 3, frame_capacity=40)
+    for place, row in enumerate(frame_rows(EPISODE).split(1)):
+        storage.set(slice(place, place + 1), row)
+    assert storage.frames_held == 4
+    assert stacks_in(storage.get(torch.arange(3))) == EPISODE
+
+
+def test_frames_leave_with_the_last_row_that_refers_to_them(search) -> None:
+    storage = storage_of(frame_rows(EPISODE))
+    storage.release(torch.tensor([1]))  # all its frames are in rows 0 and 2
+    assert storage.frames_held == 4
+    storage.release(torch.tensor([2]))  # 7 and 8 leave, 5 and 6 are in row 0
+    assert storage.frames_held == 2
+    storage.release(torch.tensor([2, 0, 1]))  # two of them were released before
+    assert storage.frames_held == 0 and storage._pool.num_free == 40 and len(storage) == 3
+    assert storage.num_held == 0
+
+
+def test_overwriting_frees_what_was_there_and_keeps_what_the_new_row_has_as_well(search) -> None:
+    storage = storage_of(frame_rows(EPISODE[:1]), frames=6)  # 5 and 6
+    five = storage._pool.frames[storage._frames_of[0, 0]].data_ptr()
+    storage.set(slice(0, 1), frame_rows([((5, 5, 9), (5, 9, 9))]))
+    assert storage.frames_held == 2
+    assert storage._pool.frames[storage._frames_of[0, 0]].data_ptr() == five
+    assert stacks_in(storage.get(torch.tensor([0]))) == [((5, 5, 9), (5, 9, 9))]
+
+
+def test_wrong_claims_about_trajectories_mix_nothing_up(search) -> None:
+    #   two environments whose rows come under one name, out of order, and with stacks that do not follow each other
+    stacks = [EPISODE[2], ((1, 2, 3), (9, 9, 1)), EPISODE[0], ((3, 2, 1), (2, 1, 3))]
+    storage = storage_of(frame_rows(stacks, trajectory=7))
+    assert stacks_in(storage.get(torch.arange(4))) == stacks
+    assert storage.frames_held == distinct(stacks) == 8
+
+
+def test_five_step_successors_share_what_is_equal(search) -> None:
+    frames = list(range(1, 13))
+    stacks = stacks_of(frames, depth=4, n_steps=5)
+    storage = storage_of(frame_rows(stacks), capacity=20, frames=100, depth=4)
+    assert storage.frames_held == 12
+    kept = torch.tensor([0, 7])  #   1 1 1 1 -> 3 4 5 6      5 6 7 8 -> 9 10 11 12
+    storage.release(torch.tensor([slot for slot in range(len(stacks)) if slot not in kept]))
+    assert storage.frames_held == 11
+    assert storage.stats()["frames_per_transition"] == 5.5
+
+
+def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None:
+    monkeypatch.setattr(pool_module, "search_for", TorchSearch)
+    monkeypatch.setattr(TorchSearch, "hash_each", lambda self, frames: np.full(len(frames), 3))
+    storage = storage_of(frame_rows(EPISODE))
+    assert storage.frames_held == 4
+    storage.set(slice(3, 6), frame_rows(EPISODE))
+    storage.release(torch.tensor([0, 1, 2]))
+    assert storage.frames_held == 4
+    assert stacks_in(storage.get(torch.arange(3, 6))) == EPISODE
+
+
+def test_frames_that_differ_in_one_bit_are_two(search) -> None:
+    rows = frame_rows([((1, 1, 1), (1, 1, 1))] * 2, (4, 6))
+    for place in range(24):
+        again = rows.clone()
+        again["pixels"].view(2, 3, 24)[1, 1, place] ^= 128
+        again["next", "pixels"].view(2, 3, 24)[0, 2, place] ^= 1
+        storage = storage_of(again)
+        assert storage.frames_held == 3
+        drawn = storage.get(torch.arange(2))
+        assert torch.equal(drawn["pixels"], again["pixels"])
+        assert torch.equal(drawn["next", "pixels"], again["next", "pixels"])
+
+
+def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
+    rows = frame_rows(EPISODE, (4, 6))
+    turned = rows.clone()
+    turned["pixels"] = rows["pixels"].transpose(2, 3).contiguous().transpose(2, 3)
+    turned["next", "pixels"] = rows["next", "pixels"].expand(1, -1, -1, -1, -1)[0]
+    assert stacks_in(storage_of(turned).get(torch.arange(3))) == EPISODE
+
+
+def test_without_room_nothing_is_written(search) -> None:
+    storage = storage_of(frame_rows(EPISODE), frames=6)  # 4 of 6 frames
+    row = frame_rows([((1, 2, 5), (2, 5, 3))])
+    assert not storage.room_for(row)
+    before = copy.deepcopy(storage.state_dict())
+    with pytest.raises(RuntimeError, match=r"1 more frames are needed than the 6.*frame_capacity"):
+        storage.set(slice(3, 4), row)
+    assert storage.frames_held == 4 and len(storage) == 3
+    assert torch.equal(storage.state_dict()["rows"], before["rows"])
+    assert storage.room_for(row, torch.tensor([2])), "8 leaves with row 2"
+    assert not storage.room_for(row, torch.tensor([0])) and not storage.room_for(row, np.array([1]))
+    storage.set(slice(2, 3), row)
+    assert storage.frames_held == 6
+
+
+def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
+    storage = storage_of(frame_rows(EPISODE), frames=7)  # 5, 6, 7 and 8 are held, and 1 to 4 are too many
+    row = frame_rows([((1, 2, 3), (4, 5, 6))])
+    assert not storage.room_for(row)
+    row["pixels"].copy_(image_of((8, 8, 7), (4, 4)))
+    storage.set(slice(3, 4), row)
+    assert stacks_in(storage.get(torch.tensor([3]))) == [((8, 8, 7), (4, 5, 6))]
+
+
+def test_bytes_are_exact() -> None:
+    storage = storage_of(frame_rows(EPISODE, (84, 84)), capacity=100, frames=120, depth=3)
+    #   action 8 + frames 6 * 4 + reward 4 + 3 flags + generation 8 = 47 -> 64
+    assert storage.row_bytes == 64
+    #   121 frames, of them one that is none; references, hash, chain, free list, and 128 buckets
+    assert storage.nbytes == 6_400 + 121 * 84 * 84 + 121 * (4 + 8 + 4) + 120 * 4 + 128 * 4
+    assert storage.nbytes < 1.1 * (6_400 + 120 * 84 * 84)
+
+
+def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> None:
+    monkeypatch.setattr("lightning_replay.memory.free_bytes", lambda device: 10_000)
+    storage = FrameStorage(10, 3, frame_capacity=1000)
+    with pytest.raises(MemoryError, match=r"1,001 frames of 16 bytes"):
+        storage.set(slice(0, 3), frame_rows(EPISODE))
+    assert storage.nbytes == 0 and len(storage) == 0
+
+
+def test_frames_may_lie_in_a_scratch_file(tmp_path) -> None:
+    replay = recipes.uniform(10, 4, frame_stack=3, frame_capacity=40, memmap=str(tmp_path / "scratch"), seed=0)
+    replay.extend(frame_rows(EPISODE))
+    assert stacks_in(replay.storage.get(torch.arange(3))) == EPISODE
+    assert not list((tmp_path / "scratch").iterdir()), "the files have no name once they are mapped"
+    replay.save(tmp_path / "saved")
+    assert stacks_in(load_replay(tmp_path / "saved").storage.get(torch.arange(3))) == EPISODE
+
+
+def test_a_copy_is_apart_from_the_original() -> None:
+    storage = storage_of(frame_rows(EPISODE))
+    again = copy.deepcopy(storage)
+    storage.set(slice(0, 1), frame_rows([((1, 1, 1), (1, 1, 1))]))
+    assert stacks_in(again.get(torch.arange(3))) == EPISODE
+    assert again.frames_held == 4
+
+
+def test_an_emptied_storage_holds_no_frame() -> None:
+    storage = storage_of(frame_rows(EPISODE))
+    storage._empty()
+    assert storage.frames_held == 0 and len(storage) == 0
+    storage.set(slice(0, 3), frame_rows(EPISODE))
+    assert stacks_in(storage.get(torch.arange(3))) == EPISODE and storage.frames_held == 4
+    assert storage.generation_of(torch.tensor([0])).item() == 3
+
+
+def test_other_indices_and_single_columns() -> None:
+    storage = storage_of(frame_rows(EPISODE))
+    assert stacks_in(storage.get(slice(1, 3))) == EPISODE[1:]
+    assert stacks_in(storage.get(2).unsqueeze(0)) == EPISODE[2:]
+    pairs = storage.get(torch.tensor([[0, 2], [1, 1]]))
+    assert pairs["pixels"].shape == (2, 2, 3, 4, 4)
+    assert stacks_in(pairs[:, 1]) == [EPISODE[2], EPISODE[1]]
+    following, action = read_columns(storage, torch.tensor([2]), [("next", "pixels"), "action"])
+    assert torch.equal(following[0], image_of((6, 7, 8), (4, 4))) and action.tolist() == [2]
+    with pytest.raises(KeyError, match="colour"):
+        read_columns(storage, torch.tensor([0]), ["colour"])
+
+
+def test_keys_may_be_nested() -> None:
+    rows = frame_rows(EPISODE)
+    images = rows["pixels"], rows["next", "pixels"]
+    first, second = ({"observation": {"image": image, "speed": torch.arange(3)}} for image in images)
+    rows = TensorDict(first | {"next": second}, [3])
+    storage = FrameStorage(10, 3, ("observation", "image"), frame_capacity=40)
+    storage.set(slice(0, 3), rows)
+    drawn = storage.get(torch.tensor([1]))
+    assert (drawn.exclude("generation") == rows[1:2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.exclude("pixels"), r"stacks of 3 frames.*under 'pixels'.*there are.*'action'"),
+        (lambda rows: rows.exclude(("next", "pixels")), r"stacks of 3 frames.*\('next', 'pixels'\)"),
+        (lambda rows: rows.set("pixels", rows["action"]), r"'pixels' is torch.int64 \[3\]"),
+        (lambda rows: rows.set("pixels", rows["pixels"].float()), r"'pixels' is torch.float32 \[3, 3, 4, 4\].*uint8"),
+        (lambda rows: rows.set("pixels", rows["pixels"][:, :2]), r"'pixels' is torch.uint8 \[3, 2, 4, 4\]"),
+        (lambda rows: rows.set("pixels", rows["pixels"][:, 0]), r"'pixels' is torch.uint8 \[3, 4, 4\]"),
+        (lambda rows: rows.set("pixels", rows["pixels"][..., :0]), r"'pixels' is torch.uint8 \[3, 3, 4, 0\]"),
+        (lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"][..., :3]), r"\[4, 4\].*\[4, 3\].*one shape"),
+        (lambda rows: rows.set("frames_of_stacks", rows["action"]), r"frames_of_stacks.*rename"),
+    ],
+)
+def test_rows_without_such_stacks_are_refused_and_nothing_is_stored(change, message: str) -> None:
+    replay = recipes.uniform(10, 2, frame_stack=3, image_key="pixels", seed=0)
+    with pytest.raises(ValueError, match=message):
+        replay.extend(change(frame_rows(EPISODE)))
+    assert len(replay) == 0 and replay.nbytes == 0
+    replay.extend(frame_rows(EPISODE))
+    assert len(replay) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.exclude("pixels"),
+        lambda rows: rows.set("pixels", rows["pixels"][..., :3]),
+        lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"].float()),
+    ],
+)
+def test_later_rows_of_other_frames_are_refused_and_nothing_is_lost(change) -> None:
+    replay = recipes.uniform(10, 2, frame_stack=3, seed=0)
+    replay.extend(frame_rows(EPISODE))
+    with pytest.raises(ValueError, match=r"Different: .*pixels: stored \(torch.uint8, \(3, 4, 4\)\)"):
+        replay.extend(change(frame_rows(EPISODE)))
+    assert stacks_in(replay.storage.get(torch.arange(3))) == EPISODE and len(replay) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frame_stack": 0}, "frame_stack must be a positive whole number of frames; got 0"),
+        ({"frame_stack": 2.5}, "frame_stack must be a positive whole number of frames; got 2.5"),
+        ({"frame_stack": True}, "frame_stack must be a positive whole number of frames; got True"),
+        ({"frame_stack": 4, "frame_capacity": 7}, "frame_capacity is 7.*up to 8 different"),
+        ({"frame_stack": 4, "frame_capacity": -1}, "frame_capacity must be a positive whole number"),
+        ({"frame_capacity": 100}, "frame_capacity is 100 and frame_stack is not given"),
+        ({"frame_stack": 4, "n_steps": 3, "capacity": 6}, r"capacity is 6, below frame_stack \+ n_steps = 4 \+ 3"),
+    ],
+)
+def test_bad_options_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipes.uniform(**{"capacity": 20, "batch_size": 2} | options)
+
+
+def test_without_a_stack_rows_are_stored_as_they_come() -> None:
+    assert type(storage_for(10)) is PackedStorage
+    assert type(recipes.uniform(10, 2).storage) is PackedStorage
+
+
+def test_the_oldest_leave_until_the_newcomer_fits() -> None:
+    #   8 frames. Two long episodes that share nothing: 1..6 in 5 rows and then 11, 12, ..
+    replay = recipes.prioritized(20, 1, frame_stack=2, frame_capacity=8, seed=0)
+    replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
+    replay.extend(frame_rows(stacks_of([11, 12, 13], 2), first=5))  # 6 + 3 frames: row 0, 1 1 -> 1 2, leaves none;
+    # row 1, 1 2 -> 2 3, was the last with 1
+    assert held_actions(replay) == [2, 3, 4, 5, 6]
+    assert len(replay) == 5 and replay.stats()["frames_held"] == 8
+    replay.extend(frame_rows(stacks_of([21, 22, 23], 2), first=7))  # 8 + 3 - 8: 2, 3 and 4 leave with rows 2, 3, 4
+    assert held_actions(replay) == [5, 6, 7, 8]
+    drawn = {int(replay.sample()["action"]) for _ in range(200)}
+    assert drawn == {5, 6, 7, 8}, "released rows are not drawn, the others are"
+
+
+def test_rows_released_by_others_do_not_count_as_the_oldest() -> None:
+    replay = recipes.uniform(20, 1, frame_stack=2, frame_capacity=8, seed=0)
+    replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
+    replay.storage.release(torch.tensor([0, 3, 4]))  # left: 1 2 -> 2 3 and 2 3 -> 3 4
+    replay.extend(frame_rows([((11, 12), (13, 14)), ((14, 15), (15, 16))], first=5))
+    assert held_actions(replay) == [5, 6], "6 new frames: 1 leaves with row 1, which is not enough, and then row 2"
+    assert replay.storage.frames_held == 6
+
+
+def held_actions(replay) -> list[int]:
+    slots = torch.from_numpy(replay.storage.held_slots())
+    return sorted(replay.storage.get(slots)["action"].tolist())
+
+
+def test_more_rows_at_once_than_frames_fit_keep_the_last() -> None:
+    replay = recipes.uniform(20, 1, frame_stack=2, frame_capacity=8, seed=0)
+    index = replay.extend(frame_rows(stacks_of(list(range(1, 31)), 2)))  # 29 rows; n rows in order have n + 2 frames
+    assert replay.storage.get(index)["action"].tolist() == [23, 24, 25, 26, 27, 28]
+    assert held_actions(replay) == [23, 24, 25, 26, 27, 28]
+
+
+def test_updates_for_released_rows_are_dropped_and_counted() -> None:
+    replay = recipes.prioritized(20, 5, frame_stack=2, frame_capacity=8, seed=0)
+    index = replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
+    generation = replay.storage.generation_of(index)
+    replay.extend(frame_rows(stacks_of([11, 12, 13], 2), first=5))
+    replay.update_priority(index, torch.full((5,), 1e6), generation=generation)
+    assert replay.stats()["late_updates_dropped"] == 2
+    replay.update_priority(index, torch.full((5,), 1e6))  # without generations as well
+    assert replay.stats()["late_updates_dropped"] == 4
+    assert set(replay.sample()["action"].tolist()) <= {2, 3, 4}
+
+
+def test_a_slot_that_was_released_cannot_be_read() -> None:
+    storage = storage_of(frame_rows(EPISODE))
+    storage.release(torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="released to make room"):
+        storage.get(torch.tensor([0, 1]))
+
+
+def test_returns_end_before_released_rows() -> None:
+    replay = recipes.uniform(20, 1, frame_stack=2, n_steps=3, discount=1.0, seed=0)
+    replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
+    replay.storage.release(torch.tensor([2]))
+    steps = {}
+    for _ in range(200):
+        batch = replay.sample()
+        steps[int(batch["action"])] = int(batch["steps_to_next_obs"])
+    assert steps == {0: 2, 1: 1, 3: 2, 4: 1}
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("frame_capacity", [None, 12])
+def test_a_loaded_buffer_goes_on_with_the_same_draws(n_steps, frame_capacity, tmp_path) -> None:
+    options = {"frame_stack": 2, "frame_capacity": frame_capacity, "n_steps": n_steps, "seed": 3}
+    replay = recipes.prioritized(20, 4, **options)
+    for first in range(0, 60, 10):
+        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True))
+    replay.save(tmp_path)
+    again = load_replay(tmp_path)
+    assert again.stats() == replay.stats()
+    for step in range(4):
+        one, other = replay.sample(), again.sample()
+        assert (one == other).all() and stacks_in(one) == stacks_in(other)
+        for buffer in (replay, again):
+            buffer.update_priority(one["index"], one["action"] + 1.0, generation=one["generation"])
+            buffer.extend(frame_rows(stacks_of([step, 90, step + 91], 2), first=100 * step))
+    assert again.stats() == replay.stats()
+
+
+def test_a_save_of_other_frames_is_refused_and_nothing_is_changed(tmp_path) -> None:
+    replay = recipes.uniform(20, 2, frame_stack=2, seed=0)
+    replay.extend(frame_rows(stacks_of([1, 2, 3], 2)))
+    replay.save(tmp_path)
+    for other in (
+        recipes.uniform(20, 2, frame_stack=2, frame_capacity=100),
+        recipes.uniform(20, 2, frame_stack=3),
+        recipes.uniform(20, 2, frame_stack=2, image_key="image"),
+        recipes.uniform(20, 2),
+    ):
+        with pytest.raises(ValueError, match="Nothing was loaded"):
+            other.load(tmp_path)
+        assert len(other) == 0
+    small = FrameStorage(20, 2, frame_capacity=4)
+    with pytest.raises(ValueError, match="has 6 frames and this one room for 4"):
+        small.load_state_dict(storage_of(frame_rows(stacks_of(list(range(6)), 2)), 20, 10, depth=2).state_dict())
+    assert len(small) == 0
+
+
+def is_event(rows: TensorDict) -> torch.Tensor:
+    return rows["action"] == 2
+
+
+def test_an_event_table_keeps_the_frames_of_its_rows_alone() -> None:
+    table = EventTable("event", condition=is_event, history_length=2, capacity=4, min_size=1)
+    replay = recipes.event_tables(3, 2, tables=[table], frame_stack=2, max_trajectories=2, seed=0)
+    replay.extend(frame_rows(stacks_of(list(range(1, 11)), 2)))
+    #   default: rows 6, 7, 8 with frames 6..10; event: row 1 with 1, 2, 3 and row 2 with 2, 3, 4; 8 is in a history
+    assert replay.storage.frames_held == 5 + 4
+    assert stacks_in(replay.table("event")) == [((1, 2), (2, 3)), ((2, 3), (3, 4))]
+    assert len(replay) == 5
+
+
+def test_the_fullest_table_gives_up_its_oldest_rows_where_frames_lack() -> None:
+    replay = recipes.parallel_curriculum(["a", "b"], 4, 2, frame_stack=2, frame_capacity=9, min_size=1, seed=0)
+    #   a: 1 2 3 4 in 3 rows, b: 11 12 13 in 2 rows; then b gets 14 15 16 in 3 rows of an episode of its own
+    for task, frames in ((0, [1, 2, 3, 4]), (1, [11, 12, 13]), (1, [14, 15, 16, 17])):
+        rows = frame_rows(stacks_of(frames, 2), first=frames[0])
+        replay.extend(rows.set("task", torch.full((len(rows),), task)))
+    #   Two rows at a time: 14 and 15 need 3 frames, 1 too many. b has 4 of 4 then, and 11 leaves, whose frames row 12
+    #   has as well; b and a have 3 of 4, and row 1 of a leaves, whose frames row 2 has as well; then row 12 of b, which
+    #   frees 11, 12 and 13.
+    assert replay.table("a")["action"].tolist() == [2, 3]
+    assert replay.table("b")["action"].tolist() == [14, 15, 16]
+    assert replay.storage.frames_held == 8
+    assert {int(action) for _ in range(50) for action in replay.sample()["action"]} == {2, 3, 14, 15, 16}
+
+
+def test_priorities_of_entries_that_left_early_are_forgotten(tmp_path) -> None:
+    options = {"frame_stack": 2, "frame_capacity": 9, "min_size": 1, "priority_exponent": 1.0, "seed": 0}
+    replay = recipes.parallel_curriculum(["a"], 8, 4, **options)
+    for first in (1, 11, 21):
+        rows = frame_rows(stacks_of(list(range(first, first + 4)), 2), first=first)
+        replay.extend(rows.set("task", torch.zeros(3, dtype=torch.int64)))
+        replay.update_priority(replay.sample()["index"], torch.ones(4))
+    #   12 frames are 3 too many: rows 1, 2 and 3 leave
+    assert replay.table("a")["action"].tolist() == [11, 12, 13, 21, 22, 23]
+    replay.save(tmp_path)
+    again = load_replay(tmp_path)
+    for _ in range(40):
+        batch = replay.sample()
+        assert (batch == again.sample()).all()
+        assert int(batch["action"].min()) >= 11
+
+
+def test_histories_are_forgotten_at_last() -> None:
+    table = EventTable("event", condition=is_event, history_length=9, capacity=9, min_size=1)
+    replay = recipes.event_tables(2, 1, tables=[table], frame_stack=2, frame_capacity=6, max_trajectories=4, seed=0)
+    for trajectory in (1, 2, 3):
+        frames = [10 * trajectory + step for step in range(5)]
+        replay.extend(frame_rows(stacks_of(frames, 2), first=10 * trajectory, trajectory=trajectory))
+    assert replay.table("default")["action"].tolist()[-1] == 33
+    assert replay.storage.frames_held <= 6
+    assert replay.stats()["histories_forgotten"] >= 2
+
+
+@pytest.mark.gpu
+def test_frames_on_a_gpu(tmp_path) -> None:
+    replay = recipes.prioritized(20, 4, frame_stack=2, frame_capacity=12, n_steps=2, device="cuda", seed=3)
+    for first in range(0, 60, 10):
+        replay.extend(frame_rows(stacks_of(list(range(first, first + 7)), 2), first=first, done=True))
+    batch = replay.sample()
+    assert batch["pixels"].is_cuda and stacks_in(batch.cpu())
+    assert replay.storage.frames_held <= 12
+    replay.save(tmp_path)
+    again = load_replay(tmp_path)
+    assert (again.sample() == replay.sample()).all()
