@@ -322,7 +322,11 @@ def test_samples_by_surprise(tmp_path: Path):
     assert torch.equal(record.outputs[0]["td_error"], record.outputs[0]["surprise"])
 
 
-def test_cross_entropy_is_the_unweighted_loss(tmp_path: Path):
+def test_surprise_is_the_divergence_or_the_cross_entropy_that_is_the_loss(tmp_path: Path):
+    torch.manual_seed(0)
+    _, record = fit(Rainbow(**SMALL), [make_batch()], tmp_path)
+    # of a distribution near the uniform one over 51 atoms
+    assert record.outputs[0]["loss"] - record.outputs[0]["surprise"].mean() > 0.5 * math.log(51)
     _, record = fit(Rainbow(**SMALL, cross_entropy=True), [make_batch()], tmp_path)
     torch.testing.assert_close(record.outputs[0]["surprise"].mean(), record.outputs[0]["loss"])
 
