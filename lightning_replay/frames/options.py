@@ -76,6 +76,11 @@ def frames_in_order(rows: int, frame_stack: int, stretch: int = _LONG) -> int:
     return rows + frame_stack * (-(-rows // stretch) + 64)
 
 
-def frames_at_worst(rows: int, frame_stack: int) -> int:
-    """Frames of ``rows`` that share none."""
-    return 2 * frame_stack * rows
+def frames_at_worst(rows: int, frame_stack: int, n_steps: int) -> int:
+    """Frames of ``rows`` that share none with each other; the two stacks of a row overlap where n is below k.
+
+    Example:
+        >>> frames_at_worst(1, frame_stack=4, n_steps=1), frames_at_worst(1, frame_stack=4, n_steps=5)
+        (5, 8)
+    """
+    return rows * (frame_stack + min(frame_stack, n_steps))

@@ -9,10 +9,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler
 
+from lightning_replay.frames import frames_at_worst, storage_for
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.schedules import Schedule
-from lightning_replay.storage import PackedStorage
 from lightning_replay.transforms import NStepTransitions
 from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
 
@@ -33,6 +33,9 @@ def surprise_retention(
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
+    frame_stack: int | None = None,
+    image_key: str | tuple[str, ...] = "pixels",
+    frame_capacity: int | None = None,
     prefetch: int | None = None,
     seed: int | None = None,
 ) -> Replay:
@@ -61,6 +64,12 @@ def surprise_retention(
         discount: γ of that return.
         device: where transitions are kept; the retention priorities are kept by the CPU.
         memmap: a directory for a scratch file that holds the transitions.
+        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+        frame_capacity: most frames kept; when they are full, the lowest transitions leave until a newcomer fits. What
+            stays is scattered and shares little: by default as many as transitions that share none need,
+            ``frame_stack + n_steps`` each, at most ``2 * frame_stack``.
         prefetch: batches drawn ahead in threads.
         seed: of every draw.
 
@@ -68,7 +77,8 @@ def surprise_retention(
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        ValueError: ``rule`` beside options of the one it replaces, or a capacity below ``n_steps``.
+        ValueError: ``rule`` beside options of the one it replaces, or a capacity below ``n_steps`` (with frames below
+            ``frame_stack + n_steps``).
     """
     if rule is None:
         rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
@@ -90,8 +100,18 @@ def surprise_retention(
             importance_exponent=importance_exponent,
             priority_offset=priority_offset,
         )
+    storage = storage_for(
+        capacity,
+        device=device,
+        memmap=memmap,
+        frame_stack=frame_stack,
+        image_key=image_key,
+        frame_capacity=frame_capacity,
+        default_frame_capacity=frames_at_worst(capacity, frame_stack or 0, n_steps),
+        n_steps=n_steps,
+    )
     return Replay(
-        storage=PackedStorage(capacity, device=device, memmap=memmap),
+        storage=storage,
         sampler=sampler,
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
         transform=NStepTransitions(n_steps, discount) if n_steps > 1 else None,

@@ -12,11 +12,7 @@ from timing import Table, burst_of
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import recipes
-from lightning_replay.frames import FrameStorage, frames_at_worst
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import UniformSampler
-from lightning_replay.transforms import NStepTransitions
-from lightning_replay.writers import RetentionWriter
 
 STACK = 4
 SIDE = 84
@@ -72,12 +68,13 @@ class Stream:
 
 def retention(rows: int, n_steps: int) -> Replay:
     """A buffer in which the row of the smallest squared reward leaves: what stays is scattered."""
-    return Replay(
-        storage=FrameStorage(rows, STACK, frame_capacity=frames_at_worst(rows, STACK)),
-        sampler=UniformSampler(),
-        writer=RetentionWriter(initial_surprise=lambda new: new["next", "reward"].flatten() ** 2),
-        transform=NStepTransitions(n_steps, 0.99) if n_steps > 1 else None,
-        batch_size=32,
+    return recipes.surprise_retention(
+        rows,
+        32,
+        initial_surprise=lambda new: new["next", "reward"].flatten() ** 2,
+        priority_exponent=0,
+        n_steps=n_steps,
+        frame_stack=STACK,
         seed=0,
     )
 
