@@ -91,21 +91,31 @@ class EpisodeTracker:
             ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
-        if self.links is None:  # rows that were stored before the tracker came
-            self.mark_update(stored_slots(storage).to(index.device), storage)
+        self._link_stored(index, storage)
         slots, last, steps_used = self._chain(index, n_steps)
-        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+        returns = _summed(slots, steps_used, storage, discount)
         shape = (*index.shape, 1)
         following = storage.get(last.view(index.shape)).get("next")
         if following.is_locked:  # TorchRL's memory-mapped rows
             following = following.copy()
-        returns = n_step_returns(reward.reshape(slots.shape), steps_used, discount)
         following.set("reward", returns.view(shape))
         data.set("next", following)
         remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
         data.set("discount", remaining.to(torch.float32).view(shape))
         data.set("steps_to_next_obs", steps_used.view(shape))
         return data
+
+    def returns(self, index: Tensor, storage: Storage) -> Tensor:
+        """The returns of the rows ``index``, int64 ``[N]``, over up to :attr:`n_steps` steps, ``[N]``; draws nothing."""
+        self._link_stored(index, storage)
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index, self.n_steps)
+        return _summed(slots, steps_used, storage, self.discount)
+
+    def _link_stored(self, index: Tensor, storage: Storage) -> None:
+        """Links rows that were stored before the tracker came, where none were linked yet."""
+        if self.links is None:
+            self.mark_update(stored_slots(storage).to(index.device), storage)
 
     def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
@@ -142,3 +152,9 @@ class EpisodeTracker:
         if state_dict["links"] is not None:
             self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
             self.links.load_state_dict(state_dict["links"])
+
+
+def _summed(slots: Tensor, steps_used: Tensor, storage: Storage, discount: float) -> Tensor:
+    """Discounted sums ``[N]`` of the rewards in ``slots``, int64 ``[N, n]``, of which ``steps_used`` count."""
+    (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+    return n_step_returns(reward.reshape(slots.shape), steps_used, discount)

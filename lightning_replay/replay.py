@@ -155,10 +155,35 @@ class Replay(TensorDictReplayBuffer):
         try:
             return self._store(tensordicts, update_priority is not False)
         except Exception:  # whatever a function raises that was given to writer or sampler
-            for transform in self._transform.transforms:
-                if hasattr(transform, "undo"):
-                    transform.undo()
+            self._undo()
             raise
+
+    def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
+        """Stores the steps that a transform holds back for those that follow, with what there is of them.
+
+        For n-step transitions that are formed before they are stored, when collecting stops or episodes break off.
+
+        Args:
+            trajectories: ids of the episodes that broke off; ``None`` for all.
+
+        Returns:
+            int64, slots of the rows that entered.
+        """
+        slots = [torch.zeros(0, dtype=torch.int64, device=self._storage.device)]
+        for transform in self._transform.transforms:
+            formed = transform.flush(trajectories) if hasattr(transform, "flush") else None
+            if formed is not None:
+                try:
+                    slots.append(self._store(formed, takes_priorities=True))
+                except Exception:
+                    self._undo()
+                    raise
+        return torch.cat(slots)
+
+    def _undo(self) -> None:
+        for transform in self._transform.transforms:
+            if hasattr(transform, "undo"):
+                transform.undo()
 
     def _store(self, tensordicts: TensorDictBase, takes_priorities: bool) -> Tensor:
         if tensordicts.ndim != 1 or tensordicts.shape[0] == 0:

@@ -9,14 +9,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rllib_ext.class_paths import call, constructor, imported
+from rllib_ext.stacks import image_column
 
 if TYPE_CHECKING:
     from lightning_replay.progress import ReturnProgress
     from lightning_replay.replay import Replay
 
 PARTS = ("sampler", "writer", "transform")
+_FRAMES = ("frame_stack", "image_key", "frame_capacity")
 # What every buffer put together from parts takes, beside the parts.
-PART_OPTIONS = ("capacity", "device", "memmap", "seed")
+PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "seed")
+# Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
+_BY_IMPORTANCE = ("surprise_retention",)
+Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
 _SAID_BY_RLLIB = {
     "n_steps": ".training(n_step=...)",
     "discount": ".training(gamma=...)",
@@ -28,7 +33,7 @@ CAPACITIES = ("capacity", "capacity_per_task")
 DOOR_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 
 
-def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
+def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
     """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
 
     Args:
@@ -37,15 +42,34 @@ def build_replay(recipe: str | None, options: Mapping[str, Any]) -> Replay:
             ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for
             transforms, a list of these. Values of that form are built wherever they stand (a schedule, a scheduler,
             the sampler of first elements). Event tables and conditions are given as in :mod:`rllib_ext.event_tables`.
+        returns: length and discount; followed where rows are kept by importance, and returns formed before they are
+            stored. Other buffers form them when they draw.
 
     Raises:
-        ValueError: an unknown recipe, option, class or argument, or values that a part refuses.
+        ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
+            where rows are kept by importance.
         TypeError: a class that is not what its place takes.
     """
     for name in options:
         if name in _SAID_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib says it: {_SAID_BY_RLLIB[name]}")
-    return _from_parts(options) if recipe is None else _from_recipe(recipe, options)
+    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+
+
+def keeps_by_importance(recipe: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether such a buffer keeps rows by what is fed back, not by age: its writer is a ``RetentionWriter``.
+
+    Args:
+        recipe, options: as :func:`build_replay`.
+    """
+    from lightning_replay.writers import RetentionWriter
+
+    if recipe is not None:
+        return recipe in _BY_IMPORTANCE
+    writer = options.get("writer")
+    path = writer.get("class_path") if isinstance(writer, Mapping) else writer
+    kind = imported(path, "writer") if isinstance(path, str) else type(path)
+    return inspect.isclass(kind) and issubclass(kind, RetentionWriter)
 
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
@@ -75,7 +99,7 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
     return copy.deepcopy(progress)
 
 
-def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
+def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
     from lightning_replay import recipes
     from rllib_ext.event_tables import built_condition, built_tables
 
@@ -95,29 +119,58 @@ def _from_recipe(recipe: str, options: Mapping[str, Any]) -> Replay:
         built["tables"] = built_tables(options["tables"])
     if "goal" in built:
         built["goal"] = built_condition(options["goal"], "goal")
+    if "image_key" in accepted:
+        built["image_key"] = image_column(options.get("image_key"))
+    if recipe in _BY_IMPORTANCE:
+        built["n_steps"], built["discount"] = _single_length(returns)
     # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
     return call(function, {**DOOR_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
 
 
-def _from_parts(options: Mapping[str, Any]) -> Replay:
+def _single_length(returns: Returns) -> tuple[int, float]:
+    n_step, gamma = returns
+    if not isinstance(n_step, int):
+        raise ValueError(
+            f"n_step is {tuple(n_step)}, an interval to draw lengths from, and the rows of this buffer are kept by "
+            "importance: their returns are formed once, before they are stored. Give one length, .training(n_step=3)"
+        )
+    return n_step, gamma
+
+
+def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     from torchrl.data.replay_buffers import Sampler, Writer
     from torchrl.envs import Compose, Transform
 
+    from lightning_replay.frames import frames_at_worst, storage_for
     from lightning_replay.replay import Replay
-    from lightning_replay.storage import PackedStorage
+    from lightning_replay.transforms import NStepTransitions
 
     if all(options.get(name) is None for name in PARTS):
         raise ValueError(
             "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
         )
     _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
-    context = {"capacity": options["capacity"]}
+    capacity, frame_stack = options["capacity"], options.get("frame_stack")
+    context = {"capacity": capacity}
     transforms = options.get("transform") or []
     transforms = transforms if isinstance(transforms, list | tuple) else [transforms]
     built = [_part(value, "transform", Transform, context) for value in transforms]
+    n_steps, worst = 1, None
+    if keeps_by_importance(None, options):
+        n_steps, discount = _single_length(returns)
+        worst = frames_at_worst(capacity, frame_stack or 0, n_steps)
+        if n_steps > 1:
+            built.append(NStepTransitions(n_steps, discount))
     return Replay(
-        storage=PackedStorage(
-            options["capacity"], device=options.get("device", "cpu"), memmap=options.get("memmap", None)
+        storage=storage_for(
+            capacity,
+            device=options.get("device", "cpu"),
+            memmap=options.get("memmap"),
+            frame_stack=frame_stack,
+            image_key=image_column(options.get("image_key")),
+            frame_capacity=options.get("frame_capacity"),
+            default_frame_capacity=worst,
+            n_steps=n_steps,
         ),
         sampler=_part(options.get("sampler"), "sampler", Sampler, context),
         writer=_part(options.get("writer"), "writer", Writer, context),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,6 +14,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_ext.building import CAPACITIES, DOOR_DEFAULTS
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.module_options import ModuleOptions
 from rllib_ext.task_assignment import num_actors
 
 if TYPE_CHECKING:
@@ -80,6 +81,22 @@ def check_capacity(config: AlgorithmConfig) -> None:
             f"{name} is {capacity}, below the {config.total_train_batch_size} rows of a train batch. "
             "Raise the capacity or lower train_batch_size_per_learner"
         )
+
+
+def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
+    """Refuses returns that cannot be formed before rows are stored, where rows are kept by importance.
+
+    Args:
+        config: with its options.
+        trial: builds a buffer of ``replay_buffer_config`` that is thrown away.
+
+    Raises:
+        ValueError: an interval of lengths, or a capacity below the length.
+    """
+    options = {name: value for name, value in config.replay_buffer_config.items() if name not in ("type", "recipe")}
+    modules = ModuleOptions(config.replay_buffer_config.get("recipe"), "blocks", options, options.get("modules") or {})
+    if any(map(modules.keeps_by_importance, modules.module_ids())):
+        trial().form_returns(config.n_step, config.gamma)
 
 
 def with_room_for_episodes(config: AlgorithmConfig) -> dict[str, Any]:

@@ -8,10 +8,18 @@ from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_ext.checks import check_algorithm, check_capacity, check_cpus, check_curriculum, with_room_for_episodes
+from rllib_ext.checks import (
+    check_algorithm,
+    check_capacity,
+    check_cpus,
+    check_curriculum,
+    check_returns,
+    with_room_for_episodes,
+)
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.flags import flags_connector
 from rllib_ext.install import install
+from rllib_ext.stacks import choose_module
 from rllib_ext.task_assignment import assigned, begin_episode, tell_recreated
 
 C = TypeVar("C", bound=AlgorithmConfig)
@@ -70,6 +78,11 @@ def configure(
     * TD errors reach their rows with any number of Learners.
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
       :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
+    * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they are
+      stored, DQN's Learners tell the buffer surprise and action values of each row, and newcomers get the surprise that
+      the present networks see in them.
+    * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
+      :class:`~rllib_ext.image_module.ImageDQNModule`, unless the config names one.
     * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
       were lost and came back, and environments that evaluate play the first: their attribute ``task`` is set.
 
@@ -91,7 +104,7 @@ def configure(
     Raises:
         ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
             capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
-            or too few CPUs (Ray would wait for ever).
+            ``n_step`` an interval where rows are kept by importance, or too few CPUs (Ray would wait for ever).
     """
     check_algorithm(config)
     config.replay_buffer_config = with_room_for_episodes(config)
@@ -100,13 +113,16 @@ def configure(
         check_cpus(config)
     if config._learner_connector is None:
         config.learners(learner_connector=flags_connector)
+    choose_module(config)
+    given = {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+    check_returns(config, functools.partial(_trial, **given))
     assigns = assign_tasks and "tasks" in config.replay_buffer_config and not config.is_multi_agent
     ours: dict[str, Any] = {name: None for name in ("on_episode_created", "on_env_runners_recreated")}
     ours["on_algorithm_init"] = functools.partial(
         install, restore=restore, incremental=incremental, assign_tasks=assigns
     )
     if assigns:
-        replay = _trial(**{name: value for name, value in config.replay_buffer_config.items() if name != "type"}).replay
+        replay = _trial(**given).replay
         first = assigned(replay, config)
         check_curriculum(config, replay, first)
         ours["on_episode_created"] = functools.partial(begin_episode, target=replay.tasks[0], first=first)

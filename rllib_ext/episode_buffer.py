@@ -19,7 +19,7 @@ from rllib_ext.module_options import ModuleOptions
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from rllib_ext.convert import FlatEpisode
-    from rllib_ext.module_replay import ModuleReplay
+    from rllib_ext.module_replay import MeasureSurprise, ModuleReplay
     from rllib_ext.task_assignment import TaskAssignment
 
 
@@ -51,6 +51,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.progress`, makes a curriculum's signals from episode returns.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames; left
+            out where the observation itself is the stack.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.
@@ -87,6 +89,41 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.options.layout = layout
         for module in self.modules.values():
             module.layout = layout
+
+    def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        """Says before anything is stored over how many steps returns are summed.
+
+        Replays that keep rows by importance form them on the way in; others, which form them when they draw, are told
+        with each draw and stay as they are.
+
+        Args:
+            n_step: as ``.training(n_step=...)``.
+            gamma: discount of the returns.
+
+        Raises:
+            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
+        """
+        self.options.returns = (n_step, gamma)
+        for name in self.options.module_ids():
+            if self.options.keeps_by_importance(name):
+                module = self.options.build(name)
+                if name in self.modules:
+                    self.modules[name] = module
+
+    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+        """Gives replays that keep rows by surprise a measure of it for newcomers, unless they have one.
+
+        Args:
+            measure: from a module's name and pieces of a batch to the surprise of its rows.
+        """
+        self.options.measure = measure
+        for module in self.modules.values():
+            module.measure_newcomers(measure)
+
+    @property
+    def keeps_by_importance(self) -> bool:
+        """Whether the replay of some module keeps rows by what is fed back."""
+        return any(map(self.options.keeps_by_importance, self.options.module_ids()))
 
     @property
     def replay(self) -> Replay:
@@ -174,7 +211,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         Raises:
             RuntimeError: the buffer is empty.
             ValueError: no number of rows; sequences of several agents, of n-step returns, of pairs or of rows without
-                state, or with a burn-in that is longer than the episodes.
+                state, or with a burn-in that is longer than the episodes; other returns than were formed when rows that
+                are kept by importance were stored.
         """
         if num_items is None:
             raise ValueError("num_items is None; give the number of rows, as RLlib's algorithms do")
@@ -204,11 +242,13 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         return episodes
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
-        """Returns the TD errors of the last draw to the rows they belong to; replays without priorities ignore them.
+        """Returns the TD errors of the last draw to the rows they belong to; replays that learn nothing ignore them.
 
         Args:
             priorities: one TD error per row, in the order in which the Learners got the rows; of sequences
-                ``[chunks, batch_length_T]``, see :class:`~rllib_ext.sequence_priorities.SequencePriorities`.
+                ``[chunks, batch_length_T]``, see :class:`~rllib_ext.sequence_priorities.SequencePriorities`; where
+                Learners tell surprise and action values as well, ``[B, 2 + A]``, see
+                :func:`~rllib_ext.learner_signals.report_signals`.
             module_id: the module that learned; may be left out where there is one.
 
         Raises:
@@ -292,9 +332,9 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]
         known, before = module.converter.fragments.episodes, len(module)
-        added = module.add(flat)
+        added, stored = module.add(flat)
         self._counters.count("steps_added", added, name)
-        self._counters.count("steps_evicted", before + added - len(module), name)
+        self._counters.count("steps_evicted", before + stored - len(module), name)
         self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
         if not self._several_agents:
             self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)

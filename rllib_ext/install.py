@@ -10,7 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any) -> None:
-    """Fits the buffer to the algorithm's Learners, and makes it a part of the algorithm's checkpoints.
+    """Fits the buffer to the algorithm's Learners and returns, and makes it a part of the algorithm's checkpoints.
+
+    Where rows are kept by importance, DQN's Learners tell the buffer surprise and action values, and the surprise of
+    newcomers.
 
     Args:
         algorithm: just built.
@@ -20,7 +23,8 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
         ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
 
     Raises:
-        ValueError: a layout was given that the Learners' connectors do not read, or environments without tasks.
+        ValueError: a layout was given that the Learners' connectors do not read, environments without tasks, or
+            ``n_step`` an interval where rows are kept by importance.
     """
     from rllib_ext.checkpoint import CheckpointedReplay
 
@@ -33,6 +37,12 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
             'layout is "flagged", and the config has Learner connectors of its own, which do not read such batches. '
             'Leave the layout out, or give layout="blocks" or "rows"'
         )
+    buffer.form_returns(algorithm.config.n_step, algorithm.config.gamma)
+    if buffer.keeps_by_importance:
+        from rllib_ext.learner_signals import NewcomersSurprise, report_from_all
+
+        if report_from_all(algorithm.learner_group):
+            buffer.measure_newcomers(NewcomersSurprise(algorithm.learner_group))
     if assign_tasks:
         from rllib_ext.task_assignment import TaskAssignment
 

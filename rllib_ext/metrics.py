@@ -30,6 +30,11 @@ _SUMS_BY_MODULE = {
     "steps_evicted": keys.NUM_MODULE_STEPS_EVICTED_LIFETIME,
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
+# group of keys -> statistics of a replay in it; those of the first name are there where all are
+STATS = {
+    "retention": ("admitted", "refused", "evicted", "age_mean", "age_max"),
+    "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
+}
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are looked at, on average
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
@@ -54,6 +59,10 @@ class BufferMetrics:
     ``age_mean``, ``age_max`` and ``event_share``; of the tasks of a curriculum, ``tasks/NAME`` has ``probability``,
     ``progress`` (the newest signal, once there is one) and ``num_episodes_lifetime``. With several agents the module's
     name stands before the table's or task's.
+
+    Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the start,
+    and ``age_mean`` and ``age_max`` of the rows stored; where frames are stored once, ``frames`` has ``frames_held``,
+    ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` are those of all that is kept.
     """
 
     def __init__(self) -> None:
@@ -166,9 +175,15 @@ class BufferMetrics:
             fragments = [self._environment]
         log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments), reduce="item")
         log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments), reduce="item")
+        log("bytes_stored", sum(one["nbytes"] for one in stats), reduce="item")
         several = len(modules) > 1 or DEFAULT_MODULE_ID not in modules
         for (name, module), of_module in zip(modules.items(), stats, strict=True):
-            self._log_tables((name,) if several else (), module, of_module.get("tables", {}))
+            prefix = (name,) if several else ()
+            self._log_tables(prefix, module, of_module.get("tables", {}))
+            for group, names in STATS.items():
+                for key in names:
+                    if names[0] in of_module:
+                        log((group, *prefix, key), of_module[key], reduce="item")
 
     def _log_tables(self, prefix: tuple[str, ...], module: ModuleReplay, tables: Mapping[str, Any]) -> None:
         log = self._logger.log_value
@@ -185,9 +200,12 @@ class BufferMetrics:
                     log(("tasks", *prefix, name, "progress"), followed.signals[name], reduce="item")
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Of a replay with large tables not at every call: the ages of all entries take longer than a draw."""
+        """Of a replay that looks at all entries for their ages not at every call: that takes longer than a draw."""
         tables = getattr(module.replay.storage, "tables", None)
-        interval = 1 if tables is None else 1 + int(tables.length.sum()) // _ENTRIES_PER_CALL
+        entries = 0 if tables is None else int(tables.length.sum())
+        if hasattr(module.replay.writer, "stats"):
+            entries = max(entries, len(module))
+        interval = 1 + entries // _ENTRIES_PER_CALL
         if name not in self._stats or self._calls % interval == 0:
             self._stats[name] = module.replay.stats()
         return self._stats[name]

@@ -11,11 +11,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_ext.building import build_progress, build_replay
+from rllib_ext.building import Returns, build_progress, build_replay, keeps_by_importance
 from rllib_ext.draws import LAYOUTS
 from rllib_ext.information import Information
 from rllib_ext.min_sizes import MinSizes
-from rllib_ext.module_replay import ModuleReplay
+from rllib_ext.module_replay import MeasureSurprise, ModuleReplay
 
 
 class ModuleOptions:
@@ -26,6 +26,10 @@ class ModuleOptions:
         layout: how drawn rows travel.
         options: of every module's replay.
         special: of single modules by name, what differs; ``None`` for a module of which nothing is stored.
+
+    Attributes:
+        returns: length and discount of returns that are formed before rows are stored.
+        measure: of the surprise of newcomers.
 
     Raises:
         ValueError: an unknown layout.
@@ -41,11 +45,29 @@ class ModuleOptions:
         if layout not in LAYOUTS:
             raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
         self.recipe, self.layout = recipe, layout
+        self.returns: Returns = (1, 0.99)
+        self.measure: MeasureSurprise | None = None
         self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
         """Whether steps of this module are kept."""
         return self._special.get(module_id, {}) is not None
+
+    def module_ids(self) -> list[str]:
+        """The default module and those that differ, without those of which nothing is stored."""
+        return [name for name in dict.fromkeys([DEFAULT_MODULE_ID, *self._special]) if self.stores(name)]
+
+    def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
+        """Recipe and options of a module."""
+        special = self._special.get(module_id) or {}
+        options = {**self._options, **special}
+        # None takes an option of all modules back, as another recipe may not have it.
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
+        return options.pop("recipe", self.recipe), options
+
+    def keeps_by_importance(self, module_id: str) -> bool:
+        """Whether the replay of a module keeps rows by what is fed back, not by age."""
+        return keeps_by_importance(*self.of(module_id))
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
         """The replay of a module, empty.
@@ -53,16 +75,12 @@ class ModuleOptions:
         Raises:
             ValueError: options that are unknown or refused.
         """
-        special = self._special.get(module_id) or {}
-        options = {**self._options, **special}
-        # None takes an option of all modules back, as another recipe may not have it.
-        options = {key: value for key, value in options.items() if value is not None or key not in special}
-        recipe = options.pop("recipe", self.recipe)
+        recipe, options = self.of(module_id)
         seed = options.get("seed")
         if seed is not None and module_id != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
         info_keys, progress = options.pop("info_keys", None) or (), options.pop("progress", None)
-        replay = build_replay(recipe, options)
+        replay = build_replay(recipe, options, self.returns)
         return ModuleReplay(
             replay,
             self.layout,
@@ -71,6 +89,7 @@ class ModuleOptions:
             information=Information(info_keys, getattr(replay, "tasks", None)),
             progress=build_progress(progress, replay),
             min_sizes=MinSizes(replay, options),
+            measure=self.measure,
         )
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:

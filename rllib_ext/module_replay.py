@@ -4,24 +4,48 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_ext.convert import EpisodeConverter, FlatEpisode
 from rllib_ext.draws import LAYOUTS, DrawnRows, Piece
 from rllib_ext.information import Information
+from rllib_ext.stacks import check_stacks
 from rllib_ext.task_progress import TaskProgress
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from tensordict import TensorDictBase
+    from torch import Tensor
 
     from lightning_replay.progress import ReturnProgress
     from lightning_replay.replay import Replay
     from rllib_ext.min_sizes import MinSizes
     from rllib_ext.sequence_priorities import SequencePriorities
+
+
+ROWS_PER_PASS = 512  # of newcomers whose surprise is computed: 0.1 GB of Atari's stacks as floats
+
+MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
+
+
+class Added(NamedTuple):
+    """What came of an ``add``: steps that are new, and rows that entered."""
+
+    steps: int
+    stored: int
+
+
+class _Expected(NamedTuple):
+    """Rows in the order in which their TD errors will come back."""
+
+    index: Tensor
+    generation: Tensor
+    action: Tensor | None
+    sequences: SequencePriorities | None
 
 
 class ModuleReplay:
@@ -38,6 +62,7 @@ class ModuleReplay:
         information: which columns come from the infos.
         progress: what turns returns into progress signals, where the replay has a curriculum.
         min_sizes: how much a table must hold, where the replay has tables.
+        measure: the surprise of newcomers, for replays that keep rows by it and have no measure of their own.
     """
 
     def __init__(
@@ -50,8 +75,10 @@ class ModuleReplay:
         information: Information | None = None,
         progress: ReturnProgress | None = None,
         min_sizes: MinSizes | None = None,
+        measure: MeasureSurprise | None = None,
     ) -> None:
         from lightning_replay.table_replay import CurriculumReplay
+        from rllib_ext.formed_returns import FormedReturns
         from rllib_ext.returns import AskedReturns
 
         self.replay = replay
@@ -62,15 +89,25 @@ class ModuleReplay:
         self.layout = layout
         self._module_id = module_id
         self._returns = AskedReturns(seed)
+        self._formed = FormedReturns.of(replay)
         self._follows_episodes = False
         self._draws = 0
         self._running: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
         self._interrupted = False
         self._batch: TensorDictBase | None = None
-        self._expected: tuple[Any, Any, SequencePriorities | None] | None = None
+        self._expected: _Expected | None = None
+        if measure is not None:
+            self.measure_newcomers(measure)
 
     def __len__(self) -> int:
         return len(self.replay)
+
+    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+        """Gives a replay that keeps rows by surprise a measure of it for newcomers, unless it has one."""
+        writer: Any = self.replay.writer
+        if getattr(writer, "initial_surprise", measure) is None and writer.rule.takes_surprise:
+            self._measure = measure
+            writer.initial_surprise = self._surprise_of
 
     @property
     def room(self) -> int:
@@ -82,46 +119,50 @@ class ModuleReplay:
         """Checks episodes without storing them.
 
         Raises:
-            ValueError: rows that do not fit the first ones, more of them than the buffer holds, or the steps of a
-                recurrent module where there are several agents.
+            ValueError: rows that do not fit the first ones, more of them than the buffer holds, observations whose
+                frames cannot be stored once, or the steps of a recurrent module where there are several agents or rows
+                are kept by importance.
         """
         flat = self.converter.flatten(episodes)
+        if flat and self.converter.observation is None:
+            check_stacks(self.replay.storage, flat[0].observation)
         self._check_room(flat)
-        if flat and flat[0].state is not None and self._module_id is not None:
-            raise ValueError(
-                f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
-                "supported with one agent. Use modules without state, or RLlib's own MultiAgentEpisodeReplayBuffer"
-            )
+        if flat and flat[0].state is not None:
+            self._check_recurrent()
         return flat
 
-    def add(self, flat: Sequence[FlatEpisode]) -> int:
-        """Stores the new rows of checked episodes with one ``extend``; returns how many they are."""
-        if flat and self._interrupted:
-            self._close_interrupted()
+    def add(self, flat: Sequence[FlatEpisode]) -> Added:
+        """Stores the new rows of checked episodes with one ``extend``; writers may refuse rows or keep them back."""
+        stored = self._close_interrupted() if flat and self._interrupted else 0
         rows = self.converter.transitions(flat)
         if rows is None:
-            return 0
+            return Added(0, stored)
         if self.converter.state_out is not None:
             self.follow_episodes()  # from the first row on: sequences are drawn along the links
         index = self.replay.extend(rows)
-        self._remember_running(rows, index)
+        stored += len(index)
+        if self._formed is not None and self._formed.waits:
+            stored += self._formed.follow(rows)
+        else:
+            self._remember_running(rows, index)
         if self.task_progress is not None:
             self.task_progress.follow(self.converter.stretches)
         self.replay.advance(env_steps=self.converter.fragments.steps)
-        return len(rows)
+        return Added(len(rows), stored)
 
     def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
         """Draws ``num_items`` rows as pieces, the longest first; see :meth:`RecipeEpisodeReplayBuffer.sample`."""
-        if n_step != 1 or self._follows_episodes:
+        if self._formed is not None:
+            self._formed.check(n_step, gamma)
+        elif n_step != 1 or self._follows_episodes:
             self._returns.ask(n_step, gamma)
             self.follow_episodes()
         self._count_draw()
         if self._min_sizes is not None:
             self._min_sizes.follow(num_items)
         self._batch = self.replay.sample(num_items)
-        assert self.converter.observation is not None and self.converter.action is not None
-        rows = DrawnRows(self._batch, self.converter.observation, self.converter.action, self._module_id)
-        self.mean_n_step = rows.mean_n_step if self._follows_episodes else 1.0
+        rows = self._as_drawn(self._batch)
+        self.mean_n_step = rows.mean_n_step
         return LAYOUTS[self.layout](rows)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
@@ -148,25 +189,31 @@ class ModuleReplay:
         priorities = SequencePriorities(sequences.lengths.tolist(), num_learners, longest, burn_in)
         self.mean_n_step = 1.0
         if self.replay.is_prioritized:
-            self._expected = sequences.drawn, sequences.generation, priorities
+            self._expected = _Expected(sequences.drawn, sequences.generation, None, priorities)
         return read_episodes(
             sequences, self.replay.storage, converter.observation, converter.action, converter.state_out
         )
 
     def expect(self, places: np.ndarray) -> None:
         """Keeps index and generation of the drawn rows in the order in which their TD errors will come back."""
-        if self.replay.is_prioritized:
-            assert self._batch is not None
-            self._expected = self._batch["index"][places], self._batch["generation"][places], None
+        if self.replay.takes_feedback:
+            assert self._batch is not None and self.converter.action is not None
+            leaves = self.converter.action.leaves
+            action = self._batch.get(leaves[0].key)[places] if len(leaves) == 1 else None
+            self._expected = _Expected(self._batch["index"][places], self._batch["generation"][places], action, None)
         self._batch = None
 
     def update(self, td_errors: Any) -> None:
-        """Returns TD errors to the rows expected; replays without priorities ignore them.
+        """Returns TD errors to the rows expected; replays that learn nothing from them ignore them.
+
+        Args:
+            td_errors: one for each row, or with what :func:`~rllib_ext.learner_signals.report_signals` adds,
+                ``[B, 2 + A]``.
 
         Raises:
             ValueError: another number of them than of rows, no draw to update, or NaN or infinite values.
         """
-        if not self.replay.is_prioritized:
+        if not self.replay.takes_feedback:
             return
         if self._expected is None:
             raise ValueError(
@@ -174,12 +221,17 @@ class ModuleReplay:
             )
         import torch
 
-        index, generation, priorities = self._expected
-        if priorities is not None:
-            learned, td_errors = priorities.of(td_errors)
+        index, generation, action, sequences = self._expected
+        given, signals = np.asarray(td_errors), {}
+        if sequences is not None:
+            learned, given = sequences.of(given)
             index, generation = index[learned], generation[learned]
-        td_error = torch.as_tensor(np.asarray(td_errors)).reshape(-1)
-        self.replay.update_priority(index, td_error, generation=generation)
+        elif given.ndim == 2 and given.shape[1] > 2 and action is not None:
+            from rllib_ext.learner_signals import read_signals
+
+            given, signals = read_signals(given, action)
+        td_error = torch.as_tensor(given).reshape(-1)
+        self.replay.update_priority(index, td_error, generation=generation, **signals)
         self._expected = None
 
     def follow_episodes(self) -> None:
@@ -213,6 +265,35 @@ class ModuleReplay:
         if state["follows_episodes"]:
             self.follow_episodes()
         self._batch = self._expected = None
+
+    def _as_drawn(self, rows: TensorDictBase) -> DrawnRows:
+        assert self.converter.observation is not None and self.converter.action is not None
+        return DrawnRows(rows, self.converter.observation, self.converter.action, self._module_id)
+
+    def _surprise_of(self, rows: TensorDictBase) -> Tensor:
+        """Surprise ``[M]`` of new rows, which go to the Learner in the form in which they would be drawn."""
+        import torch
+
+        surprise = np.empty(len(rows), dtype=np.float32)
+        for start in range(0, len(rows), ROWS_PER_PASS):
+            pieces = LAYOUTS[self.layout](self._as_drawn(rows[start : start + ROWS_PER_PASS]))
+            places = np.concatenate([piece.places for piece in pieces])
+            name = self._module_id or DEFAULT_MODULE_ID
+            surprise[start + places] = self._measure(name, [piece.episode for piece in pieces])
+        return torch.from_numpy(surprise)
+
+    def _check_recurrent(self) -> None:
+        if self._module_id is not None:
+            raise ValueError(
+                f"module {self._module_id!r} is recurrent (its episodes carry state_out); recurrent modules are "
+                "supported with one agent. Use modules without state, or RLlib's own MultiAgentEpisodeReplayBuffer"
+            )
+        if self._formed is not None:
+            raise ValueError(
+                "the module is recurrent (its episodes carry state_out) and learns from sequences of steps, and "
+                f"{type(self.replay.writer).__name__} keeps single transitions, scattered over the episodes. Use "
+                'replay_config("uniform", ...) or replay_config("prioritized", ...), or a module without state'
+            )
 
     def _check_room(self, flat: Sequence[FlatEpisode]) -> None:
         steps = sum(len(one.episode) for one in flat)
@@ -260,17 +341,24 @@ class ModuleReplay:
         while len(self._running) > self.converter.fragments.remembered:  # their EnvRunner was lost
             self._running.popitem(last=False)
 
-    def _close_interrupted(self) -> None:
+    def _close_interrupted(self) -> int:
+        """Ends the episodes that were running when the buffer was saved; how many rows entered."""
         import torch
 
         storage = self.replay.storage
+        stored = 0 if self._formed is None else self._formed.close()
         if self._running:
             slots = torch.tensor(list(self._running.values()), device=storage.device)
             names = torch.tensor(list(self._running), device=storage.device)
-            slots = slots[storage.all_rows["trajectory"][slots].flatten() == names]  # others were overwritten
+            still_there = storage.all_rows["trajectory"][slots].flatten() == names  # others were overwritten
+            live = getattr(storage, "live_slots", None)
+            if live is not None:
+                still_there &= torch.from_numpy(live.contains(slots.cpu().numpy())).to(storage.device)
+            slots = slots[still_there]
             self.replay.truncate(slots, storage.generation_of(slots))
         self._running.clear()
         self.converter.fragments.forget_running()
         if self.task_progress is not None:
             self.task_progress.forget_running()
         self._interrupted = False
+        return stored

@@ -22,10 +22,11 @@ class TableOracle:
         self._sent: dict[int, dict[str, set[int]]] = {}
 
     def add(self, number: int, trajectory: int, true: set[str], done: bool) -> None:
-        episode = self._episodes.setdefault(trajectory, [])
+        self.default = [*self.default, number][-self._capacity :]
+        self.make_room()
+        episode = self._episodes[trajectory] = self._episodes.pop(trajectory, [])  # the one continued last is last
         sent = self._sent.setdefault(trajectory, {name: set() for name in self._tables})
         episode.append(number)
-        self.default = [*self.default, number][-self._capacity :]
         for name, (capacity, events) in self._tables.items():
             lengths = [length for event, length in events if event in true]
             if lengths:
@@ -34,6 +35,9 @@ class TableOracle:
                 self.contents[name] = [*self.contents[name], *new][-capacity:]
         if done:
             del self._episodes[trajectory], self._sent[trajectory]
+
+    def make_room(self) -> None:
+        """Called once a new step is in the default table."""
 
     def references(self) -> Counter[int]:
         """How many tables and running episodes refer to each step."""

@@ -98,10 +98,7 @@ class Collection:
             device = self._replay.storage.device
             self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
             self._interrupted = None
-            for transform in self._transforms_that_wait:
-                formed = transform.flush()
-                if formed is not None:
-                    self._replay.writer.extend(formed)
+            self._replay.flush()
         seed = int(self._generator.integers(2**31))
         self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
         self._newest = np.full(self._rollout.num_envs, -1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,20 +79,28 @@ class NStepTransitions(Transform):
         self._waiting = waiting if len(waiting) else None
         return self._form(tensordict, complete, slots, steps_used)
 
-    def flush(self) -> TensorDictBase | None:
+    def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Forms the waiting transitions from the steps there are, as when collection stops; None when none wait.
 
-        Their bootstrap is from the last observation there is. Store them with ``buffer.writer.extend``, which goes
-        round the transform.
+        Their bootstrap is from the last observation there is. ``Replay.flush`` stores them; in other buffers do so with
+        ``buffer.writer.extend``, which goes round the transform.
+
+        Args:
+            trajectories: ids of those that nobody goes on with; ``None`` for all.
         """
+        self._waiting_before = self._waiting
         if self._waiting is None:
             return None
         steps, self._waiting = self._waiting, None
+        if trajectories is not None:
+            steps, self._waiting = _divided(steps, trajectories)
+            if steps is None:
+                return None
         slots, steps_used, complete = self._follow(steps)
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
     def undo(self) -> None:
-        """Takes back the last ``extend``: what it formed was refused, so its steps do not wait either."""
+        """Takes back the last ``extend`` or :meth:`flush`: what it formed was refused."""
         self._waiting = self._waiting_before
 
     def clear(self) -> None:
@@ -136,3 +145,16 @@ class NStepTransitions(Transform):
 def _columns_of(steps: TensorDictBase) -> set[tuple[str, str, str]]:
     """Name, dtype and shape per row of every column."""
     return {(str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True)}
+
+
+def _divided(
+    steps: TensorDictBase, trajectories: Iterable[int]
+) -> tuple[TensorDictBase | None, TensorDictBase | None]:
+    """The steps of these trajectories, and the others; ``None`` for none."""
+    trajectory = trajectory_of(steps)
+    if trajectory is None:
+        raise ValueError("steps without trajectory ids are of one environment; flush all of them")
+    named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
+    chosen = torch.isin(trajectory.reshape(-1), named)
+    parts = steps[chosen], steps[~chosen]
+    return parts[0] if len(parts[0]) else None, parts[1] if len(parts[1]) else None

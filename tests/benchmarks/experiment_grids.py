@@ -1,32 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments on grids share: rows for the buffer, the greedy episode."""
+"""What the experiments on grids share: the number of a state, the greedy episode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from tensordict import TensorDict
 
 from lightning_replay.envs.grids import RoomGrid
-
-
-class Rows:
-    """The last few steps, in columns that a buffer copies from; written by NumPy, so that a step costs little."""
-
-    def __init__(self, rows: int) -> None:
-        flags = {name: torch.zeros(rows, 1, dtype=torch.bool) for name in ("terminated", "truncated", "done")}
-        following = {"observation": torch.zeros(rows, 6), "reward": torch.zeros(rows, 1), **flags}
-        actions = torch.zeros(rows, dtype=torch.int64)
-        self.steps = TensorDict({"observation": torch.zeros(rows, 6), "action": actions, "next": following}, [rows])
-        self._columns = [self.steps["observation"].numpy(), actions.numpy(), following["observation"].numpy()]
-        self._columns += [following[name].numpy() for name in ("reward", "terminated", "truncated", "done")]
-
-    def write(self, row: int, *values: Any) -> None:
-        """Observation, action, next observation, reward, terminated, truncated and done of one step."""
-        for column, value in zip(self._columns, values, strict=True):
-            column[row] = value
 
 
 def state_of(env: RoomGrid) -> int:

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiment_grids import Rows, greedy_steps, state_of
+from experiment_grids import greedy_steps, state_of
+from experiment_rows import Rows
 from experiment_tables import (
     Runs,
     draw,

@@ -75,7 +75,8 @@ def test_minatar_fills_a_small_buffer_by_surprise_and_resumes_with_the_same_draw
 def test_atari_trains_on_images_and_is_evaluated_on_whole_games(tmp_path: Path) -> None:
     for module in ("ale_py", "cv2"):
         pytest.importorskip(module)
-    replay = recipes.surprise_retention(capacity=60, batch_size=8, n_steps=5, priority_exponent=0.5, seed=0)
+    frames = {"frame_stack": 4, "image_key": "observation"}
+    replay = recipes.surprise_retention(60, 8, n_steps=5, priority_exponent=0.5, seed=0, **frames)
     data = ReplayDataModule(
         "Atari-v0",
         replay,
@@ -92,6 +93,7 @@ def test_atari_trains_on_images_and_is_evaluated_on_whole_games(tmp_path: Path) 
     assert data.updates_done == 4 and len(replay) == 60 and agent.hparams["observation_shape"] == [4, 84, 84]
     batch = replay.sample()
     assert batch["observation"].dtype == torch.uint8 and batch["observation"].shape == (8, 4, 84, 84)
+    assert replay.stats()["frames_held"] < 8 * 60
     assert batch["next", "reward"].abs().max() <= 5 and batch["discount"].max() <= 0.99
     (result,) = trainer.validate(agent, datamodule=data, verbose=False)
     assert result["eval/return"] >= 0

@@ -20,6 +20,7 @@ from lightning_replay.frames import pool as pool_module
 from lightning_replay.frames.search import NumbaSearch, TorchSearch
 from lightning_replay.state_files import join_state, split_state
 from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
+from tests.table_oracle import TableOracle
 
 DEPTH = 2
 SLOTS = 8
@@ -188,6 +189,42 @@ def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, 
         assert oracle[number - written + len(oracle)] == both
 
 
+@settings(max_examples=40, deadline=None)
+@given(BATCHES, st.integers(8, 14), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.data())
+def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(
+    batches, capacity, room, at_once, data
+) -> None:
+    replay = recipes.uniform(capacity, 1, n_steps=3, discount=0.5, frame_stack=DEPTH, frame_capacity=room, seed=0)
+    oracle: list[tuple[int, int, Stacks, bool]] = []  # number, trajectory, stacks, done
+    written = trajectories = 0
+    for episodes in batches:
+        stacks, names = side_by_side(episodes)
+        done = [names[place] not in names[place + 1 :] and data.draw(st.booleans()) for place in range(len(names))]
+        for start in range(0, len(stacks), at_once):
+            part = slice(start, start + at_once)
+            names_now = [trajectories + name for name in names[part]]
+            rows = frame_rows(stacks[part], first=written, trajectory=names_now)
+            for name in ("done", "terminated"):
+                rows["next", name] = torch.tensor(done[part]).unsqueeze(1)
+            replay.extend(rows)
+            for both, name, is_done in zip(stacks[part], names_now, done[part], strict=True):
+                oracle.append((written, name, both, is_done))
+                written += 1
+                while len(oracle) > capacity or distinct([row[2] for row in oracle]) > room:
+                    oracle.pop(0)
+        trajectories += len(episodes)
+    batch = replay.sample(48)
+    numbers = [row[0] for row in oracle]
+    for place, number in enumerate(batch["action"].tolist()):
+        steps: list[tuple[int, int, Stacks, bool]] = []
+        for row in oracle[numbers.index(number) :]:
+            if row[1] == oracle[numbers.index(number)][1] and len(steps) < 3 and not (steps and steps[-1][3]):
+                steps.append(row)
+        assert stacks_in(batch[place : place + 1]) == [(steps[0][2][0], steps[-1][2][1])]
+        assert int(batch["steps_to_next_obs"][place]) == len(steps)
+        assert float(batch["next", "reward"][place]) == sum(0.5**later * row[0] for later, row in enumerate(steps))
+
+
 def is_event(rows) -> torch.Tensor:
     return rows["action"] % 4 == 3
 
@@ -232,3 +269,89 @@ def check_tables(replay, given_rows: list[Stacks]) -> None:
     batch = replay.sample(16)
     assert set(batch["action"].tolist()) <= set(numbers)
     assert stacks_in(batch) == [given_rows[number] for number in batch["action"].tolist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, st.integers(2 * DEPTH, 20), st.integers(1, 30))
+def test_the_oldest_rows_leave_the_fullest_table_of_tasks(batches, room, at_once) -> None:
+    capacity = 4
+    options = {"frame_stack": DEPTH, "frame_capacity": room, "min_size": 1, "seed": 0}
+    replay = recipes.parallel_curriculum(["a", "b"], capacity, 1, **options)
+    oracle: dict[int, list[tuple[int, Stacks]]] = {0: [], 1: []}
+    written = 0
+    for episodes in batches:
+        stacks, names = side_by_side(episodes)
+        for start in range(0, len(stacks), at_once):
+            part, tasks = stacks[start : start + at_once], [name % 2 for name in names[start : start + at_once]]
+            rows = frame_rows(part, first=written)
+            index = replay.extend(rows.set("task", torch.tensor(tasks)))
+            new = [(written + place, both, task) for place, (both, task) in enumerate(zip(part, tasks, strict=True))]
+            written += len(new)
+            # Of more rows than a table takes the last ones; and as many together as fit whatever their frames are.
+            new = [row for row in new if sum(row[0] < later[0] and row[2] == later[2] for later in new) < capacity]
+            together = min(2 * capacity, room // (2 * DEPTH))
+            for first in range(0, len(new), together):
+                add_to_tables(oracle, new[first : first + together], capacity, room)
+            kept = {number for table in oracle.values() for number, _ in table}
+            assert replay.storage.get(index)["action"].tolist() == [row[0] for row in new if row[0] in kept]
+    for task, name in enumerate("ab"):
+        if oracle[task]:
+            table = replay.table(name)
+            assert list(zip(table["action"].tolist(), stacks_in(table), strict=True)) == oracle[task]
+    assert replay.tables.length.tolist() == [len(table) for table in oracle.values()]
+    assert replay.storage.frames_held == distinct(both for table in oracle.values() for _, both in table)
+
+
+def add_to_tables(oracle, new: list[tuple[int, Stacks, int]], capacity: int, room: int) -> None:
+    """Appends rows to the tables of their tasks; then the fullest gives up its oldest one until the frames fit."""
+    for number, both, task in new:
+        oracle[task] = [*oracle[task], (number, both)][-capacity:]
+    first = new[0][0]
+    while distinct(both for table in oracle.values() for _, both in table) > room:
+        with_old = [task for task, table in oracle.items() if table and table[0][0] < first]
+        del oracle[max(with_old, key=lambda task: len(oracle[task]))][0]
+
+
+class FrameTableOracle(TableOracle):
+    """With one event table, and room for so many frames; ``stacks`` are those of the numbered steps."""
+
+    def __init__(self, capacity: int, event_capacity: int, history_length: int, room: int) -> None:
+        super().__init__(capacity, {"event": (event_capacity, [("event", history_length)])})
+        self.event_capacity, self.room = event_capacity, room
+        self.stacks: list[Stacks] = []
+
+    def make_room(self) -> None:
+        while distinct(self.stacks[number] for number in self.references()) > self.room:
+            event = self.contents["event"]
+            default_share = len(self.default) / self._capacity if len(self.default) > 1 else 0.0  # the new step stays
+            if default_share or event:
+                leaves_default = default_share >= len(event) / self.event_capacity
+                del (self.default if leaves_default else event)[0]
+            else:
+                next(steps for steps in self._episodes.values() if steps).clear()
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, st.integers(2 * DEPTH, 14), st.data())
+def test_event_tables_and_histories_give_up_steps_one_by_one(batches, room, data) -> None:
+    table = EventTable("event", condition=is_event, history_length=3, capacity=4, min_size=1)
+    options = {"frame_stack": DEPTH, "frame_capacity": room, "seed": 0}
+    replay = recipes.event_tables(5, 1, tables=[table], max_trajectories=16, **options)
+    oracle = FrameTableOracle(5, 4, 3, room)
+    trajectories = 0
+    for episodes in batches:
+        stacks, names = side_by_side(episodes)
+        for place, (both, name) in enumerate(zip(stacks, names, strict=True)):
+            number, done = len(oracle.stacks), name not in names[place + 1 :] and data.draw(st.booleans())
+            oracle.stacks.append(both)
+            oracle.add(number, trajectories + name, {"event"} if number % 4 == 3 else set(), done)
+            replay.extend(frame_rows([both], first=number, trajectory=trajectories + name, done=done))
+            assert replay.tables.length.tolist() == [len(oracle.default), len(oracle.contents["event"])]
+            assert replay.storage.frames_held == distinct(oracle.stacks[step] for step in oracle.references())
+        trajectories += len(episodes)
+        for content, held in (("default", oracle.default), ("event", oracle.contents["event"])):
+            if held:
+                rows = replay.table(content)
+                assert rows["action"].tolist() == held
+                assert stacks_in(rows) == [oracle.stacks[number] for number in held]
+    assert len(replay) == len(oracle.references())

@@ -14,11 +14,31 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
 LAYERS = (
-    {"priority_tree", "episodes", "neighbors", "schedules", "state_files", "chunk_files", "recorded", "memory"}
-    | {"tables", "histories", "events", "schedulers", "progress", "cagrad", "conditions", "state_action_counts", "surprise"},
+    {
+        "priority_tree",
+        "episodes",
+        "neighbors",
+        "schedules",
+        "state_files",
+        "chunk_files",
+        "recorded",
+        "memory",
+        "pictures",
+    }
+    | {
+        "tables",
+        "histories",
+        "events",
+        "schedulers",
+        "progress",
+        "cagrad",
+        "conditions",
+        "state_action_counts",
+        "surprise",
+    },
     {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
     {"samplers", "writers", "transforms"},
-    {"replay", "table_replay", "replay_state", "recipes", "checkpoint"},
+    {"replay", "table_replay", "replay_state", "recipes", "checkpoint", "inspection"},
     {"agents", "lit"},
 )
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.pictures import import_pyplot
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
+_PICTURE = "the learning curve"
 
 
 class LearningCurve(L.Callback):
@@ -31,7 +32,7 @@ class LearningCurve(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds out before the training, not after it, that matplotlib is missing."""
-        _import_pyplot()
+        import_pyplot(_PICTURE)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
@@ -49,7 +50,7 @@ class LearningCurve(L.Callback):
 
 def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "") -> None:
     """Writes one line per curve of ``(env_steps, return)`` points as a PNG file."""
-    pyplot = _import_pyplot()
+    pyplot = import_pyplot(_PICTURE)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for label, points in curves.items():
         axes.plot([steps for steps, _ in points], [value for _, value in points], label=label)
@@ -61,16 +62,3 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _import_pyplot() -> Any:
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the learning curve needs matplotlib, which is not installed: pip install lightning-replay[plots]"
-        ) from error
-    matplotlib.use("Agg", force=False)
-    from matplotlib import pyplot
-
-    return pyplot
