@@ -99,7 +99,8 @@ def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, A
     discount = config.gamma ** batch["n_step"] * (1.0 - batch[Columns.TERMINATEDS].float())
     moved = batch[Columns.REWARDS].unsqueeze(-1) + discount.unsqueeze(-1) * fwd_out[ATOMS]
     place = (moved.clamp(config.v_min, config.v_max) - config.v_min) * ((atoms - 1) / (config.v_max - config.v_min))
-    lower = place.clamp(0, atoms - 1).floor()
+    place = place.clamp(0, atoms - 1).to(following.dtype)
+    lower = place.floor()
     above = place - lower
     target = torch.zeros_like(following)
     target.scatter_add_(1, lower.long(), following * (1.0 - above))
