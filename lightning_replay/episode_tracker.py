@@ -106,7 +106,7 @@ class EpisodeTracker:
         return data
 
     def returns(self, index: Tensor, storage: Storage) -> Tensor:
-        """The returns of the rows ``index``, int64 ``[N]``, over up to :attr:`n_steps` steps, ``[N]``; draws nothing."""
+        """The returns over up to :attr:`n_steps` steps of the rows ``index``, int64 ``[N]``: ``[N]``; draws nothing."""
         self._link_stored(index, storage)
         assert self.links is not None
         slots, steps_used = self.links.chain(index, self.n_steps)

@@ -175,9 +175,11 @@ def _tsne(rows: Tensor, seed: int) -> Tensor:
         raise ValueError(f"there are {len(rows)} observations, and t-SNE needs at least 4; use projection='pca'")
     reduced = principal_components(rows, max(2, min(_TSNE_DIMENSIONS, rows.shape[1])), seed)
     start = reduced[:, :2]
-    start = start * (1e-4 / max(float(start[:, 0].std()), 1e-12))  # small, as scikit-learn makes its own
+    start = start / max(float(start[:, 0].std()), 1e-12)
+    # Beside the line that a single feature makes, or points could not pass each other.
+    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed))
     perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # three times as many neighbours are looked at
-    tsne = TSNE(n_components=2, perplexity=perplexity, init=start.numpy(), random_state=seed)
+    tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
     return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
 
 

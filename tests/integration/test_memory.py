@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,10 +18,34 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
 def test_resident_size_is_within_five_percent_of_what_the_buffer_says(recipe: str) -> None:
-    code = f"import bench_memory; print(bench_memory.grown_over_said({recipe!r}, 200_000))"
+    printed = run(f"import bench_memory; print(bench_memory.grown_over_said({recipe!r}, 200_000))")
+    assert float(printed) == pytest.approx(1, abs=0.05)
+
+
+# The uniform buffer has one frame for each of its rows and few more: larger ones, of which 5 % are more than a batch.
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("kind", "steps", "screen_size"),
+    [("uniform", 4_000, 168), ("retention, 1-step", 3_000, 84), ("retention, 5-step", 3_000, 84)],
+)
+def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(kind: str, steps: int, screen_size: int) -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    measure = f"bench.measure({kind!r}, {steps}, {screen_size}, per_write=4)"
+    printed = run(f"import json, bench_frame_memory as bench; print(json.dumps({measure}))")
+    found = json.loads(printed.splitlines()[-1])
+    assert found["rows"] == steps and found["frames"] > 1_000
+    assert found["said"] > 100e6
+    for measured in ("taken", "peak", "left"):
+        assert found[measured] / found["said"] == pytest.approx(1, abs=0.05), measured
+
+
+def run(code: str) -> str:
+    """What a process of its own prints, started beside the benchmarks."""
     environment = {**os.environ, "RL_LOGGING_LEVEL": "ERROR"}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=BENCHMARKS, env=environment, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert float(result.stdout) == pytest.approx(1, abs=0.05)
+    return result.stdout

@@ -240,10 +240,9 @@ def test_tsne_keeps_neighbours_together(features: int) -> None:
     parts = {"a": torch.cat((near[:15], far[:15])), "b": torch.cat((near[15:], far[15:]))}
     points = project(parts, "tsne", seed=1)
     assert {name: each.shape for name, each in points.items()} == {"a": (30, 2), "b": (30, 2)}
-    first = torch.cat((points["a"][:15], points["b"][:15]))
-    second = torch.cat((points["a"][15:], points["b"][15:]))
-    within = max(float(torch.pdist(each).max()) for each in (first, second))
-    assert float(torch.cdist(first, second).min()) > 0.2 * within
+    cluster = torch.tensor([0, 1]).repeat_interleave(15).repeat(2)
+    distance = torch.cdist(*[torch.cat((points["a"], points["b"]))] * 2).fill_diagonal_(torch.inf)
+    assert torch.equal(cluster[distance.argmin(1)], cluster)
     assert torch.equal(points["a"], project(parts, "tsne", seed=1)["a"])
     with pytest.raises(ValueError, match="there are 3 observations, and t-SNE needs at least 4"):
         project({"a": noise[:3]}, "tsne")
