@@ -13,6 +13,7 @@ from rllib_ext.checks import (
     check_capacity,
     check_cpus,
     check_curriculum,
+    check_environment,
     check_returns,
     with_room_for_episodes,
 )
@@ -102,6 +103,7 @@ def configure(
         The config.
 
     Raises:
+        ModuleNotFoundError: an environment of this library whose extra is not installed.
         ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
             capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
             ``n_step`` an interval where rows are kept by importance, or too few CPUs (Ray would wait for ever).
@@ -109,6 +111,7 @@ def configure(
     check_algorithm(config)
     config.replay_buffer_config = with_room_for_episodes(config)
     check_capacity(config)
+    check_environment(config)
     if require_cpus:
         check_cpus(config)
     if config._learner_connector is None:

@@ -67,7 +67,7 @@ def read_signals(given: np.ndarray, action: Tensor) -> tuple[Tensor, dict[str, T
         given: what Learners sent after :func:`report_signals`.
         action: of the rows, ``[B]``.
     """
-    columns = torch.as_tensor(given)
+    columns = torch.as_tensor(given).to(torch.float32)
     return columns[:, 0], {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
 
 

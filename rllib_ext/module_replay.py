@@ -332,8 +332,9 @@ class ModuleReplay:
         trajectory = rows["trajectory"].numpy()
         last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
         done, slots = rows["next", "done"].numpy(), np.full(len(rows), -1)
-        entered = getattr(self.replay.writer, "entered", slice(len(rows) - len(index), None))
-        slots[entered] = index.numpy(force=True)
+        entered = getattr(self.replay.writer, "entered", None)
+        places = slice(len(rows) - len(index), None) if entered is None else entered.numpy()
+        slots[places] = index.numpy(force=True)
         for row in last_rows.tolist():
             self._running.pop(int(trajectory[row]), None)
             if not done[row, 0] and slots[row] >= 0:  # the writer may refuse rows

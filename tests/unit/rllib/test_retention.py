@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows kept by importance behind RLlib's interface: signals by hand, returns formed on the way in, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+import rllib_ext
+from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.formed_returns import PATIENCE
+from rllib_ext.learner_order import learner_order
+
+from .episodes import column, numbered
+from .recurrent_episodes import recurrent
+
+GAMMA = 0.5  # whose powers are exact
+FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "retention_priority.json").read_text())
+
+
+def retaining(capacity: int = 100, n_step: int = 1, **options: Any) -> RecipeEpisodeReplayBuffer:
+    buffer = RecipeEpisodeReplayBuffer("surprise_retention", **{"capacity": capacity, "seed": 0, **options})
+    buffer.form_returns(n_step, GAMMA)
+    return buffer
+
+
+def numbers(episodes: list[SingleAgentEpisode]) -> np.ndarray:
+    return column(episodes, "get_observations")[:, 0].astype(int)
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    powers = np.exp(values - values.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def stored_rows(buffer: RecipeEpisodeReplayBuffer) -> Counter[tuple[float, ...]]:
+    """Observation, return, next observation, steps and terminated of every stored row."""
+    rows = buffer.replay.storage.get(slice(0, len(buffer)))
+    steps = rows.get("steps_to_next_obs", torch.ones(len(rows), 1))
+    columns = (rows["observation"][:, :1], rows["next", "reward"], rows["next", "observation"][:, :1], steps)
+    return Counter(map(tuple, torch.cat([*columns, rows["next", "terminated"]], 1).tolist()))
+
+
+def expected_rows(first: int, last: int, n_step: int, terminated: bool) -> Counter[tuple[float, ...]]:
+    """The same of an episode ``first .. last`` whose reward in a row is its number, added up."""
+    rows: Counter[tuple[float, ...]] = Counter()
+    for number in range(first, last):
+        steps = min(n_step, last - number)
+        summed = sum(GAMMA**step * (number + step) for step in range(steps))
+        rows[number, summed, number + steps, steps, terminated and number + steps == last] += 1
+    return rows
+
+
+@pytest.mark.parametrize("case", FIXTURE["cases"], ids=lambda case: case["name"])
+def test_the_papers_priority_arrives_through_the_signals(case: dict[str, Any]) -> None:
+    given, expected = case["inputs"], case["expected"]
+    buffer = retaining(q_inverse_temperature=given.get("temperature_beta", 1.0))
+    buffer.add(
+        SingleAgentEpisode(
+            observations=[np.zeros(1), np.ones(1)],
+            actions=[np.int64(given["action"])],
+            rewards=[0.0],
+            terminated=True,
+            len_lookback_buffer=0,
+        )
+    )
+    buffer.sample(num_items=1)
+    buffer.update_priorities(np.array([[7.0, given["surprise"], *given["q_values"]]]))
+    priority = buffer.replay.writer.retention_priority(torch.tensor([0]))
+    assert priority.item() == pytest.approx(expected["priority"], rel=1e-6)
+
+
+@pytest.mark.parametrize("num_learners", [0, 2, 3])
+@pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
+@pytest.mark.parametrize("priority_exponent", [0.0, 0.5])
+def test_every_signal_reaches_its_row(layout: str, num_learners: int, priority_exponent: float) -> None:
+    buffer = retaining(layout=layout, num_learners=num_learners, priority_exponent=priority_exponent)
+    buffer.add([numbered(f"e{number}", 2, offset=10 * number, terminated=number % 3 > 0) for number in range(20)])
+    values = np.random.default_rng(0).normal(size=(400, 2))
+    given: dict[int, float] = {}
+    for _ in range(3):
+        episodes = buffer.sample(num_items=30)
+        drawn = numbers(episodes)
+        signals = np.column_stack((-drawn, drawn + 0.5, values[drawn]))  # the TD error is no surprise here
+        order = learner_order([len(episode) for episode in episodes], num_learners) if num_learners > 1 else slice(None)
+        buffer.update_priorities(signals[order])
+        given |= {int(number): number + 0.5 for number in drawn}
+    observed = buffer.replay.storage.all_rows["observation"][:40, 0].int().tolist()
+    priority = buffer.replay.writer.retention_priority(torch.arange(40)).tolist()
+    weight = softmax(values)
+    for number, kept_for in zip(observed, priority, strict=True):
+        if number in given:
+            assert kept_for == pytest.approx(given[number] * weight[number, number % 10 % 2], rel=1e-5)
+        else:
+            assert kept_for == 1.0  # before any surprise is known
+    if priority_exponent:  # draws go by the TD errors
+        drawn = numbers([episode for _ in range(50) for episode in buffer.sample(num_items=40)])
+        assert np.bincount(drawn)[190] > 4 * max(np.bincount(drawn)[10], 1)
+
+
+def test_td_errors_alone_keep_rows_by_their_squares() -> None:
+    buffer = retaining(priority_exponent=0.0)
+    buffer.add(numbered("a", 5))
+    drawn = numbers(buffer.sample(num_items=40))
+    buffer.update_priorities(-0.5 * drawn)
+    assert buffer.replay.writer.retention_priority(torch.arange(5)).tolist() == [(number / 2) ** 2 for number in range(5)]
+
+
+@pytest.mark.parametrize("n_step", [2, 3, 5])
+@pytest.mark.parametrize("fragment", [1, 2, 4])
+def test_formed_returns_are_those_of_whole_episodes(n_step: int, fragment: int) -> None:
+    buffer = retaining(n_step=n_step)
+    ends = {"a": (0, 9, True), "b": (100, 107, False), "c": (200, 203, True)}
+    for start in range(0, 9, fragment):
+        sent = []
+        for name, (offset, last, terminated) in ends.items():
+            length = min(fragment, last - offset - start)
+            if length > 0:
+                over = start + length == last - offset
+                flags = {"terminated": over and terminated, "truncated": over and not terminated}
+                sent.append(numbered(name, length, start=start, offset=offset, lookback=min(start, 1), **flags))
+        buffer.add(sent)
+    expected: Counter[tuple[float, ...]] = Counter()
+    for first, last, terminated in ends.values():
+        expected += expected_rows(first, last, n_step, terminated)
+    assert stored_rows(buffer) == expected
+    episodes = buffer.sample(num_items=50, n_step=n_step, gamma=GAMMA)
+    drawn, steps = numbers(episodes), column(episodes, "get_extra_model_outputs", "n_step")
+    following = np.concatenate([e.get_observations(slice(1, len(e) + 1)) for e in episodes])[:, 0]
+    np.testing.assert_array_equal(drawn + steps, following)
+    assert buffer.modules["default_policy"].mean_n_step == steps.mean()
+
+
+@pytest.mark.parametrize(("n_step", "gamma"), [(1, GAMMA), (2, GAMMA), (3, 0.9), ((1, 3), GAMMA)])
+def test_other_returns_than_the_formed_ones_are_refused(n_step: Any, gamma: float) -> None:
+    buffer = retaining(n_step=3)
+    buffer.add(numbered("a", 5))
+    with pytest.raises(ValueError, match=r"over 3 steps with gamma 0.5. Call rllib_ext.configure\(config\) last"):
+        buffer.sample(num_items=3, n_step=n_step, gamma=gamma)
+
+
+def test_a_buffer_that_was_told_nothing_gives_single_steps() -> None:
+    buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=10)
+    buffer.add(numbered("a", 5))
+    assert len(buffer.sample(num_items=3, n_step=1, gamma=0.5)) == 1
+    with pytest.raises(ValueError, match="n_step is 3 with gamma 0.99.* over 1 step. Call rllib_ext.configure"):
+        buffer.sample(num_items=3, n_step=3)
+
+
+@pytest.mark.parametrize("options", [{}, {"recipe": None, "writer": "lightning_replay.writers.RetentionWriter"}])
+def test_an_interval_of_lengths_is_refused(options: dict[str, Any]) -> None:
+    buffer = RecipeEpisodeReplayBuffer(**{"recipe": "surprise_retention", "capacity": 10, **options})
+    with pytest.raises(ValueError, match=r"n_step is \(1, 5\), an interval .* Give one length"):
+        buffer.form_returns((1, 5), GAMMA)
+
+
+def test_lengths_are_those_of_rllib() -> None:
+    with pytest.raises(ValueError, match=r"n_steps is not an option of replay_config; RLlib says it: .training\(n_step="):
+        rllib_ext.replay_config("surprise_retention", capacity=10, n_steps=3)
+    buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=10)
+    with pytest.raises(ValueError, match="capacity 10 is below n_steps 11"):
+        buffer.form_returns(11, GAMMA)
+
+
+def test_other_recipes_form_their_returns_when_they_draw() -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
+    module = buffer.modules["default_policy"]
+    buffer.form_returns((1, 5), GAMMA)
+    assert buffer.modules["default_policy"] is module and not buffer.keeps_by_importance
+
+
+def test_retention_put_together_from_parts_forms_returns() -> None:
+    writer = {
+        "class_path": "lightning_replay.writers.RetentionWriter",
+        "init_args": {"rule": {"class_path": "lightning_replay.writers.SurpriseOnly"}},
+    }
+    buffer = RecipeEpisodeReplayBuffer(None, capacity=50, writer=writer, seed=0)
+    buffer.form_returns(3, GAMMA)
+    buffer.add(numbered("a", 9, terminated=True))
+    assert buffer.keeps_by_importance and stored_rows(buffer) == expected_rows(0, 9, 3, True)
+
+
+def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
+    buffer = retaining(n_step=3)
+    buffer.add([numbered("lost", 4), numbered("goes on", 4, offset=100)])
+    for call in range(1, PATIENCE + 1):
+        assert max(row[0] for row in stored_rows(buffer) if row[0] < 100) == 1  # the others wait
+        buffer.add(numbered("goes on", 1, start=3 + call, offset=100))
+    running = 104 + PATIENCE
+    waits = expected_rows(running - 2, running, 3, False)
+    assert stored_rows(buffer) == expected_rows(0, 4, 3, False) + expected_rows(100, running, 3, False) - waits
+    assert len(buffer.replay.transform[0].get_extra_state()["waiting"]["trajectory"]) == 2  # of the one that goes on
+    # should it go on after all, its returns are formed as ever
+    buffer.add(numbered("lost", 3, start=4, terminated=True))
+    assert expected_rows(4, 7, 3, True) <= stored_rows(buffer)
+
+
+def test_a_gap_is_not_crossed_and_nothing_is_lost_by_it() -> None:
+    buffer = retaining(n_step=3)
+    buffer.add(numbered("a", 4))
+    buffer.add(numbered("a", 4, start=6, terminated=True))
+    for call in range(PATIENCE):
+        buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
+    own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
+    assert own == expected_rows(0, 4, 3, False) + expected_rows(6, 10, 3, True)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_restored_buffer_draws_alike_and_stores_what_waited_once_steps_arrive(n_step: int) -> None:
+    buffer = retaining(n_step=n_step)
+    buffer.add([numbered("a", 6), numbered("b", 5, offset=100, terminated=True)])
+    drawn = numbers(buffer.sample(num_items=20, n_step=n_step, gamma=GAMMA))
+    buffer.update_priorities(np.column_stack((drawn, drawn**2, drawn, -drawn)))
+    again = retaining(n_step=n_step, seed=5)
+    again.set_state(buffer.get_state())
+    for _ in range(3):
+        expected, restored = (one.sample(num_items=20, n_step=n_step, gamma=GAMMA) for one in (buffer, again))
+        for method in ("get_observations", "get_actions", "get_rewards"):
+            np.testing.assert_array_equal(column(restored, method), column(expected, method))
+    index = torch.arange(len(buffer))
+    priority = [one.replay.writer.retention_priority(index) for one in (buffer, again)]
+    assert torch.equal(*priority)
+    assert stored_rows(again) == stored_rows(buffer)
+    again.add(numbered("a", 3, start=6))  # an episode of its own now: the one that ran was interrupted
+    waits = expected_rows(7, 9, n_step, False) if n_step > 1 else Counter()
+    whole = expected_rows(0, 6, n_step, False) + expected_rows(100, 105, n_step, True)
+    assert stored_rows(again) == whole + expected_rows(6, 9, n_step, False) - waits
+    if n_step == 1:
+        rows = again.replay.storage.get(slice(0, len(again)))
+        assert rows["observation"][rows["next", "truncated"].flatten(), 0].tolist() == [5.0]
+
+
+def test_rows_that_are_refused_are_counted_as_such() -> None:
+    #  surprise 10 - t: the first five stay, and those with 5 and less are refused
+    surprise = {"class_path": "lightning_replay.writers.RetentionWriter"}
+    buffer = RecipeEpisodeReplayBuffer(None, capacity=5, writer=surprise, seed=0)
+    buffer.replay.writer.initial_surprise = lambda rows: 10.0 - rows["observation"][:, 0]
+    buffer.add(numbered("a", 5))
+    buffer.add(numbered("a", 4, start=5))
+    assert sorted(buffer.replay.storage.all_rows["observation"][:, 0].tolist()) == [0, 1, 2, 3, 4]
+    buffer.add(numbered("b", 1, offset=-100))  # more surprising than all
+    buffer.sample(num_items=4)
+    root = MetricsLogger(root=True)
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    result = root.compile()["replay_buffer"]
+    assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (10, 5)
+    assert result["num_env_steps_evicted_lifetime"] == 1
+    retention = result["retention"]
+    assert (retention["admitted"], retention["refused"], retention["evicted"]) == (6, 4, 1)
+    assert result["bytes_stored"] == buffer.replay.nbytes
+    # the episode that was refused has no row to be closed, and the one that entered has
+    again = RecipeEpisodeReplayBuffer(None, capacity=5, writer=surprise, seed=0)
+    again.set_state(buffer.get_state())
+    again.add(numbered("c", 1, offset=300))
+    rows = again.replay.storage.get(slice(0, 5))
+    assert rows["observation"][rows["next", "truncated"].flatten(), 0].tolist() == [-100.0]
+
+
+@pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
+def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rllib_ext.module_replay.ROWS_PER_PASS", 7)
+    sizes = []
+
+    def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:
+        assert module_id == "default_policy"
+        sizes.append(sum(map(len, episodes)))
+        steps = column(episodes, "get_extra_model_outputs", "n_step")
+        return numbers(episodes) + 0.1 * steps
+
+    buffer = retaining(n_step=2, layout=layout)
+    buffer.measure_newcomers(measure)
+    buffer.add([numbered(f"e{number}", 3, offset=10 * number, terminated=True) for number in range(5)])
+    rows = buffer.replay.storage.get(slice(0, 15))
+    steps = torch.tensor([2, 2, 1] * 5)
+    priority = buffer.replay.writer.retention_priority(torch.arange(15))
+    torch.testing.assert_close(priority, rows["observation"][:, 0] + 0.1 * steps)
+    assert sizes == [7, 7, 1]
+
+
+def test_a_measure_of_the_users_own_stays_and_rules_without_surprise_need_none() -> None:
+    options = [
+        {"initial_surprise": lambda rows: torch.full((len(rows),), 3.0)},
+        {"rule": {"class_path": "lightning_replay.writers.OldestLeaves"}},
+    ]
+    for option, priority in zip(options, (3.0, 0.0), strict=True):
+        buffer = retaining(**option)
+        buffer.measure_newcomers(lambda module_id, episodes: 1 / 0)
+        buffer.add(numbered("a", 2))
+        assert buffer.replay.writer.retention_priority(torch.arange(2)).tolist() == [priority] * 2
+
+
+def test_a_recurrent_module_is_refused_before_anything_is_stored() -> None:
+    buffer = retaining()
+    with pytest.raises(ValueError, match="learns from sequences of steps, and RetentionWriter keeps single transitions"):
+        buffer.add(recurrent("a", 4))
+    assert len(buffer) == 0
+    buffer.add(numbered("a", 4))
+    assert len(buffer) == 4
+
+
+def test_signals_of_another_shape_are_refused_and_change_nothing() -> None:
+    buffer = retaining()
+    buffer.add(numbered("a", 4))
+    buffer.sample(num_items=3)
+    with pytest.raises(ValueError, match="td_error must hold one value for each of the 3 rows|surprise must hold"):
+        buffer.update_priorities(np.ones((2, 4)))
+    with pytest.raises(ValueError, match="surprise is nan in rows"):
+        buffer.update_priorities(np.array([[1.0, np.nan, 0.0, 0.0]] * 3))
+    buffer.update_priorities(np.array([[1.0, 4.0, -np.inf, 0.0]] * 3))  # an action that is not allowed
+    assert set(buffer.replay.writer.retention_priority(torch.arange(4)).tolist()) <= {0.0, 1.0, 4.0}
