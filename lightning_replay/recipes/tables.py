@@ -170,8 +170,9 @@ def parallel_curriculum(
 ) -> CurriculumReplay:
     """A hard task learned beside easier ones, each batch from one of them (DPCER).
 
-    Distributed Parallel Curriculum Experience Replay. Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Tell
-    the scheduler how tasks go by ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` says what actors play.
+    Distributed Parallel Curriculum Experience Replay (Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Tell the scheduler how tasks go by
+    ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` says what actors play.
 
     Args:
         tasks: names; by convention the hard one, the target, comes first.

@@ -22,7 +22,8 @@ class TaskTableWriter(TableWriter):
     """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
 
     Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. One replay buffer for each task is the memory of
-    Distributed Parallel Curriculum Experience Replay (DPCER).
+    Distributed Parallel Curriculum Experience Replay (DPCER; Li and Ji 2021,
+    https://openreview.net/forum?id=EiW3FLYBiP).
 
     Args:
         tasks: their names.
