@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real algorithms that keep rows by importance: priorities by hand, newcomers, frames, checkpoints, several agents."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import ray
+import torch
+from gymnasium.wrappers import FrameStackObservation
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+import rllib_ext
+from lightning_replay.surprise import on_policyness
+
+from .rllib_algorithms import EchoLearner, small, trained
+
+pytestmark = pytest.mark.slow
+
+GAMMA = 0.9
+
+
+class Film(gym.Env):
+    """Frame t of a film is filled with t; a film has 60 frames, and the second EnvRunner's begins with frame 100."""
+
+    observation_space = gym.spaces.Box(0, 255, (12, 10), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        self._first = 100 * (getattr(config, "worker_index", 1) - 1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._step = 0
+        return self._frame(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return self._frame(), 1.0, self._step == 59, False, {}
+
+    def _frame(self) -> np.ndarray:
+        return np.full((12, 10), self._first + self._step, np.uint8)
+
+
+def film(config: Any) -> gym.Env:
+    return FrameStackObservation(Film(config), 4)
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def retaining(env: Any = "CartPole-v1", algorithm: Any = DQNConfig, **options: Any) -> AlgorithmConfig:
+    """An algorithm that learns nothing, so that its networks can be asked afterwards."""
+    options = {"capacity": 200, "seed": 0, "priority_exponent": 0.0, **options}
+    config = small(algorithm, env, "surprise_retention", **options).training(gamma=GAMMA, n_step=3)
+    return config.training(lr=0.0) if algorithm is DQNConfig else config
+
+
+def built(config: AlgorithmConfig) -> Algorithm:
+    return rllib_ext.configure(config).build_algo()
+
+
+def stored(algorithm: Algorithm) -> Any:
+    replay = algorithm.local_replay_buffer.replay
+    return replay.storage.get(slice(0, len(replay)))
+
+
+def kept_for(algorithm: Algorithm) -> torch.Tensor:
+    replay = algorithm.local_replay_buffer.replay
+    return replay.writer.retention_priority(torch.arange(len(replay)))
+
+
+def watch_updates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Slots that got feedback, filled in training."""
+    replay = algorithm.local_replay_buffer.replay
+    updated: set[int] = set()
+    update = replay.update_priority
+
+    def seen(index: torch.Tensor, *rest: Any, **signals: Any) -> None:
+        updated.update(index.tolist())
+        update(index, *rest, **signals)
+
+    monkeypatch.setattr(replay, "update_priority", seen)
+    return updated
+
+
+@pytest.mark.parametrize(("layout", "num_learners"), [("flagged", 0), ("flagged", 1), ("flagged", 2), ("blocks", 2)])
+def test_priorities_are_surprise_times_softmax(layout: str, num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = retaining(layout=layout).learners(num_learners=num_learners, learner_class=EchoLearner)
+    algorithm = built(config)
+    updated = watch_updates(algorithm, monkeypatch)
+    trained(algorithm)
+    rows, priority = stored(algorithm), kept_for(algorithm)
+    with torch.no_grad():
+        values = algorithm.get_module().compute_q_values({"obs": rows["observation"]})["qf_preds"]
+    algorithm.stop()
+    surprise = rows["observation"][:, 0] ** 2  # the Learner's TD error is the first number of the observation
+    weight = on_policyness(values, rows["action"])
+    was_updated = torch.tensor([slot in updated for slot in range(len(rows))])
+    assert was_updated.sum() > 30 and (~was_updated).any()
+    torch.testing.assert_close(priority, surprise * torch.where(was_updated, weight, 1.0))
+
+
+def by_hand(algorithm: Algorithm, rows: Any, atoms: int) -> tuple[np.ndarray, np.ndarray]:
+    """Surprise of rows and values of their actions by the networks of the Learner, added up in NumPy."""
+    module = algorithm.learner_group._learner.module["default_policy"]
+    with torch.no_grad():
+        now = module.compute_q_values({"obs": rows["observation"]})
+        following = module.compute_q_values({"obs": rows["next", "observation"]})
+        target = module.forward_target({"obs": rows["next", "observation"]})
+    every = np.arange(len(rows))
+    best = following["qf_preds"].argmax(1).numpy()
+    reward, done = (rows["next", key].flatten().numpy() for key in ("reward", "terminated"))
+    discount = GAMMA ** rows["steps_to_next_obs"].flatten().numpy() * ~done
+    action, values = rows["action"].numpy(), now["qf_preds"].numpy()
+    if atoms == 1:
+        td_error = reward + discount * target["qf_preds"].numpy()[every, best] - values[every, action]
+        return td_error**2, values
+    support = np.linspace(-10.0, 10.0, atoms)
+    gap = support[1] - support[0]
+    prediction, target_probs = now["qf_probs"].numpy()[every, action], target["qf_probs"].numpy()[every, best]
+    divergence = np.zeros(len(rows))
+    for row in every:
+        moved = np.clip(reward[row] + discount[row] * support, -10.0, 10.0)
+        share = np.clip(1.0 - np.abs(moved[:, None] - support[None]) / gap, 0.0, 1.0)  # of each neighbour
+        projected = target_probs[row] @ share
+        held = projected > 0
+        divergence[row] = (projected[held] * np.log(projected[held] / prediction[row][held])).sum()
+    return divergence, values
+
+
+@pytest.mark.parametrize("atoms", [1, 7])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = retaining().training(num_atoms=atoms, dueling=dueling, v_min=-10.0, v_max=10.0)
+    config.training(num_steps_sampled_before_learning_starts=100)
+    algorithm = built(config)
+    learner = algorithm.learner_group._learner
+    with torch.no_grad():  # so that the target network is another one
+        for parameter in learner.module["default_policy"].get_target_network_pairs()[0][1].parameters():
+            parameter.mul_(1.5)
+    updated = watch_updates(algorithm, monkeypatch)
+    algorithm.train()
+    surprise, values = by_hand(algorithm, stored(algorithm), atoms)
+    np.testing.assert_allclose(kept_for(algorithm).numpy(), surprise, rtol=1e-3, atol=1e-5)  # before it learns
+    assert not updated
+    trained(algorithm)
+    rows, priority = stored(algorithm), kept_for(algorithm).numpy()
+    surprise, values = by_hand(algorithm, rows, atoms)
+    algorithm.stop()
+    weight = on_policyness(torch.from_numpy(values), rows["action"]).numpy()
+    weight[[slot not in updated for slot in range(len(rows))]] = 1.0
+    assert len(updated) > 30
+    np.testing.assert_allclose(priority, surprise * weight, rtol=1e-3, atol=1e-5)
+
+
+def test_a_restored_algorithm_draws_alike_and_measures_newcomers(tmp_path: Path) -> None:
+    algorithm = built(retaining(capacity=60, priority_exponent=0.5))
+    trained(algorithm)
+    waiting = algorithm.local_replay_buffer.replay.transform[0].get_extra_state()["length"]
+    path = algorithm.save_to_path(tmp_path / "saved")
+    again = Algorithm.from_checkpoint(path)
+    buffers = [one.local_replay_buffer for one in (algorithm, again)]
+    for _ in range(5):
+        batches = [buffer.sample(num_items=16, n_step=3, gamma=GAMMA)[0] for buffer in buffers]
+        for method in ("get_observations", "get_actions", "get_rewards"):
+            np.testing.assert_array_equal(*(getattr(batch, method)(slice(0, 16)) for batch in batches))
+    torch.testing.assert_close(kept_for(again), kept_for(algorithm), rtol=0, atol=0)
+    algorithm.stop()
+    before = buffers[1].replay.stats()
+    again.train()
+    after = buffers[1].replay.stats()
+    offered = {key: after[key] - before[key] for key in ("admitted", "refused")}
+    # what waited was offered too, and newcomers are not all let in, as without a measure of their surprise they were
+    assert sum(offered.values()) >= 38 + waiting and offered["refused"] > 0
+    again.stop()
+
+
+@pytest.mark.parametrize("algorithm", [SACConfig, TQCConfig])
+def test_continuous_actions_are_kept_by_surprise_alone(algorithm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    running = built(retaining("Pendulum-v1", algorithm, capacity=60, priority_exponent=0.5))
+    with caplog.at_level(logging.WARNING, logger="lightning_replay.writers.retention"):
+        trained(running)
+    stats = running.local_replay_buffer.replay.stats()
+    running.stop()
+    assert stats["priorities_updated"] >= 16 * 10 and stats["evicted"] + 60 == stats["admitted"]
+    assert caplog.text.count("rows are kept by surprise alone") == 1
+
+
+def test_without_configure_rows_are_kept_by_td_errors_alone(caplog: pytest.LogCaptureFixture) -> None:
+    algorithm = retaining(capacity=60).training(n_step=1).build_algo()
+    with caplog.at_level(logging.WARNING):
+        trained(algorithm)
+    stats = algorithm.local_replay_buffer.replay.stats()
+    algorithm.stop()
+    assert "rows are kept by surprise alone" in caplog.text and stats["refused"] == 0
+    algorithm = retaining(capacity=60).build_algo()
+    with pytest.raises(ValueError, match=r"n_step is 3 .* over 1 step. Call rllib_ext.configure\(config\) last"):
+        trained(algorithm)
+    algorithm.stop()
+
+
+def test_an_interval_of_lengths_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match=r"n_step is \(1, 5\), an interval"):
+        rllib_ext.configure(retaining().training(n_step=(1, 5)))
+
+
+def test_one_of_several_agents_keeps_rows_by_importance() -> None:
+    uniform = {"recipe": "uniform", "priority_exponent": None}
+    config = retaining(MultiAgentCartPole, capacity=60, modules={"p1": uniform}).learners(num_learners=2)
+    config.environment(env_config={"num_agents": 2}).multi_agent(
+        policies={"p0", "p1"}, policy_mapping_fn=lambda agent, *rest, **more: f"p{agent}"
+    )
+    algorithm = built(config)
+    result = trained(algorithm)
+    modules = algorithm.local_replay_buffer.modules
+    algorithm.stop()
+    retention = modules["p0"].replay
+    assert retention.stats()["priorities_updated"] >= 16 * 10 and retention.stats()["refused"] > 0
+    assert result["replay_buffer"]["retention"]["p0"]["admitted"] == retention.stats()["admitted"]
+    assert "p1" not in result["replay_buffer"]["retention"]
+    assert type(modules["p1"].replay.writer).__name__ == "FirstInFirstOutWriter"
+
+
+@pytest.mark.parametrize("recipe", ["surprise_retention", "uniform"])
+def test_frames_of_two_env_runners_are_stored_once_and_drawn_as_they_were(recipe: str) -> None:
+    config = small(DQNConfig, film, recipe, capacity=400, frame_stack=4, seed=0).env_runners(num_env_runners=2)
+    network = {"conv_filters": [[4, 3, 2]], "head_fcnet_hiddens": [8]}
+    algorithm = built(config.rl_module(model_config=network).training(n_step=3, gamma=1.0).learners(num_learners=1))
+    result = trained(algorithm)
+    buffer = algorithm.local_replay_buffer
+    (block,) = buffer.sample(num_items=200, n_step=3, gamma=1.0)
+    algorithm.stop()
+    rows = slice(0, 200)
+    first, following = block.get_observations(rows), block.get_observations(slice(1, 201))
+    steps = block.get_extra_model_outputs("n_step", rows)
+    assert first.dtype == np.uint8 and first.shape == (200, 4, 12, 10)
+    newest = first[:, -1, 0, 0].astype(int)
+    begins = newest // 100 * 100
+    for images, last in ((first, newest), (following, newest + steps)):
+        expected = np.maximum(last[:, None] - np.arange(3, -1, -1), begins[:, None])
+        np.testing.assert_array_equal(images, np.broadcast_to(expected[..., None, None], images.shape))
+    np.testing.assert_array_equal(block.get_rewards(rows), steps)
+    assert set(begins) == {0, 100}
+    shared = result["replay_buffer"]["frames"]
+    assert shared["frames_held"] <= 2 * 60 and shared["frames_per_transition"] <= 1.1  # both films, once each
+
+
+def test_a_game_that_does_not_exist_is_said_before_ray_waits() -> None:
+    pytest.importorskip("ale_py")
+    config = retaining("lightning_replay.envs:Atari-v0").environment(env_config={"game": "Outbreak"})
+    with pytest.raises(ValueError, match="game is 'Outbreak', which ale-py does not have"):
+        rllib_ext.configure(config)
+
+
+def test_a_missing_extra_is_said_before_ray_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    config = retaining("lightning_replay.envs:Atari-v0").environment(env_config={"game": "Breakout"})
+    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[atari\]"):
+        rllib_ext.configure(config)
