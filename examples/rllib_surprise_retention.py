@@ -21,6 +21,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 
+RECIPES = ["surprise_retention", "uniform", "prioritized"]
 NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "head_fcnet_hiddens": [512]}
 TINY = {"conv_filters": [[8, 8, 4], [16, 4, 2]], "head_fcnet_hiddens": [64]}
 
@@ -52,7 +53,7 @@ def make_config(recipe: str, game: str, steps: int, capacity: int, network: dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", choices=["surprise_retention", "uniform", "prioritized"], default="surprise_retention")
+    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0])
     parser.add_argument("--game", default="Breakout")
     parser.add_argument("--fast", action="store_true", help="a short run of a tiny network")
     options = parser.parse_args()

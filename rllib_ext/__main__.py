@@ -74,7 +74,7 @@ def _train(options: argparse.Namespace) -> None:
 
     try:
         config, settings = load_config(options.file, _overrides(options))
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:
         raise SystemExit(f"python -m rllib_ext: error: {error}") from error
     algorithm = config.build_algo()
     try:

@@ -79,9 +79,9 @@ def configure(
     * TD errors reach their rows with any number of Learners.
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
       :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
-    * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they are
-      stored, DQN's Learners tell the buffer surprise and action values of each row, and newcomers get the surprise that
-      the present networks see in them.
+    * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
+      are stored, DQN's Learners tell the buffer surprise and action values of each row, and newcomers get the surprise
+      that the present networks see in them.
     * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.image_module.ImageDQNModule`, unless the config names one.
     * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that

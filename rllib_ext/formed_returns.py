@@ -10,6 +10,7 @@ from lightning_replay.writers import RetentionWriter
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
+    from torch import Tensor
 
     from lightning_replay.replay import Replay
 
@@ -71,8 +72,8 @@ class FormedReturns:
             "gamma=...) says"
         )
 
-    def follow(self, rows: TensorDictBase) -> int:
-        """Called with the steps of each ``add``; how many rows of broken-off episodes were stored."""
+    def follow(self, rows: TensorDictBase, index: Tensor) -> int:
+        """Called with what was given to ``extend``; how many rows of episodes that broke off were stored."""
         if self._transform is None:
             return 0
         self._calls += 1
@@ -94,3 +95,11 @@ class FormedReturns:
         """Stores all that waits: every episode was interrupted; how many rows entered."""
         self._continued.clear()
         return 0 if self._transform is None else len(self._replay.flush())
+
+    def state(self) -> list[list[int]]:
+        """Nothing: what waits is saved with the replay, and closed by the first steps after a restore."""
+        return []
+
+    def load_state(self, state: list[list[int]]) -> None:
+        """Restores what :meth:`state` returned."""
+        self._continued.clear()

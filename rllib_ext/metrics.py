@@ -60,9 +60,9 @@ class BufferMetrics:
     ``progress`` (the newest signal, once there is one) and ``num_episodes_lifetime``. With several agents the module's
     name stands before the table's or task's.
 
-    Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the start,
-    and ``age_mean`` and ``age_max`` of the rows stored; where frames are stored once, ``frames`` has ``frames_held``,
-    ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` are those of all that is kept.
+    Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
+    start, and ``age_mean`` and ``age_max`` of the rows stored; where frames are stored once, ``frames`` has
+    ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` are those of all that is kept.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_ext.convert import EpisodeConverter, FlatEpisode
 from rllib_ext.draws import LAYOUTS, DrawnRows, Piece
 from rllib_ext.information import Information
+from rllib_ext.running_episodes import RunningEpisodes
 from rllib_ext.stacks import check_stacks
 from rllib_ext.task_progress import TaskProgress
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from lightning_replay.progress import ReturnProgress
     from lightning_replay.replay import Replay
+    from rllib_ext.formed_returns import FormedReturns
     from rllib_ext.min_sizes import MinSizes
     from rllib_ext.sequence_priorities import SequencePriorities
 
@@ -42,7 +43,7 @@ class Added(NamedTuple):
 class _Expected(NamedTuple):
     """Rows in the order in which their TD errors will come back."""
 
-    index: Tensor
+    slots: Tensor
     generation: Tensor
     action: Tensor | None
     sequences: SequencePriorities | None
@@ -92,7 +93,11 @@ class ModuleReplay:
         self._formed = FormedReturns.of(replay)
         self._follows_episodes = False
         self._draws = 0
-        self._running: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
+        self._open: RunningEpisodes | FormedReturns = (
+            self._formed
+            if self._formed is not None and self._formed.waits
+            else RunningEpisodes(replay, self.converter.fragments)
+        )
         self._interrupted = False
         self._batch: TensorDictBase | None = None
         self._expected: _Expected | None = None
@@ -141,10 +146,7 @@ class ModuleReplay:
             self.follow_episodes()  # from the first row on: sequences are drawn along the links
         index = self.replay.extend(rows)
         stored += len(index)
-        if self._formed is not None and self._formed.waits:
-            stored += self._formed.follow(rows)
-        else:
-            self._remember_running(rows, index)
+        stored += self._open.follow(rows, index)
         if self.task_progress is not None:
             self.task_progress.follow(self.converter.stretches)
         self.replay.advance(env_steps=self.converter.fragments.steps)
@@ -222,7 +224,8 @@ class ModuleReplay:
         import torch
 
         index, generation, action, sequences = self._expected
-        given, signals = np.asarray(td_errors), {}
+        given: Any = np.asarray(td_errors)
+        signals: dict[str, Tensor] = {}
         if sequences is not None:
             learned, given = sequences.of(given)
             index, generation = index[learned], generation[learned]
@@ -245,7 +248,7 @@ class ModuleReplay:
         return {
             "converter": self.converter.state(),
             "draws": self._draws,
-            "running": [[trajectory, slot] for trajectory, slot in self._running.items()],
+            "running": self._open.state(),
             "follows_episodes": self._follows_episodes,
             "task_progress": None if self.task_progress is None else self.task_progress.state(),
         }
@@ -258,7 +261,7 @@ class ModuleReplay:
         """
         self.converter.load_state(state["converter"])
         self._draws = state["draws"]
-        self._running = OrderedDict((trajectory, slot) for trajectory, slot in state["running"])
+        self._open.load_state(state["running"])
         self._interrupted = True
         if self.task_progress is not None:
             self.task_progress.load_state(state["task_progress"])
@@ -328,36 +331,9 @@ class ModuleReplay:
                 "module itself has played, from a new buffer on"
             )
 
-    def _remember_running(self, rows: TensorDictBase, index: Any) -> None:
-        trajectory = rows["trajectory"].numpy()
-        last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
-        done, slots = rows["next", "done"].numpy(), np.full(len(rows), -1)
-        entered = getattr(self.replay.writer, "entered", None)
-        places = slice(len(rows) - len(index), None) if entered is None else entered.numpy()
-        slots[places] = index.numpy(force=True)
-        for row in last_rows.tolist():
-            self._running.pop(int(trajectory[row]), None)
-            if not done[row, 0] and slots[row] >= 0:  # the writer may refuse rows
-                self._running[int(trajectory[row])] = int(slots[row])
-        while len(self._running) > self.converter.fragments.remembered:  # their EnvRunner was lost
-            self._running.popitem(last=False)
-
     def _close_interrupted(self) -> int:
         """Ends the episodes that were running when the buffer was saved; how many rows entered."""
-        import torch
-
-        storage = self.replay.storage
-        stored = 0 if self._formed is None else self._formed.close()
-        if self._running:
-            slots = torch.tensor(list(self._running.values()), device=storage.device)
-            names = torch.tensor(list(self._running), device=storage.device)
-            still_there = storage.all_rows["trajectory"][slots].flatten() == names  # others were overwritten
-            live = getattr(storage, "live_slots", None)
-            if live is not None:
-                still_there &= torch.from_numpy(live.contains(slots.cpu().numpy())).to(storage.device)
-            slots = slots[still_there]
-            self.replay.truncate(slots, storage.generation_of(slots))
-        self._running.clear()
+        stored = self._open.close()
         self.converter.fragments.forget_running()
         if self.task_progress is not None:
             self.task_progress.forget_running()

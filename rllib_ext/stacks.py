@@ -54,11 +54,12 @@ def check_stacks(storage: Any, observation: Columns) -> None:
     if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[0] == stack and np.prod(leaf.shape):
         return
     raise ValueError(
-        f"{'/'.join(leaf.key)} is {leaf.dtype} {list(leaf.shape)}, and frame_stack={stack} stores frames of stacks uint8 "
-        f"[{stack}, H, W], oldest first. Give such observations to the algorithm: lightning_replay.envs:Atari-v0 has "
-        f"them, and gymnasium.wrappers.FrameStackObservation(env, {stack}) makes them of images; leave out wrappers and "
-        "connectors that make floats of them or put the frames last, as RLlib's wrap_atari_for_new_api_stack does "
-        "(rllib_ext.configure gives DQN a module that takes bytes). Nothing was stored"
+        f"{'/'.join(leaf.key)} is {leaf.dtype} {list(leaf.shape)}, and frame_stack={stack} stores frames of stacks "
+        f"uint8 [{stack}, H, W], oldest first. Give such observations to the algorithm: lightning_replay.envs:Atari-v0 "
+        f"has them, and gymnasium.wrappers.FrameStackObservation(env, {stack}) makes them of images; leave out "
+        "wrappers and connectors that make floats of them or put the frames last, as RLlib's "
+        "wrap_atari_for_new_api_stack does (rllib_ext.configure gives DQN a module that takes bytes). "
+        "Nothing was stored"
     )
 
 

@@ -147,9 +147,7 @@ def _columns_of(steps: TensorDictBase) -> set[tuple[str, str, str]]:
     return {(str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True)}
 
 
-def _divided(
-    steps: TensorDictBase, trajectories: Iterable[int]
-) -> tuple[TensorDictBase | None, TensorDictBase | None]:
+def _divided(steps: TensorDictBase, trajectories: Iterable[int]) -> tuple[TensorDictBase | None, TensorDictBase | None]:
     """The steps of these trajectories, and the others; ``None`` for none."""
     trajectory = trajectory_of(steps)
     if trajectory is None:

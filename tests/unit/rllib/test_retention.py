@@ -111,7 +111,8 @@ def test_td_errors_alone_keep_rows_by_their_squares() -> None:
     buffer.add(numbered("a", 5))
     drawn = numbers(buffer.sample(num_items=40))
     buffer.update_priorities(-0.5 * drawn)
-    assert buffer.replay.writer.retention_priority(torch.arange(5)).tolist() == [(number / 2) ** 2 for number in range(5)]
+    priority = buffer.replay.writer.retention_priority(torch.arange(5))
+    assert priority.tolist() == [(number / 2) ** 2 for number in range(5)]
 
 
 @pytest.mark.parametrize("n_step", [2, 3, 5])
@@ -163,7 +164,7 @@ def test_an_interval_of_lengths_is_refused(options: dict[str, Any]) -> None:
 
 
 def test_lengths_are_those_of_rllib() -> None:
-    with pytest.raises(ValueError, match=r"n_steps is not an option of replay_config; RLlib says it: .training\(n_step="):
+    with pytest.raises(ValueError, match=r"n_steps is not an option of replay_config; .*training\(n_step="):
         rllib_ext.replay_config("surprise_retention", capacity=10, n_steps=3)
     buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=10)
     with pytest.raises(ValueError, match="capacity 10 is below n_steps 11"):
@@ -299,7 +300,7 @@ def test_a_measure_of_the_users_own_stays_and_rules_without_surprise_need_none()
 
 def test_a_recurrent_module_is_refused_before_anything_is_stored() -> None:
     buffer = retaining()
-    with pytest.raises(ValueError, match="learns from sequences of steps, and RetentionWriter keeps single transitions"):
+    with pytest.raises(ValueError, match="learns from sequences of steps, and RetentionWriter keeps single"):
         buffer.add(recurrent("a", 4))
     assert len(buffer) == 0
     buffer.add(numbered("a", 4))

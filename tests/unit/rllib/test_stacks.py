@@ -21,8 +21,8 @@ from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.image_module import ImageDQNModule
 
 K = 3
-NETWORK = {"conv_filters": [[4, 3, 2]], "fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "num_atoms": 1, "dueling": True}
-NETWORK |= {"double_q": True, "epsilon": 0.1, "std_init": 0.1}
+NETWORK = {"conv_filters": [[4, 3, 2]], "fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "num_atoms": 1}
+NETWORK |= {"dueling": True, "double_q": True, "epsilon": 0.1, "std_init": 0.1}
 
 
 def stack(newest: int, wrap: Any = lambda image: image) -> Any:
@@ -92,18 +92,32 @@ def test_an_entry_of_a_dict_is_named(image_key: Any, wrap: Any) -> None:
     assert buffer.replay.storage.frames_held == 21
 
 
-FLOATS = r"observation is float32 \[3, 5, 4\], and frame_stack=3 stores frames of stacks uint8 \[3, H, W\], oldest first"
+FLOATS = (
+    r"observation is float32 \[3, 5, 4\], and frame_stack=3 stores frames of stacks uint8 \[3, H, W\], oldest first"
+)
 
 
 @pytest.mark.parametrize(
     ("options", "wrap", "message"),
     [
         ({}, lambda image: image.astype(np.float32) / 128.0 - 1.0, FLOATS),
-        ({}, lambda image: np.moveaxis(image, 0, -1), r"observation is uint8 \[5, 4, 3\].*lightning_replay.envs:Atari-v0"),
-        ({"frame_stack": 4}, lambda image: image, r"uint8 \[3, 5, 4\], and frame_stack=4.*FrameStackObservation\(env, 4\)"),
+        (
+            {},
+            lambda image: np.moveaxis(image, 0, -1),
+            r"observation is uint8 \[5, 4, 3\].*lightning_replay.envs:Atari-v0",
+        ),
+        (
+            {"frame_stack": 4},
+            lambda image: image,
+            r"uint8 \[3, 5, 4\], and frame_stack=4.*FrameStackObservation\(env, 4\)",
+        ),
         ({}, lambda image: image[:, :, 0], r"observation is uint8 \[3, 5\]"),
         ({}, lambda image: {"camera": image}, "the observations have observation/camera. Name the entry by image_key"),
-        ({"image_key": "camera"}, lambda image: {"eye": image}, "observation/camera is no stack.* have observation/eye"),
+        (
+            {"image_key": "camera"},
+            lambda image: {"eye": image},
+            "observation/camera is no stack.* have observation/eye",
+        ),
         ({"image_key": "camera"}, lambda image: image, "leave it out where the observation itself is the stack"),
     ],
 )
@@ -144,7 +158,9 @@ def test_a_row_released_for_room_is_not_closed_after_a_restore() -> None:
 
 def built_module(kind: type, space: gym.Space) -> Any:
     torch.manual_seed(0)
-    module = kind(observation_space=space, action_space=gym.spaces.Discrete(3), inference_only=False, model_config=NETWORK)
+    module = kind(
+        observation_space=space, action_space=gym.spaces.Discrete(3), inference_only=False, model_config=NETWORK
+    )
     module.make_target_networks()
     return module
 
@@ -169,7 +185,9 @@ def test_the_module_takes_other_observations_as_they_are() -> None:
 
 def configured(config: Any, **options: Any) -> Any:
     replay = rllib_ext.replay_config("uniform", capacity=100, **options)
-    return rllib_ext.configure(config.environment("CartPole-v1").training(replay_buffer_config=replay), require_cpus=False)
+    return rllib_ext.configure(
+        config.environment("CartPole-v1").training(replay_buffer_config=replay), require_cpus=False
+    )
 
 
 def test_dqn_gets_the_module_where_the_observation_is_the_stack() -> None:
