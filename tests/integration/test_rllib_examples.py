@@ -95,6 +95,17 @@ def test_a_curriculum(tmp_path: Path) -> None:
     assert lines[-1] == "rows of each task: {'target': 200, 'far': 200, 'near': 200, 'nearest': 200}"
 
 
+def test_retention_of_atari_frames(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    lines = run(tmp_path, "rllib_surprise_retention.py")
+    table = rows(lines, "env_steps  return  stored  admitted  refused")
+    env_steps, _, stored, admitted, refused, frames, _ = (float(cell.replace(",", "")) for cell in table[-1])
+    assert len(table) == 10 and env_steps >= 1_000 and stored == 300 and refused > 0
+    assert env_steps - 2 * 4 <= admitted + refused <= env_steps  # the last steps wait for their returns
+    assert 0.5 < frames < 8
+    assert lines[-1] == f"would take {300 * 8 * 84 * 84:,} bytes"
+
+
 def test_the_command_starts_ray_itself(tmp_path: Path) -> None:
     settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=3")
     file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")

@@ -199,15 +199,26 @@ def printed(capsys: Any) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
 
 
+TINY_IMAGES = [
+    *("--set", "rl_module.model_config.conv_filters=[[8, 8, 4], [16, 4, 2]]"),
+    *("--set", "rl_module.model_config.head_fcnet_hiddens=[32]", "--set", "training.training_intensity=null"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_file_trains(name: str, _cluster: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    main([str(config_directory() / name), *TINY])
+    settings, waiting = TINY, 0
+    if "atari" in name:
+        pytest.importorskip("ale_py")
+        # two environments whose last steps wait for their returns over 5 steps
+        settings, waiting = [*TINY, *TINY_IMAGES], 2 * 4
+    main([str(config_directory() / name), *settings])
     header, *lines, last = printed(capsys)
     assert header.split() == ["env_steps", "return", "stored", "drawn"]
     env_steps, _, stored, drawn = lines[-1].split()
-    assert int(env_steps) == int(stored) >= 80 and int(drawn) >= 64
+    assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
     assert ray.is_initialized()
