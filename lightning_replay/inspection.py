@@ -260,6 +260,7 @@ def draw_inspection(inspections: Mapping[str, Inspection], path: str | Path, tit
         colour = each.ages[each.sampled].numpy()
         points = top.scatter(*each.points.T.numpy(), c=colour, s=6, vmin=0, vmax=max(oldest, 1), cmap="viridis_r")
         top.set_title(f"{name}: {len(each.ages):,} rows")
+        top.locator_params(nbins=5)
         for row, (values, bins) in enumerate(zip(histograms, edges, strict=True), 1):
             share = np.full(len(values[column]), 1 / len(values[column]))
             axes[row, column].hist(values[column], bins=bins, weights=share)

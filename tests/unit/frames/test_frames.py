@@ -111,6 +111,40 @@ def test_frames_of_equal_hash_are_told_apart_by_their_bytes(monkeypatch) -> None
     assert stacks_in(storage.get(torch.arange(3, 6))) == EPISODE
 
 
+def test_the_compiled_search_tells_frames_of_equal_hash_apart(monkeypatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(pool_module, "search_for", NumbaSearch)
+
+    def after(word: int) -> int:  # the hash's state after a frame's first word
+        mixed = 1 ^ word
+        return (((mixed << 29) | (mixed >> 35)) * 0x9E3779B97F4A7C15) % 2**64
+
+    #   The second word enters by an exclusive or: what the first words make different it makes equal again.
+    words = [[1, 5], [2, 5 ^ after(1) ^ after(2)], [9, 9]]
+    one, other, third = torch.from_numpy(np.array(words, dtype=np.uint64).view(np.uint8)).view(3, 1, 4, 4)
+    hashes = NumbaSearch(torch.zeros(1, 16, dtype=torch.uint8)).hash_each(torch.cat((one, other, third)).view(3, 16))
+    assert hashes[0] == hashes[1] != hashes[2]
+    stacks = [(one, other), (third, one), (third, third), (other, one)]
+    rows = TensorDict(
+        {
+            "pixels": torch.stack([torch.cat(stacks[0]), torch.cat(stacks[2])]),
+            "next": {"pixels": torch.stack([torch.cat(stacks[1]), torch.cat(stacks[3])])},
+        },
+        [2],
+    )
+    for order in ([0, 1], [1, 0]):
+        together = FrameStorage(4, 2, frame_capacity=9)
+        together.set(slice(0, 2), rows[order])
+        apart = FrameStorage(4, 2, frame_capacity=9)
+        for slot, row in enumerate(order):
+            apart.set(slice(slot, slot + 1), rows[row : row + 1])
+        for storage in (together, apart):
+            assert storage.frames_held == 3
+            assert (storage.get(torch.arange(2)).exclude("generation") == rows[order]).all()
+            storage.release(torch.tensor([0]))
+            assert (storage.get(torch.tensor([1])).exclude("generation") == rows[order[1:]]).all()
+
+
 def test_frames_that_differ_in_one_bit_are_two(search) -> None:
     rows = frame_rows([((1, 1, 1), (1, 1, 1))] * 2, (4, 6))
     for place in range(24):
