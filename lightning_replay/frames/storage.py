@@ -148,7 +148,17 @@ class FrameStorage(PackedStorage):
     def checked_values(self, data: TensorDictBase) -> list[Tensor]:
         """See :class:`~lightning_replay.storage.PackedStorage`; the stacks come last."""
         self._looked_up = None  # tensors that are given again may have other content
-        return super().checked_values(data)
+        try:
+            return super().checked_values(data)
+        except RuntimeError as error:  # what torch raises of nested tensors and of lazy stacks of unequal tensors
+            for key in {self.image_key, self.next_key} & set(data.keys(True, True)):
+                shape = data.get_item_shape(key)
+                if -1 in shape:
+                    raise ValueError(
+                        f"the frames of these rows differ in shape: {_name(key)} is {list(shape)}, -1 where they do; "
+                        "all frames need one shape. Nothing was stored; resize them"
+                    ) from error
+            raise
 
     def room_for(self, data: TensorDictBase | list[Tensor], slots: Tensor | np.ndarray | None = None) -> bool:
         """Whether the frames of these rows fit.
@@ -247,7 +257,7 @@ class FrameStorage(PackedStorage):
         if self._layout is None or self._rows is None or self._pool is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
-            slots = torch.arange(self.capacity)[index]
+            slots = torch.arange(self._len)[index]
             return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
         slots = index.flatten().to(self._rows.device)
         rows = self._rows.index_select(0, slots)

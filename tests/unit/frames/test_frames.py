@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from lightning_replay import load_replay, recipes
 from lightning_replay.events import EventTable
@@ -278,6 +278,33 @@ def test_rows_without_such_stacks_are_refused_and_nothing_is_stored(change, mess
     assert len(replay) == 0 and replay.nbytes == 0
     replay.extend(frame_rows(EPISODE))
     assert len(replay) == 3
+
+
+@pytest.mark.parametrize("stored_before", [0, 3])
+def test_frames_that_differ_in_shape_among_each_other_are_refused(stored_before: int) -> None:
+    replay = recipes.uniform(10, 2, frame_stack=3, seed=0)
+    if stored_before:
+        replay.extend(frame_rows(EPISODE))
+    row = frame_rows(EPISODE)[0]
+    narrow = row.clone().set("pixels", row["pixels"][..., :3]).set(("next", "pixels"), row["next", "pixels"][..., :3])
+    rows = LazyStackedTensorDict(row, narrow)
+    with pytest.raises(
+        ValueError, match=r"differ in shape.*pixels'\)? is \[2, 3, 4, -1\].*one shape. Nothing was stored"
+    ):
+        replay.extend(rows)
+    assert len(replay) == stored_before
+    assert replay.extend(LazyStackedTensorDict(row, row.clone())).tolist() == [stored_before, stored_before + 1]
+
+
+def test_rows_are_indexed_as_those_of_packed_storage() -> None:
+    frames, packed = recipes.uniform(10, 2, frame_stack=3, seed=0), recipes.uniform(10, 2, seed=0)
+    for replay in (frames, packed):
+        replay.extend(frame_rows(EPISODE))
+    for index in (slice(None), slice(1, 9), -1, range(2), [2, 0], torch.tensor([True, False, True])):
+        assert frames[index].batch_size == packed[index].batch_size
+        assert torch.equal(frames[index]["next", "pixels"], packed[index]["next", "pixels"])
+    with pytest.raises(IndexError):
+        frames[3]
 
 
 @pytest.mark.parametrize(
