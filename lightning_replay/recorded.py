@@ -22,7 +22,9 @@ class NotRebuildableError(RuntimeError):
 def recorded(cls: C) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
-    Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called.
+    Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called. A class that
+    works without some arguments, and says so when it loads, names them in ``set_again``: where they cannot be said in
+    JSON, they are left to their defaults.
     """
     original = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
@@ -60,6 +62,9 @@ def describe(value: Any) -> Any:
         return {"device": str(value)}
     if "init_arguments" in getattr(value, "__dict__", {}) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
+        for name in getattr(type(value), "set_again", ()):  # left to its default, which the class says when it loads
+            if isinstance(arguments[name], dict) and "not_saved" in arguments[name]:
+                del arguments[name]
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
         return {"import": _import_path(value)}

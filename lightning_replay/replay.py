@@ -148,6 +148,8 @@ class Replay(TensorDictReplayBuffer):
         """
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
+        if 0 in tensordicts.shape:  # before a transform says so in its own words, or keeps it
+            raise _wrong_shape(tensordicts)
         if len(self._transform.transforms):
             tensordicts = self._transform.inv(tensordicts)
             if tensordicts is None:
@@ -187,10 +189,7 @@ class Replay(TensorDictReplayBuffer):
 
     def _store(self, tensordicts: TensorDictBase, takes_priorities: bool) -> Tensor:
         if tensordicts.ndim != 1 or tensordicts.shape[0] == 0:
-            raise ValueError(
-                f"extend takes transitions of batch size [N] with N >= 1; got {list(tensordicts.shape)}. "
-                "Flatten time and environments first (reshape(-1)), or call add for a single transition"
-            )
+            raise _wrong_shape(tensordicts)
         check_rows = getattr(self._sampler, "check_rows", None)
         first_rows = len(self._storage) == 0
         takes_priorities = (
@@ -461,3 +460,10 @@ class Replay(TensorDictReplayBuffer):
 
     dumps = dump = save
     loads = load
+
+
+def _wrong_shape(rows: TensorDictBase) -> ValueError:
+    return ValueError(
+        f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
+        "environments first (reshape(-1)), or call add for a single transition"
+    )

@@ -11,6 +11,7 @@ from torchrl.data.replay_buffers import Sampler
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
+    from lightning_replay.writers.retention_rules import RetentionRule
 
 
 def read_state(replay: Replay) -> dict[str, Any]:
@@ -69,6 +70,9 @@ def _parts_of(replay: Replay) -> dict[str, Any]:
         "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
         "n-step links": replay._episodes is not None,
     }
+    rule: RetentionRule | None = getattr(replay._writer, "rule", None)
+    if rule is not None:
+        parts["rule"] = type(rule).__name__ + (" with a schedule" if rule.schedule is not None else "")
     if hasattr(replay._storage, "frame_stack"):
         names = ("frame_stack", "image_key", "frame_capacity")
         parts["frames"] = {name: _plain_option(getattr(replay._storage, name)) for name in names}

@@ -57,6 +57,7 @@ def surprise_retention(
         rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the two above.
         always_admit: newcomers always enter, even the lowest.
         initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority seen.
+            Rules without surprise do not ask it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
         priority_exponent: α of prioritized draws; 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every sampling priority.
@@ -77,8 +78,8 @@ def surprise_retention(
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        ValueError: ``rule`` beside options of the one it replaces, or a capacity below ``n_steps`` (with frames below
-            ``frame_stack + n_steps``).
+        ValueError: ``rule`` beside options of the one it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
+            (with frames below ``frame_stack + n_steps``).
     """
     if rule is None:
         rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
@@ -114,7 +115,7 @@ def surprise_retention(
         storage=storage,
         sampler=sampler,
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
-        transform=NStepTransitions(n_steps, discount) if n_steps > 1 else None,
+        transform=None if n_steps == 1 else NStepTransitions(n_steps, discount),
         batch_size=batch_size,
         discount=discount,
         prefetch=prefetch,

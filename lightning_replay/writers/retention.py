@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
 from lightning_replay.episodes import missing_steps, trajectory_of
 from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
@@ -50,7 +50,9 @@ class RetentionWriter(TensorDictRoundRobinWriter):
     Args:
         rule: what the priority is made of, and how the victim is found by it.
         initial_surprise: from the new rows ``TensorDict [M]`` to their surprise ``[M]``, not negative; called once for
-            each ``extend``. May be set later, as :attr:`initial_surprise`.
+            each ``extend``, unless the rule knows priorities without surprise. May be set later, as
+            :attr:`initial_surprise`. A function that cannot be imported by name, such as a lambda or an agent's method,
+            is not saved: a buffer that ``load_replay`` builds has none until it is set again, and says so in the log.
         always_admit: newcomers always enter, as the paper's prose has it and its listing not.
         seed: of stochastic rules; ``None`` seeds from torch's global generator.
 
@@ -67,6 +69,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
     """
 
     _write_count: int
+    set_again = ("initial_surprise",)
 
     def __init__(
         self,
@@ -106,13 +109,19 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         """Called by the buffer.
 
         Raises:
-            TypeError: another storage than a ``PackedStorage``.
+            TypeError: another storage than a ``PackedStorage``, or TorchRL's own buffer of TensorDicts.
         """
         if not isinstance(storage, PackedStorage):
             raise TypeError(
                 f"RetentionWriter got a {type(storage).__name__}; it writes into a PackedStorage, which knows when a "
                 f"slot was written. Use PackedStorage({storage.max_size})"
             )
+        for buffer in storage._attached_entities:
+            if isinstance(buffer, TensorDictReplayBuffer) and not hasattr(buffer, "interrupt"):
+                raise TypeError(
+                    f"RetentionWriter refuses rows, and a {type(buffer).__name__} writes the slot of every row into "
+                    "it; use lightning_replay.Replay(storage=..., writer=..., ...)"
+                )
         super().register_storage(storage)
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
 
@@ -180,6 +189,10 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             evicted += len(victims)
         entered = np.flatnonzero(owner >= 0)
         return Decisions(owner[entered], entered, admitted, evicted)
+
+    @property
+    def _asks_for_surprise(self) -> bool:
+        return self.rule.takes_surprise and self.initial_surprise is not None
 
     @property
     def _admits_all(self) -> bool:
@@ -312,17 +325,24 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             "evicted": self._evicted,
             "write_count": self._write_count,
             "surprise_exponent": getattr(self.rule, "surprise_exponent", None),
+            "asks_for_surprise": self._asks_for_surprise,
             "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave."""
-        if state_dict["surprise_exponent"] is not None:
-            self.rule.follow(state_dict["surprise_exponent"])
+        rule: Any = self.rule
+        if rule.schedule is not None:  # exactly that of the priorities, however little it differs
+            rule.surprise_exponent = state_dict["surprise_exponent"]
         self._rows.load_state_dict(state_dict["rows"])
         self._offered, self._refused = state_dict["offered"], state_dict["refused"]
         self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
         self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
+        if state_dict.get("asks_for_surprise", False) and self.initial_surprise is None:
+            logger.warning(
+                "the saved buffer asked a function for the surprise of new rows, and this one has none: they get the "
+                "largest priority seen until replay.writer.initial_surprise is set"
+            )
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""

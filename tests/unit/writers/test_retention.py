@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.priority_tree import leaving_order
@@ -372,12 +372,85 @@ def test_options_that_make_no_sense_are_refused() -> None:
         StochasticExploration(float("nan"))
     with pytest.raises(ValueError, match="capacity 4 is below n_steps 5"):
         recipes.surprise_retention(4, 2, n_steps=5)
+    with pytest.raises(ValueError, match="n_steps is 0; a return has at least one step"):
+        recipes.surprise_retention(4, 2, n_steps=0)
     with pytest.raises(ValueError, match="rule is OldestLeaves, so q_inverse_temperature=2.0"):
         recipes.surprise_retention(8, 2, q_inverse_temperature=2.0, rule=OldestLeaves())
     with pytest.raises(ValueError, match=r"\('next', 'reward'\); got none"):
         small(rule=SmallestReturnLeaves()).extend(TensorDict({"observation": torch.ones(2)}, [2]))
     with pytest.raises(ValueError, match=r"rows \[0\] have reward NaN"):
         small(rule=SmallestReturnLeaves()).extend(rewarded([float("nan")]))
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_no_rows_are_refused_whether_or_not_returns_are_formed(n_steps) -> None:
+    replay = recipes.surprise_retention(4, 2, n_steps=n_steps, seed=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"batch size \[N\] with N >= 1; got \[0\]"):
+            replay.extend(rewarded([]))
+        replay.extend(rewarded([1.0]))
+
+
+def test_buffers_of_torchrl_that_write_slots_into_rows_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"RetentionWriter refuses rows, and a TensorDictReplayBuffer .*Replay\("):
+        TensorDictReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(), batch_size=1)
+    writer = RetentionWriter(initial_surprise=squared_reward)
+    plain = ReplayBuffer(storage=PackedStorage(3), writer=writer, batch_size=1)
+    assert [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)] == [
+        [0],
+        [1],
+        [2],
+        [],
+        [1],
+    ]
+    assert plain.add(rewarded([0.5])[0]) == -1
+
+
+def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tmp_path, caplog) -> None:
+    replay = small(initial_surprise=lambda rows: squared_reward(rows))
+    replay.extend(rewarded([3.0, 2.0, 4.0]))
+    save_replay(replay, tmp_path / "saved")
+    with caplog.at_level(logging.WARNING):
+        again = load_replay(tmp_path / "saved")
+    assert "until replay.writer.initial_surprise is set" in caplog.text
+    again.writer.initial_surprise = replay.writer.initial_surprise
+    for one in (replay, again):
+        assert one.extend(rewarded([2.0])).tolist() == []
+    caplog.clear()
+    again.load(tmp_path / "saved")  # into a buffer that has one
+    small(rule=OldestLeaves()).load_state_dict(small(rule=OldestLeaves()).state_dict())
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("saved", "present", "message"),
+    [
+        (StochasticSurprise, SurpriseOnly, "rule StochasticSurprise, here SurpriseOnly"),
+        (SurpriseOnly, lambda: SurpriseOnly(falling()), "rule SurpriseOnly, here SurpriseOnly with a schedule"),
+        (SurpriseOnly, StochasticSurprise, "rule SurpriseOnly, here StochasticSurprise"),
+    ],
+)
+def test_a_save_under_another_rule_is_refused_and_nothing_is_loaded(saved, present, message) -> None:
+    one, other = small(rule=saved()), small(rule=present())
+    one.extend(rewarded([3.0, 2.0, 4.0]))
+    other.extend(rewarded([7.0]))
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(one.state_dict())
+    assert len(other) == 1 and rewards(other)[:1] == [7.0]
+
+
+def test_a_load_takes_the_exponent_over_however_little_it_differs() -> None:
+    one, other = small(rule=SurpriseOnly(falling())), small(rule=SurpriseOnly(falling()))
+    one.extend(rewarded([3.0]))
+    one.advance(updates=200)
+    other.advance(updates=195)
+    assert abs(other.writer.rule.surprise_exponent - 0.805) < 1e-6
+    other.load_state_dict(one.state_dict())
+    assert other.writer.rule.surprise_exponent == 0.8
+
+
+def falling() -> Linear:
+    return Linear(start=1.0, end=0.0, duration=1_000, clock="updates")
 
 
 SAMPLERS = {
