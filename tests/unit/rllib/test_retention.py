@@ -191,7 +191,7 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
 
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
     buffer = retaining(n_step=3)
-    buffer.add([numbered("lost", 4), numbered("goes on", 4, offset=100)])
+    buffer.add([numbered("goes on", 4, offset=100), numbered("lost", 4)])
     for call in range(1, PATIENCE + 1):
         assert max(row[0] for row in stored_rows(buffer) if row[0] < 100) == 1  # the others wait
         buffer.add(numbered("goes on", 1, start=3 + call, offset=100))
@@ -247,15 +247,15 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
     buffer.add(numbered("a", 5))
     buffer.add(numbered("a", 4, start=5))
     assert sorted(buffer.replay.storage.all_rows["observation"][:, 0].tolist()) == [0, 1, 2, 3, 4]
-    buffer.add(numbered("b", 1, offset=-100))  # more surprising than all
+    buffer.add([numbered("b", 1, offset=-100), numbered("d", 1, offset=9.5)])  # more surprising than all, and less
     buffer.sample(num_items=4)
     root = MetricsLogger(root=True)
     root.aggregate([buffer.get_metrics()], key="replay_buffer")
     result = root.compile()["replay_buffer"]
-    assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (10, 5)
+    assert (result["num_env_steps_added_lifetime"], result["num_env_steps_stored"]) == (11, 5)
     assert result["num_env_steps_evicted_lifetime"] == 1
     retention = result["retention"]
-    assert (retention["admitted"], retention["refused"], retention["evicted"]) == (6, 4, 1)
+    assert (retention["admitted"], retention["refused"], retention["evicted"]) == (6, 5, 1)
     assert result["bytes_stored"] == buffer.replay.nbytes
     # the episode that was refused has no row to be closed, and the one that entered has
     again = RecipeEpisodeReplayBuffer(None, capacity=5, writer=surprise, seed=0)
