@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field
+from random import Random
 from typing import NamedTuple
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensordict import TensorDict
 
 from lightning_replay import load_replay, recipes, save_replay
+from lightning_replay.schedules import Linear
 from lightning_replay.writers import OldestLeaves, SurpriseOnPolicyness
 from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
 
@@ -21,9 +24,9 @@ CAPACITY = 6
 DEPTH = 2
 DISCOUNT = 0.5  # with whole rewards, sums are exact
 # Few different numbers, all exact in float32, so that ties are common.
-NUMBERS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 4.0])
-# Few frames, so that those of different episodes are equal now and then.
-EPISODE = st.tuples(st.lists(st.integers(0, 9), min_size=2, max_size=6), st.booleans())
+NUMBERS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+# Numbers of frames go up to this: where all episodes show the same two, slots are what lacks, else frames.
+MOST_FRAMES = (1, 9, 40, 99)
 
 
 def offered_surprise(rows: TensorDict) -> torch.Tensor:
@@ -74,6 +77,7 @@ class ReturnOracle:
 @dataclass
 class Kept:
     arrival: int
+    surprise: float
     priority: float
     row: Formed
 
@@ -91,13 +95,14 @@ class FrameRetentionOracle:
     refused: int = 0
     evicted: int = 0
     largest: float = -1.0
+    exponent: float = 1.0
 
     def leaving(self) -> list[Kept]:
         return sorted(self.rows, key=lambda kept: (kept.priority, kept.arrival))
 
-    def offer(self, row: Formed, priority: float | None) -> None:
-        if priority is None:
-            priority = self.largest if self.largest > 0 else 1.0
+    def offer(self, row: Formed, surprise: float | None) -> None:
+        """``None`` is surprise that nobody knows; such a row gets the largest priority seen."""
+        priority = surprise**self.exponent if surprise is not None else self.largest if self.largest > 0 else 1.0
         self.largest = max(self.largest, priority)
         arrival = self.offered
         self.offered += 1
@@ -110,7 +115,7 @@ class FrameRetentionOracle:
             if distinct([row.stacks, *(kept.row.stacks for kept in staying)]) <= self.room:
                 break
             leave += 1
-        self.rows = sorted([*staying, Kept(arrival, priority, row)], key=lambda kept: kept.arrival)
+        self.rows = sorted([*staying, Kept(arrival, surprise or 0.0, priority, row)], key=lambda kept: kept.arrival)
         self.admitted += 1
         self.evicted += leave
 
@@ -120,19 +125,21 @@ class FrameRetentionOracle:
 
 class FrameRetentionMachine(RuleBasedStateMachine):
     @initialize(
-        room=st.integers(2 * DEPTH, 14),
+        room=st.sampled_from([4, 5, 6, 8, 12]),
         n_steps=st.integers(1, 3),
-        which=st.sampled_from(["both", "both", "oldest"]),
-        always_admit=st.booleans(),
+        which=st.sampled_from(["both", "annealed", "oldest"]),
+        always_admit=st.sampled_from([False, False, False, True]),
         knows_surprise=st.booleans(),
     )
     def build(self, room: int, n_steps: int, which: str, always_admit: bool, knows_surprise: bool) -> None:
-        self.learns = which == "both"
-        self.knows_surprise = knows_surprise
+        self.learns = which != "oldest"
+        self.is_annealed = which == "annealed"
+        self.knows_surprise = knows_surprise = knows_surprise or self.is_annealed
+        exponent = Linear(1.0, 2.0, duration=1, clock="updates") if self.is_annealed else 1.0
         self.replay = recipes.surprise_retention(
             CAPACITY,
             4,
-            rule=SurpriseOnPolicyness() if self.learns else OldestLeaves(),
+            rule=SurpriseOnPolicyness(surprise_exponent=exponent) if self.learns else OldestLeaves(),
             always_admit=always_admit,
             initial_surprise=offered_surprise if knows_surprise else None,
             n_steps=n_steps,
@@ -146,21 +153,25 @@ class FrameRetentionMachine(RuleBasedStateMachine):
             room, always_admit or not self.learns, ties_enter=self.learns and not knows_surprise
         )
         self.steps = self.trajectories = 0
-        self.drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.drawn: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
 
-    @rule(episodes=st.lists(EPISODE, min_size=1, max_size=3), at_once=st.integers(1, 16), data=st.data())
-    def extend(self, episodes: list[tuple[list[int], bool]], at_once: int, data: st.DataObject) -> None:
+    @rule(seed=st.integers(0, 2**32), most=st.sampled_from(MOST_FRAMES), at_once=st.integers(1, 16))
+    def extend(self, seed: int, most: int, at_once: int) -> None:
+        """By a seed: drawn one by one, nearly all numbers would be the simplest ones, and nothing would be refused."""
+        random = Random(seed)
         streams = []
-        for frames, is_done in episodes:
-            stacks = stacks_of(frames, DEPTH)
+        for _ in range(random.randint(1, 3)):
+            stacks = stacks_of([random.randint(0, most) for _ in range(random.randint(2, 6))], DEPTH)
+            is_done = random.random() < 0.7
             streams.append([(self.trajectories, both, is_done and both is stacks[-1]) for both in stacks])
             self.trajectories += 1
         # As a vectorised collector gives them: a step of each environment in turn.
         in_turn = [part[step] for step in range(6) for part in streams if step < len(part)]
-        offered = data.draw(st.lists(NUMBERS, min_size=len(in_turn), max_size=len(in_turn)))
         for start in range(0, len(in_turn), at_once):
-            part = list(zip(in_turn, offered, strict=True))[start : start + at_once]
-            self.extend_by([Step(self.steps + i, *step[:2], number, step[2]) for i, (step, number) in enumerate(part)])
+            part = in_turn[start : start + at_once]
+            self.extend_by(
+                [Step(self.steps + i, step[0], step[1], random.choice(NUMBERS), step[2]) for i, step in enumerate(part)]
+            )
 
     def extend_by(self, steps: list[Step]) -> None:
         rows = frame_rows(
@@ -188,23 +199,42 @@ class FrameRetentionMachine(RuleBasedStateMachine):
     def update(self, data: st.DataObject) -> None:
         held = self.replay.storage.held_slots().tolist()
         slots = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=5))
-        errors = data.draw(st.lists(NUMBERS, min_size=len(slots), max_size=len(slots)))
+        errors = data.draw(st.lists(st.sampled_from(NUMBERS), min_size=len(slots), max_size=len(slots)))
         index = torch.tensor(slots)
         generation = self.replay.storage.generation_of(index)
         self.replay.update_priority(index, -torch.tensor(errors), generation=generation)
-        self.drawn.append((index, generation))
         actions = self.replay.storage.get(index)["action"].tolist()
+        self.drawn.append((index, generation, actions))
         if self.learns:
             for action, error in zip(actions, errors, strict=True):
                 (kept,) = (kept for kept in self.oracle.rows if kept.row.action == action)
-                kept.priority = error**2
+                kept.surprise = error**2
+                kept.priority = kept.surprise**self.oracle.exponent
                 self.oracle.largest = max(self.oracle.largest, kept.priority)
+
+    @precondition(lambda self: self.is_annealed)
+    @rule(updates=st.integers(0, 2))
+    def advance(self, updates: int) -> None:
+        self.replay.advance(updates=updates)
+        self.oracle.exponent = 2.0 if updates else 1.0
+        for kept in self.oracle.rows:
+            kept.priority = kept.surprise**self.oracle.exponent
+
+    @precondition(lambda self: self.oracle.rows)
+    @rule()
+    def renumber(self) -> None:
+        """As happens before the numbers of arrivals run out."""
+        self.replay.writer._offered = self.replay.writer._rows.renumber()
+        self.oracle.offered = len(self.oracle.rows)
+        for arrival, kept in enumerate(self.oracle.rows):
+            kept.arrival = arrival
 
     @precondition(lambda self: self.drawn)
     @rule(which=st.integers(0, 50))
     def update_late(self, which: int) -> None:
-        index, generation = self.drawn[which % len(self.drawn)]
-        late = self.replay.storage.generation_of(index) != generation
+        index, generation, actions = self.drawn[which % len(self.drawn)]
+        held = [kept.row.action for kept in self.oracle.rows]
+        late = torch.tensor([action not in held for action in actions])
         if not bool(late.any()):
             return
         before = self.replay.stats()["late_updates_dropped"]
@@ -237,8 +267,13 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         assert stored["action"].tolist() == [kept.row.action for kept in rows]
         assert stacks_in(stored) == [kept.row.stacks for kept in rows]
         assert stored["next", "reward"].flatten().tolist() == [kept.row.value for kept in rows]
-        assert replay.writer.age_of(slots).tolist() == [self.oracle.offered - 1 - kept.arrival for kept in rows]
+        ages = [self.oracle.offered - 1 - kept.arrival for kept in rows]
+        assert replay.writer.age_of(slots).tolist() == ages
+        assert (stats["age_mean"], stats["age_max"]) == (pytest.approx(sum(ages) / len(ages)), max(ages))
         assert replay.writer.retention_priority(slots).tolist() == [kept.priority for kept in rows]
+        in_order = [kept.priority for kept in self.oracle.leaving()]
+        quantiles = stats["retention_priority"]
+        assert (quantiles["0"], quantiles["1"]) == (in_order[0], in_order[-1])
         leaving = torch.from_numpy(replay.writer._rows.order.lowest(CAPACITY))
         assert replay.storage.get(leaving)["action"].tolist() == [kept.row.action for kept in self.oracle.leaving()]
 
@@ -248,8 +283,8 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         batch = self.replay.sample(8)
         expected = {kept.row.action: kept.row.stacks for kept in self.oracle.rows}
         assert stacks_in(batch) == [expected[action] for action in batch["action"].tolist()]
-        self.drawn.append((batch["index"], batch["generation"]))
+        self.drawn.append((batch["index"], batch["generation"], batch["action"].tolist()))
 
 
-FrameRetentionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+FrameRetentionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestFrameRetention = FrameRetentionMachine.TestCase
