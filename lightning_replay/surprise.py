@@ -134,14 +134,16 @@ def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: floa
         epsilon: of actions that are not greedy, in [0, 1].
 
     Returns:
-        ``[B]``; of actions that share the largest value each counts as greedy.
+        ``[B]``; of actions that share the largest value each counts as greedy. NaN where one of the values is.
 
     Example:
         >>> greedy_on_policyness(torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([1, 0]), epsilon=0.1)
         tensor([1.0000, 0.1000])
     """
     taken = action_values.gather(-1, action_index(action_values, action).unsqueeze(-1)).squeeze(-1)
-    return torch.where(taken == action_values.amax(-1), 1.0, epsilon).to(action_values.dtype)
+    largest = action_values.amax(-1)
+    weight = torch.where(taken == largest, 1.0, epsilon).to(action_values.dtype)
+    return torch.where(largest.isnan(), largest, weight)
 
 
 def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_exponent: float = 1.0) -> Tensor:
@@ -153,13 +155,16 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
     Args:
         surprise: ``[B]``, not negative.
         on_policyness: ``[B]``, in [0, 1]; 1 for new transitions.
-        surprise_exponent: 1 leaves surprise as it is, 0 ignores it.
+        surprise_exponent: 1 leaves surprise as it is, 0 ignores it. A power too large for the dtype is its largest
+            number.
 
     Example:
         >>> retention_priority(torch.tensor([0.8]), torch.tensor([0.5])).item()
         0.4000000059604645
     """
-    return on_policyness * (surprise if surprise_exponent == 1.0 else surprise**surprise_exponent)
+    if surprise_exponent != 1.0:  # infinity times an on-policyness of 0 would be NaN
+        surprise = (surprise**surprise_exponent).clamp_max(torch.finfo(surprise.dtype).max)
+    return on_policyness * surprise
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:

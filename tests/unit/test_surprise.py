@@ -111,11 +111,22 @@ def test_greedy_actions_count_fully_and_equals_alike() -> None:
     assert weight.tolist() == [0.25, 1.0, 1.0]
 
 
+def test_a_value_that_is_no_number_does_not_pass_for_an_action_that_is_not_greedy() -> None:
+    values = torch.tensor([[1.0, math.nan], [1.0, 2.0]])
+    weight = greedy_on_policyness(values, torch.tensor([0, 0]), epsilon=0.25)
+    assert weight.isnan().tolist() == [True, False]
+
+
 def test_an_exponent_of_surprise_anneals_it_away() -> None:
     delta, weight = torch.tensor([4.0, 0.25]), torch.tensor([0.5, 1.0])
     assert retention_priority(delta, weight).tolist() == [2.0, 0.25]
     assert retention_priority(delta, weight, surprise_exponent=0.5).tolist() == [1.0, 0.5]
     assert retention_priority(delta, weight, surprise_exponent=0.0).tolist() == [0.5, 1.0]
+
+
+def test_a_power_of_surprise_beyond_all_numbers_stays_one() -> None:
+    priority = retention_priority(torch.tensor([1e30, 1e30]), torch.tensor([0.0, 0.5]), surprise_exponent=2.0)
+    assert priority.tolist() == [0.0, torch.finfo(torch.float32).max / 2]
 
 
 @pytest.mark.parametrize(
