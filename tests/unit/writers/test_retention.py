@@ -396,13 +396,8 @@ def test_buffers_of_torchrl_that_write_slots_into_rows_are_refused() -> None:
         TensorDictReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(), batch_size=1)
     writer = RetentionWriter(initial_surprise=squared_reward)
     plain = ReplayBuffer(storage=PackedStorage(3), writer=writer, batch_size=1)
-    assert [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)] == [
-        [0],
-        [1],
-        [2],
-        [],
-        [1],
-    ]
+    entered = [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)]
+    assert entered == [[0], [1], [2], [], [1]]
     assert plain.add(rewarded([0.5])[0]) == -1
 
 
