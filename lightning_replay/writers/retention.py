@@ -21,8 +21,9 @@ from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
 from lightning_replay.recorded import recorded
 from lightning_replay.state_files import read_state, write_state
 from lightning_replay.storage import PackedStorage
+from lightning_replay.writers.retention_contest import Decisions
 from lightning_replay.writers.retention_feedback import Factors, first_surprise, read_factors
-from lightning_replay.writers.retention_rows import Decisions, RetainedRows
+from lightning_replay.writers.retention_rows import RetainedRows
 from lightning_replay.writers.retention_rules import RetentionRule, SurpriseOnPolicyness
 
 logger = logging.getLogger(__name__)

@@ -4,63 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from heapq import heapreplace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS, LeavingOrder, key_of, single_key
+from lightning_replay.priority_tree.leaving_order import LeavingOrder, key_of, single_key
+from lightning_replay.writers.retention_contest import FIRST_ROW, NOBODY, Decisions, Newcomers, compete, enters
 from lightning_replay.writers.retention_feedback import Factors
 from lightning_replay.writers.retention_rules import RetentionRule
-
-
-class Decisions(NamedTuple):
-    """What became of new rows, which were decided on one after the other.
-
-    ``slots``, int64 ``[n]``, of those that no later one drove out again, and which rows these are, ``entered``, int64
-    ``[n]`` ascending; how many entered at all, and how many rows left for them.
-    """
-
-    slots: np.ndarray
-    entered: np.ndarray
-    num_admitted: int
-    num_evicted: int
-
-
-FIRST_ROW = np.zeros(1, dtype=np.int64)
-NOBODY = Decisions(FIRST_ROW[:0], FIRST_ROW[:0], 0, 0)
-
-
-def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool:
-    """Whether a new row drives the lowest out, by keys, whose upper half is the priority."""
-    mine, other = key >> ARRIVAL_BITS, lowest >> ARRIVAL_BITS
-    return always_admits or mine > other or (ties_enter and mine == other)
-
-
-class Newcomers(NamedTuple):
-    """New rows that compete for slots.
-
-    Priorities float32 and arrivals int64 ``[M]``; whether they enter in any case, and on equal terms; and the slot each
-    has taken, int64 ``[M]``, -1 where none.
-    """
-
-    priority: np.ndarray
-    arrival: np.ndarray
-    always_admits: bool
-    ties_enter: bool
-    slots: np.ndarray
-
-    def enters(self, key: int, lowest: int) -> bool:
-        """Whether one of them drives the lowest row out, by keys."""
-        return enters(key, lowest, self.always_admits, self.ties_enter)
-
-    def take(self, slot: int, row: int) -> None:
-        """Gives a slot to a row; another of them that had it is out again."""
-        if len(self.slots) > 1:
-            self.slots[self.slots == slot] = -1
-        self.slots[row] = slot
 
 
 class RetainedRows:
@@ -235,7 +188,7 @@ class RetainedRows:
             rows = np.arange(fitting, fitting + len(keys))
             evicted = len(keys)
         else:
-            taken, rows, evicted = _compete(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
+            taken, rows, evicted = compete(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
         if len(taken):
             new.slots[np.isin(new.slots, taken)] = -1
             new.slots[rows] = taken
@@ -327,22 +280,3 @@ class RetainedRows:
             self._surprise[: len(keys)] = state_dict["surprise"].cpu().numpy()
             self._on_policyness[: len(keys)] = state_dict["on_policyness"].cpu().numpy()
         self._largest = float(state_dict["largest"])
-
-
-def _compete(
-    new: Newcomers, keys: list[int], stored: list[int], slots: list[int], first: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which slots new rows take, and which rows these are, one after the other; and how many rows left.
-
-    By a heap of as many rows as can leave: nobody else is ever the lowest.
-    """
-    heap = list(zip(stored, slots, strict=True))  # sorted, which is a heap
-    taken: dict[int, int] = {}
-    evicted = 0
-    for row, key in enumerate(keys, first):
-        lowest, slot = heap[0]
-        if new.enters(key, lowest):
-            heapreplace(heap, (key, slot))
-            taken[slot] = row
-            evicted += 1
-    return np.array(list(taken), dtype=np.int64), np.array(list(taken.values()), dtype=np.int64), evicted

@@ -55,7 +55,9 @@ def main() -> None:
     }
     for count in (1, 64, 1000):
         data = half_cheetah(count)
-        works = {name: burst_of(lambda replay=replay, data=data: replay.extend(data)) for name, replay in buffers.items()}
+        works = {
+            name: burst_of(lambda replay=replay, data=data: replay.extend(data)) for name, replay in buffers.items()
+        }
         if count > 1:
             del works["stochastic"]  # one decision after the other, each with a draw
         table.measure(f"insert {count}", works, rounds=options.rounds)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retention by surprise and on-policyness with room for 200 transitions: MinAtar's Breakout, double DQN.
 
-    python tests/benchmarks/experiment_minatar.py --save          # five seeds, about 30 minutes in two processes
+    python tests/benchmarks/experiment_minatar.py --save          # five seeds, about 25 minutes in two processes
     python tests/benchmarks/experiment_minatar.py --fast          # one seed, fewer steps: does it run?
 
 The mechanism of "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022,
 https://openreview.net/forum?id=SPRHpBKzJE), not its headline, which is Atari with 10,000 transitions. Who leaves the
 full buffer is all that differs: the oldest of 200, the least worth keeping of 200, or (with room for 100,000) nobody.
-Draws are uniform, returns are of one step. Surprise of newcomers comes from one forward pass of the online and the
-target network, and every update gives TD errors and action values back.
+Draws are prioritized (exponent 0.5), as the paper's are, returns are of one step. Surprise of newcomers comes from one
+forward pass of the online and the target network, and every update gives TD errors and action values back.
 MinAtar's network, sticky actions and minimal actions. The measure was fixed beforehand, the mean return of the last 50
-training episodes; greedy episodes at the end stand beside it. So were the settings: pilots with seed 100 changed none.
+training episodes; greedy episodes at the end stand beside it. Of the settings one was changed after pilots with seed
+100: with uniform draws retention hoarded what surprised and ended below the buffer of the same size (2.1 and 3.0), with
+prioritized ones above it (3.0 and 2.6).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ ENV_STEPS, MAX_STEPS = 60_000, 1_000
 SMALL, LARGE, BATCH_SIZE = 200, 100_000, 32
 WARMUP_STEPS, STEPS_PER_UPDATE, UPDATES_PER_TARGET = 1_000, 2, 500
 DISCOUNT, LEARNING_RATE = 0.99, 5e-4
+PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.5, 0.4
 FIRST_EXPLORATION, LAST_EXPLORATION, EXPLORATION_STEPS = 1.0, 0.1, 30_000
 CHECK_EVERY, LAST_EPISODES, GREEDY_EPISODES = 1_000, 50, 100
 
@@ -94,7 +97,8 @@ class Learner:
         """One update; TD errors and action values are those of before it."""
         td_error, values = self.judge(batch)
         self._optimizer.zero_grad()
-        nn.functional.smooth_l1_loss(td_error, torch.zeros_like(td_error)).backward()
+        loss = nn.functional.smooth_l1_loss(td_error, torch.zeros_like(td_error), reduction="none")
+        (loss * batch["priority_weight"]).mean().backward()
         self._optimizer.step()
         self._updates += 1
         if self._updates % UPDATES_PER_TARGET == 0:
@@ -102,20 +106,27 @@ class Learner:
         return td_error.detach(), values.detach()
 
 
-def retention(**options: Any) -> Callable[[Learner, int], Replay]:
-    """The least worth keeping of a small buffer leaves; draws are uniform."""
-    return lambda learner, seed: recipes.surprise_retention(
-        SMALL, BATCH_SIZE, initial_surprise=learner.surprise, priority_exponent=0.0, seed=seed, **options
+def fifo(capacity: int) -> Callable[[Learner, int], Replay]:
+    """The oldest leaves."""
+    return lambda learner, seed: recipes.prioritized(
+        capacity, BATCH_SIZE, priority_exponent=PRIORITY_EXPONENT, importance_exponent=IMPORTANCE_EXPONENT, seed=seed
     )
 
 
-METHODS: dict[str, Callable[[Learner, int], Replay]] = {
-    "FIFO, 200": lambda learner, seed: recipes.uniform(SMALL, BATCH_SIZE, seed=seed),
-    "retention, 200": retention(),
-    "retention, 200, newcomers always enter": retention(always_admit=True),
-    "FIFO, 100,000": lambda learner, seed: recipes.uniform(LARGE, BATCH_SIZE, seed=seed),
-}
+def retention(learner: Learner, seed: int) -> Replay:
+    """The least worth keeping of a small buffer leaves."""
+    return recipes.surprise_retention(
+        SMALL,
+        BATCH_SIZE,
+        initial_surprise=learner.surprise,
+        priority_exponent=PRIORITY_EXPONENT,
+        importance_exponent=IMPORTANCE_EXPONENT,
+        seed=seed,
+    )
+
+
 BELOW, OURS, ABOVE = "FIFO, 200", "retention, 200", "FIFO, 100,000"
+METHODS: dict[str, Callable[[Learner, int], Replay]] = {BELOW: fifo(SMALL), OURS: retention, ABOVE: fifo(LARGE)}
 
 
 def exploration_at(step: int) -> float:

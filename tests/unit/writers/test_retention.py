@@ -32,7 +32,7 @@ from lightning_replay.writers import (
     StochasticSurprise,
     SurpriseOnly,
     SurpriseOnPolicyness,
-    retention_rows,
+    retention_contest,
 )
 from lightning_replay.writers import retention as retention_module
 from tests.transitions import numbered_steps
@@ -226,7 +226,7 @@ def test_rows_of_unknown_surprise_keep_the_largest_priority_under_a_schedule() -
 
 
 def test_arrivals_are_numbered_anew_before_they_run_out(monkeypatch) -> None:
-    for module in (leaving_order, retention_module, retention_rows):
+    for module in (leaving_order, retention_module, retention_contest):
         monkeypatch.setattr(module, "ARRIVAL_BITS", 5)
     monkeypatch.setattr(leaving_order, "_ARRIVALS", 31)
     replay = small(always_admit=True, initial_surprise=None)
