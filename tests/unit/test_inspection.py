@@ -160,10 +160,17 @@ def test_pca_is_the_singular_value_decomposition_and_leaves_the_global_generator
     before = torch.get_rng_state()
     points = principal_components(rows, 2, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(points, principal_components(rows, 2, seed=0))
     left, values, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
     exact = left[:, :2] * values[:2]
     assert torch.allclose(points.abs(), exact.abs(), atol=1e-3)
+
+
+def test_the_same_seed_gives_the_same_components_of_many_rows_whatever_was_drawn_before() -> None:
+    rows = torch.randn(120, 200, generator=torch.Generator().manual_seed(1))
+    points = principal_components(rows, 2, seed=3)
+    torch.rand(3)
+    assert torch.equal(points, principal_components(rows, 2, seed=3))
+    assert not torch.equal(points, principal_components(rows, 2, seed=4))
 
 
 @pytest.mark.parametrize("rows", [torch.ones(4, 3), torch.ones(1, 3)], ids=["all equal", "a single row"])
