@@ -16,14 +16,13 @@ from torch import Tensor
 from lightning_replay.frames.live_slots import LiveSlots
 from lightning_replay.frames.pool import FramePool
 from lightning_replay.frames.search import Found
+from lightning_replay.frames.stack_columns import FRAMES, StackColumns
 from lightning_replay.recorded import recorded
-from lightning_replay.row_layout import Key, RowLayout, gather_branch, leaves_of, nest
+from lightning_replay.row_layout import Key, RowLayout, gather_branch, nest
 from lightning_replay.storage import PackedStorage
 from lightning_replay.stored_column import GENERATION
 
 logger = logging.getLogger(__name__)
-
-FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
 
 
 @recorded
@@ -87,6 +86,7 @@ class FrameStorage(PackedStorage):
         self.frame_stack = int(frame_stack)
         self.image_key: Key = (image_key,) if isinstance(image_key, str) else tuple(image_key)
         self.next_key: Key = ("next", *self.image_key)
+        self._stacks = StackColumns(self.image_key, self.next_key, self.frame_stack)
         self.frame_capacity = int(frame_capacity)
         self._forget_pool()
 
@@ -151,13 +151,7 @@ class FrameStorage(PackedStorage):
         try:
             return super().checked_values(data)
         except RuntimeError as error:  # what torch raises of nested tensors and of lazy stacks of unequal tensors
-            for key in {self.image_key, self.next_key} & set(data.keys(True, True)):
-                shape = data.get_item_shape(key)
-                if -1 in shape:
-                    raise ValueError(
-                        f"the frames of these rows differ in shape: {_name(key)} is {list(shape)}, -1 where they do; "
-                        "all frames need one shape. Nothing was stored; resize them"
-                    ) from error
+            self._stacks.refuse_unequal(data, error)
             raise
 
     def room_for(self, data: TensorDictBase | list[Tensor], slots: Tensor | np.ndarray | None = None) -> bool:
@@ -287,36 +281,7 @@ class FrameStorage(PackedStorage):
         return self._pool.gather(frames)
 
     def _init(self, data: TensorDictBase) -> None:
-        if data.get(self.next_key, None) is None or data.get(self.image_key, None) is None:
-            raise self._refusal("missing", data)
-        leaves = {key: (dtype, shape) for key, dtype, shape in leaves_of(data[0]) if key != GENERATION}
-        if FRAMES in leaves:
-            raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
-        for key in (self.image_key, self.next_key):
-            dtype, shape = leaves.get(key, (None, torch.Size()))
-            if dtype != torch.uint8 or len(shape) not in (3, 4) or shape[0] != self.frame_stack or not shape.numel():
-                raise self._refusal(key, data)
-        if leaves[self.image_key][1] != leaves[self.next_key][1]:
-            raise ValueError(
-                f"the frames under {_name(self.image_key)} have shape {list(leaves[self.image_key][1][1:])} and those "
-                f"under {_name(self.next_key)} {list(leaves[self.next_key][1][1:])}; all frames need one shape. "
-                "Nothing was stored"
-            )
-        self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
-
-    def _refusal(self, key: Key | str, data: TensorDictBase) -> ValueError:
-        wanted = f"uint8 [N, {self.frame_stack}, H, W], under {_name(self.image_key)} and {_name(self.next_key)}"
-        if isinstance(key, str):
-            given = "there are " + ", ".join(_name(leaf[0]) for leaf in leaves_of(data[0]))
-        else:
-            column = data.get(key)
-            is_dense = isinstance(column, Tensor) and not column.is_nested
-            given = f"{_name(key)} is {column.dtype if is_dense else type(column).__name__}"
-            given += f" {list(column.shape)}" if is_dense else ""
-        return ValueError(
-            f"rows need stacks of {self.frame_stack} frames, {wanted}; {given}. Nothing was stored; name the stacks by "
-            "image_key, say how many frames they have by frame_stack, and convert them to uint8 images"
-        )
+        self._allocate_all(self._stacks.checked(data))
 
     def _allocate_all(self, leaves: list[tuple[Key, torch.dtype, torch.Size]]) -> None:
         """Takes memory for frames and rows of these columns, or for neither."""
@@ -359,18 +324,9 @@ class FrameStorage(PackedStorage):
         """
         frames = state_dict["frames"]
         if state_dict["capacity"] == self.capacity and frames is not None:
-            self._check_saved(state_dict)
-            layout = {tuple(leaf["key"]): leaf for leaf in state_dict["layout"]}
-            shape = torch.Size([self.frame_stack, *state_dict["frame_shape"]])
-            leaves = {
-                tuple(key): (torch.uint8, shape)
-                if tuple(key) in (self.image_key, self.next_key)
-                else (getattr(torch, layout[tuple(key)]["dtype"]), torch.Size(layout[tuple(key)]["shape"]))
-                for key in state_dict["order"]
-                if tuple(key) != GENERATION
-            }
-            if self._pool is None or self._given != leaves:
-                self._allocate_all([(key, dtype, size) for key, (dtype, size) in leaves.items()])
+            leaves = self._stacks.saved(state_dict, self.frame_capacity)
+            if self._pool is None or self._given != {key: (dtype, shape) for key, dtype, shape in leaves}:
+                self._allocate_all(leaves)
         before = self._len
         super().load_state_dict(state_dict)
         self._looked_up = None
@@ -384,19 +340,6 @@ class FrameStorage(PackedStorage):
         self._pool.restore(frames, self._frames_of[: self._len].cpu().numpy().ravel())
         live = state_dict["live"]
         self._live = None if live is None else LiveSlots.from_state(self.capacity, live)
-
-    def _check_saved(self, state: dict[str, Any]) -> None:
-        stacked = next((leaf["shape"][0] for leaf in state["layout"] if tuple(leaf["key"]) == FRAMES), 0) // 2
-        if stacked != self.frame_stack or list(self.image_key) not in state["order"]:
-            raise ValueError(
-                f"the saved storage has stacks of {stacked} frames in rows of {state['order']}, this one stacks of "
-                f"{self.frame_stack} under {_name(self.image_key)}; build it with the saved options"
-            )
-        if len(state["frames"]) > self.frame_capacity + 1:
-            raise ValueError(
-                f"the saved storage has {len(state['frames']) - 1:,} frames and this one room for "
-                f"{self.frame_capacity:,}; build it with the saved frame_capacity"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -419,10 +362,6 @@ class FrameStorage(PackedStorage):
 
 def _as_array(slots: slice | Tensor) -> np.ndarray:
     return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy()
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)
 
 
 def _keys_of(tree: dict[str, Any]) -> list[Key]:
