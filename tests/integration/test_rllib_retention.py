@@ -157,9 +157,10 @@ def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, mon
     config.training(num_steps_sampled_before_learning_starts=100)
     algorithm = built(config)
     learner = algorithm.learner_group._learner
-    with torch.no_grad():  # so that the target network is another one
-        for parameter in learner.module["default_policy"].get_target_network_pairs()[0][1].parameters():
-            parameter.mul_(1.5)
+    with torch.no_grad():  # so that the target network is another one, with other best actions
+        for _, target in learner.module["default_policy"].get_target_network_pairs():
+            for parameter in target.parameters():
+                parameter.mul_(-1.5)
     updated = watch_updates(algorithm, monkeypatch)
     algorithm.train()
     surprise, values = by_hand(algorithm, stored(algorithm), atoms)
