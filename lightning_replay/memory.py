@@ -36,13 +36,20 @@ def _container_bytes() -> int:
 
 
 def allocate_rows(
-    num_rows: int, row_words: int, device: torch.device, directory: str | Path | None, breakdown: str
+    num_rows: int,
+    row_words: int,
+    device: torch.device,
+    directory: str | Path | None,
+    breakdown: str,
+    *,
+    as_written: bool = False,
 ) -> Tensor:
     """int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file mapped into memory.
 
     Args:
         directory: where the scratch file goes; it has no name once it is mapped, so it disappears with the process.
         breakdown: how the size comes about, for the error.
+        as_written: leaves memory unwritten, of any content, so that a CPU's pages are taken as rows are written.
 
     Raises:
         MemoryError: less is free than is needed; nothing was allocated.
@@ -56,6 +63,8 @@ def allocate_rows(
             f"the storage needs {needed:,} bytes ({breakdown}) and {free:,} are free on {device}. "
             "Lower the capacity, or keep the rows on disk with memmap=<directory>"
         )
+    if as_written:
+        return torch.empty(num_rows, row_words, dtype=torch.int64, device=device)
     return torch.zeros(num_rows, row_words, dtype=torch.int64, device=device)
 
 

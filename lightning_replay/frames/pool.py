@@ -44,8 +44,12 @@ class FramePool:
         self.frame_bytes = shape.numel()
         count = capacity + 1
         breakdown = f"{count:,} frames of {self.frame_bytes:,} bytes"
-        words = allocate_rows(-(-count * self.frame_bytes // 8), 1, torch.device(device), memmap, breakdown)
+        words = allocate_rows(
+            -(-count * self.frame_bytes // 8), 1, torch.device(device), memmap, breakdown, as_written=True
+        )
         self.frames = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
+        self.frames[0] = 0
+        self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
         self.references = np.zeros(count, dtype=np.int32)
         self._index = FrameIndex(count)
         self._search = search_for(self.frames)
@@ -65,9 +69,17 @@ class FramePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of frames, references, free list and index."""
+        """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
+        return self._bytes_of(self._written if self.frames.device.type == "cpu" else len(self.frames))
+
+    @property
+    def most_nbytes(self) -> int:
+        """:attr:`nbytes` of a full pool."""
+        return self._bytes_of(len(self.frames))
+
+    def _bytes_of(self, frames: int) -> int:
         kept_beside = self.references.nbytes + self._free.nbytes + self._index.nbytes
-        return -(-self.frames.numel() // 8) * 8 + kept_beside
+        return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
 
     def find(self, first: Tensor, second: Tensor) -> Found:
         """Which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""
@@ -138,6 +150,7 @@ class FramePool:
         """
         self.clear()
         self.frames[: len(frames)] = frames.to(self.frames.device)
+        self._written = max(self._written, len(frames))
         self.references += np.bincount(referred, minlength=len(self.references)).astype(np.int32)
         self.references[0] = 0
         held = np.flatnonzero(self.references).astype(np.int32)
@@ -155,6 +168,7 @@ class FramePool:
         self.num_free -= count
         new = self._free[self.num_free : self.num_free + count][::-1].copy()
         self._search.store(new, found, first, second)
+        self._written = max(self._written, int(new.max()) + 1)
         self._search.loops.enter(new, found.hashes, *self._index.arrays)
         is_new = found.frames < 0
         frames = np.where(is_new, new[np.where(is_new, -1 - found.frames, 0)], found.frames)

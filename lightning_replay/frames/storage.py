@@ -44,7 +44,7 @@ class FrameStorage(PackedStorage):
         frame_stack: k, frames of a stack.
         image_key: the stacks' key; their successors are ``("next", image_key)``.
         frame_capacity: most frames kept. They take ``frame_capacity`` times the bytes of a frame and 25 or so more
-            each; when they are full, writers release rows until new ones fit.
+            each, a CPU's memory as they come; when they are full, writers release rows until new ones fit.
         device: where rows and frames are kept; the counts are kept by the CPU.
         memmap: a directory for scratch files that hold rows and frames.
 
@@ -99,7 +99,7 @@ class FrameStorage(PackedStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, frames, references and index; 0 before the first rows."""
+        """Bytes of all rows, references and index and, on the CPU, of the most frames held so far; 0 before any."""
         pool = 0 if self._pool is None else self._pool.nbytes
         return super().nbytes + pool + (0 if self._live is None else self._live.nbytes)
 
@@ -300,8 +300,8 @@ class FrameStorage(PackedStorage):
         self._given_tree = nest(self._given)
         # In the order in which rows were given.
         self._outer_tree = nest([*(leaf[0] for leaf in leaves), GENERATION])
-        said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.nbytes)]
-        logger.info("room for %s frames of %s bytes takes %s bytes with its index", *said)
+        said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
+        logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *said)
 
     def state_dict(self) -> dict[str, Any]:
         """That of packed rows, and the frames as far as they are used, uint8 ``[F, bytes]`` (a view, not a copy)."""

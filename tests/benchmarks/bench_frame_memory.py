@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of frames stored once: what is resident while Atari steps go in, against what the buffer says.
 
-What a buffer says, ``nbytes``, is what it takes from the system at its first rows: rows and frames for all of its
-capacity, used or not. Memory that was taken is resident from then on, because it is filled with zeros; so a frame pool
-that is larger than what is stored costs what it says, and ``frame_capacity`` is what makes it smaller. Each kind fills
-in a process of its own.
+What a buffer says, ``nbytes``, is what it has taken from the system: rows for all of its capacity from the first ones
+on, and frames as they come, up to ``frame_capacity``. Each kind fills in a process of its own.
 """
 
 from __future__ import annotations

@@ -100,12 +100,8 @@ def report_bytes(table: Table, rows: int) -> Replay:
     for name, replay in kinds.items():
         stats, held = replay.stats(), replay.storage.frames_held
         distinct = distinct_frames(replay)
-        # A pool that is larger than what it holds is memory that was asked for: the overhead of a frame is the pool's.
-        pool = replay.storage._pool
-        used = held * pool.nbytes / (pool.capacity + 1) + replay.storage.row_bytes * len(replay)
-        print(
-            f"{name}: {stats['frames_per_transition']:.3f} frames per transition, {used / len(replay):,.0f} bytes held"
-        )
+        used = replay.storage.nbytes
+        print(f"{name}: {stats['frames_per_transition']:.3f} frames and {used / len(replay):,.0f} bytes per transition")
         table.at_most(f"T10 {name}: frames held over distinct frames", held / distinct, 1.0)
         table.at_most(f"T10 {name}: bytes held over those of distinct frames", used / (distinct * FRAME_BYTES), 1.1)
     table.at_most("T10 first in first out: bytes per transition", ring.stats()["bytes_per_transition"], LIMIT_BYTES)

@@ -22,22 +22,20 @@ def test_resident_size_is_within_five_percent_of_what_the_buffer_says(recipe: st
     assert float(printed) == pytest.approx(1, abs=0.05)
 
 
-# The uniform buffer has one frame for each of its rows and few more: larger ones, of which 5 % are more than a batch.
+# Images larger than usual, so that 5 % are more than a batch; over several steps a batch is many rows that wait.
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("kind", "steps", "screen_size"),
-    [("uniform", 4_000, 168), ("retention, 1-step", 3_000, 84), ("retention, 5-step", 3_000, 84)],
-)
-def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(kind: str, steps: int, screen_size: int) -> None:
+@pytest.mark.parametrize("kind", ["uniform", "retention, 1-step"])
+def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(kind: str) -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
-    measure = f"bench.measure({kind!r}, {steps}, {screen_size}, per_write=4)"
+    measure = f"bench.measure({kind!r}, 2_500, screen_size=168, per_write=4)"
     printed = run(f"import json, bench_frame_memory as bench; print(json.dumps({measure}))")
     found = json.loads(printed.splitlines()[-1])
-    assert found["rows"] == steps and found["frames"] > 1_000
-    assert found["said"] > 100e6
-    for measured in ("taken", "peak", "left"):
+    assert found["rows"] == 2_500 and found["frames"] > 1_000
+    assert found["said"] > 50e6
+    assert found["taken"] < 0.2 * found["said"], "frames take memory as they come"
+    for measured in ("peak", "left"):
         assert found[measured] / found["said"] == pytest.approx(1, abs=0.05), measured
 
 

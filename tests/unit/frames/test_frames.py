@@ -194,9 +194,15 @@ def test_bytes_are_exact() -> None:
     storage = storage_of(frame_rows(EPISODE, (84, 84)), capacity=100, frames=120, depth=3)
     #   action 8 + frames 6 * 4 + reward 4 + 3 flags + generation 8 = 47 -> 64
     assert storage.row_bytes == 64
-    #   121 frames, of them one that is none; references, hash, chain, free list, and 128 buckets
-    assert storage.nbytes == 6_400 + 121 * 84 * 84 + 121 * (4 + 8 + 4) + 120 * 4 + 128 * 4
-    assert storage.nbytes < 1.1 * (6_400 + 120 * 84 * 84)
+    #   references, hash, chain and free list of 120 frames and one that is none, 128 buckets; and frames so far
+    beside = 6_400 + 121 * (4 + 8 + 4) + 120 * 4 + 128 * 4
+    so_far = (1 + storage.frames_held) * 84 * 84
+    assert storage.nbytes == beside + so_far
+    storage.release(torch.arange(len(storage)))
+    places = storage._live.nbytes
+    assert storage.frames_held == 0 and storage.nbytes == beside + so_far + places, "memory is kept"
+    storage.set(slice(0, 1), frame_rows([((1, 1, 1), (1, 1, 2))], (84, 84)))
+    assert storage.nbytes == beside + so_far + places, "frames used before come first"
 
 
 def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> None:
