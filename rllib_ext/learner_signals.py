@@ -60,14 +60,16 @@ def report_from_all(learner_group: Any) -> bool:
     return all([_value(result) for result in learner_group.foreach_learner(report_signals)])
 
 
-def read_signals(given: np.ndarray, action: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
     """TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
 
     Args:
         given: what Learners sent after :func:`report_signals`.
-        action: of the rows, ``[B]``.
+        action: of the rows, ``[B]``; ``None`` for a replay that learns from TD errors alone, which gets no signals.
     """
     columns = torch.as_tensor(given).to(torch.float32)
+    if action is None:
+        return columns[:, 0], {}
     return columns[:, 0], {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
 
 
@@ -123,11 +125,19 @@ class NewcomersSurprise:
         Args:
             module_id: that learns from them.
             episodes: pieces of a batch.
+
+        Raises:
+            RuntimeError: every Learner was lost.
         """
         group = self._learner_group
         if group.is_local:
             return measured(group._learner, module_id=module_id, episodes=episodes)
         first = group._worker_manager.healthy_actor_ids()[:1]  # all of them have the same weights
+        if not first:
+            raise RuntimeError(
+                "no Learner is left to say how surprising new steps are, and RLlib replaces none: go on with "
+                "Algorithm.from_checkpoint(...). The steps were not stored"
+            )
         (result,) = group.foreach_learner(measured, remote_actor_ids=first, module_id=module_id, episodes=episodes)
         return np.asarray(_value(result))
 

@@ -144,7 +144,11 @@ class ModuleReplay:
             return Added(0, stored)
         if self.converter.state_out is not None:
             self.follow_episodes()  # from the first row on: sequences are drawn along the links
-        index = self.replay.extend(rows)
+        try:
+            index = self.replay.extend(rows)
+        except Exception:  # the Learner that measures newcomers was lost, or a function of the user's raised
+            self.converter.fragments.forget_running()  # what comes next follows on rows that are missing
+            raise
         stored += len(index)
         stored += self._open.follow(rows, index)
         if self.task_progress is not None:
@@ -201,7 +205,8 @@ class ModuleReplay:
         if self.replay.takes_feedback:
             assert self._batch is not None and self.converter.action is not None
             leaves = self.converter.action.leaves
-            action = self._batch.get(leaves[0].key)[places] if len(leaves) == 1 else None
+            weighs = self._formed is not None and len(leaves) == 1  # others need no actions
+            action = self._batch.get(leaves[0].key)[places] if weighs else None
             self._expected = _Expected(self._batch["index"][places], self._batch["generation"][places], action, None)
         self._batch = None
 
@@ -229,7 +234,7 @@ class ModuleReplay:
         if sequences is not None:
             learned, given = sequences.of(given)
             index, generation = index[learned], generation[learned]
-        elif given.ndim == 2 and given.shape[1] > 2 and action is not None:
+        elif given.ndim == 2 and given.shape[1] > 2:
             from rllib_ext.learner_signals import read_signals
 
             given, signals = read_signals(given, action)
@@ -279,7 +284,8 @@ class ModuleReplay:
 
         surprise = np.empty(len(rows), dtype=np.float32)
         for start in range(0, len(rows), ROWS_PER_PASS):
-            pieces = LAYOUTS[self.layout](self._as_drawn(rows[start : start + ROWS_PER_PASS]))
+            part = rows[start : start + ROWS_PER_PASS].clone()  # connectors may write into what they get
+            pieces = LAYOUTS[self.layout](self._as_drawn(part))
             places = np.concatenate([piece.places for piece in pieces])
             name = self._module_id or DEFAULT_MODULE_ID
             surprise[start + places] = self._measure(name, [piece.episode for piece in pieces])

@@ -106,6 +106,17 @@ def test_every_signal_reaches_its_row(layout: str, num_learners: int, priority_e
         assert np.bincount(drawn)[190] > 4 * max(np.bincount(drawn)[10], 1)
 
 
+def test_a_module_that_keeps_rows_by_age_takes_the_td_error_alone() -> None:
+    """As beside one that keeps them by importance, whose Learners report signals of all modules."""
+    buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=10, priority_exponent=1.0, priority_offset=0.0, seed=0)
+    buffer.add(numbered("a", 5))
+    drawn = numbers(buffer.sample(num_items=40))
+    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"]._expected.action is None
+    buffer.update_priorities(np.column_stack((drawn - 3.0, drawn + 7.0, drawn, -drawn)))
+    assert set(numbers(buffer.sample(num_items=400))) == {0, 1, 2, 4}  # the TD error of the others is 0
+    assert buffer.replay.stats()["priorities_updated"] == 40
+
+
 def test_td_errors_alone_keep_rows_by_their_squares() -> None:
     buffer = retaining(priority_exponent=0.0)
     buffer.add(numbered("a", 5))
@@ -214,6 +225,24 @@ def test_a_gap_is_not_crossed_and_nothing_is_lost_by_it() -> None:
     assert own == expected_rows(0, 4, 3, False) + expected_rows(6, 10, 3, True)
 
 
+def test_no_return_goes_over_steps_that_could_not_be_measured() -> None:
+    def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:
+        if 4 in numbers(episodes):
+            raise RuntimeError("the Learner was lost")
+        return np.ones(sum(map(len, episodes)))
+
+    buffer = retaining(n_step=3)
+    buffer.measure_newcomers(measure)
+    buffer.add(numbered("a", 4))
+    with pytest.raises(RuntimeError, match="the Learner was lost"):
+        buffer.add(numbered("a", 3, start=4))
+    buffer.add(numbered("a", 4, start=7, terminated=True))
+    for call in range(PATIENCE):
+        buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
+    own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
+    assert own == expected_rows(0, 4, 3, False) + expected_rows(7, 11, 3, True)
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_restored_buffer_draws_alike_and_stores_what_waited_once_steps_arrive(n_step: int) -> None:
     buffer = retaining(n_step=n_step)
@@ -274,7 +303,11 @@ def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout:
         assert module_id == "default_policy"
         sizes.append(sum(map(len, episodes)))
         steps = column(episodes, "get_extra_model_outputs", "n_step")
-        return numbers(episodes) + 0.1 * steps
+        surprise = numbers(episodes) + 0.1 * steps
+        for episode in episodes:  # as connectors may, which are given the batch to change it
+            for observation in episode.get_observations(slice(0, len(episode))):
+                observation[:] = -1.0
+        return surprise
 
     buffer = retaining(n_step=2, layout=layout)
     buffer.measure_newcomers(measure)
