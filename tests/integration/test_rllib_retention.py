@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from lightning_replay.surprise import on_policyness
 
 from .rllib_algorithms import EchoLearner, small, trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 GAMMA = 0.9
 
@@ -39,7 +38,7 @@ class Film(gym.Env):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, config: Any = None) -> None:
-        self._first = 100 * (getattr(config, "worker_index", 1) - 1)
+        self._first = 100 * (getattr(config, "worker_index", 0) == 2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         self._step = 0
@@ -63,13 +62,6 @@ class StackedFilm(FrameStackObservation):
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def retaining(env: Any = "CartPole-v1", algorithm: Any = DQNConfig, **options: Any) -> AlgorithmConfig:
     """An algorithm that learns nothing, so that its networks can be asked afterwards."""
     options = {"capacity": 200, "seed": 0, "priority_exponent": 0.0, **options}
@@ -91,9 +83,8 @@ def kept_for(algorithm: Algorithm) -> torch.Tensor:
     return replay.writer.retention_priority(torch.arange(len(replay)))
 
 
-def watch_updates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+def watch_updates(replay: Any, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Slots that got feedback, filled in training."""
-    replay = algorithm.local_replay_buffer.replay
     updated: set[int] = set()
     update = replay.update_priority
 
@@ -105,24 +96,38 @@ def watch_updates(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> set[
     return updated
 
 
-@pytest.mark.parametrize(("layout", "num_learners"), [("flagged", 0), ("flagged", 1), ("flagged", 2), ("blocks", 2)])
-def test_priorities_are_surprise_times_softmax(layout: str, num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = retaining(layout=layout).learners(num_learners=num_learners, learner_class=EchoLearner)
-    algorithm = built(config)
-    updated = watch_updates(algorithm, monkeypatch)
-    trained(algorithm)
-    rows, priority = stored(algorithm), kept_for(algorithm)
+def assert_priorities_are_surprise_times_softmax(replay: Any, module: Any, updated: set[int]) -> None:
+    """Of rows of an :class:`EchoLearner`, whose TD error is the first number of the observation."""
+    index = torch.arange(len(replay))
+    rows, priority = replay.storage.get(index), replay.writer.retention_priority(index)
     with torch.no_grad():
-        values = algorithm.get_module().compute_q_values({"obs": rows["observation"]})["qf_preds"]
-    algorithm.stop()
-    surprise = rows["observation"][:, 0] ** 2  # the Learner's TD error is the first number of the observation
-    weight = on_policyness(values, rows["action"])
-    was_updated = torch.tensor([slot in updated for slot in range(len(rows))])
-    assert was_updated.sum() > 30 and (~was_updated).any()
+        values = module.compute_q_values({"obs": rows["observation"]})["qf_preds"]
+    surprise, weight = rows["observation"][:, 0] ** 2, on_policyness(values, rows["action"])
+    was_updated = torch.tensor([slot in updated for slot in index.tolist()])
+    assert (~was_updated).any()
     torch.testing.assert_close(priority, surprise * torch.where(was_updated, weight, 1.0))
 
 
-def by_hand(algorithm: Algorithm, rows: Any, atoms: int) -> tuple[np.ndarray, np.ndarray]:
+def test_signals_of_two_learners_reach_their_rows_in_either_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = built(retaining().learners(num_learners=2, learner_class=EchoLearner))
+    buffer = algorithm.local_replay_buffer
+    updated = watch_updates(buffer.replay, monkeypatch)
+    for layout in ("flagged", "blocks"):
+        known = set(updated)
+        buffer.use_layout(layout)
+        trained(algorithm)
+        assert len(updated - known) > 30 and buffer.replay.stats()["evicted"] == 0
+        assert_priorities_are_surprise_times_softmax(buffer.replay, algorithm.get_module(), updated)
+    for learner in algorithm.learner_group._worker_manager.actors().values():
+        ray.kill(learner)
+        with pytest.raises(ray.exceptions.RayError):  # that newcomers were to be measured by
+            algorithm.train()
+    with pytest.raises(RuntimeError, match=r"no Learner is left .*Algorithm.from_checkpoint"):
+        algorithm.train()
+    algorithm.stop()
+
+
+def by_hand(algorithm: Algorithm, rows: Any, atoms: int, double_q: bool) -> tuple[np.ndarray, np.ndarray]:
     """Surprise of rows and values of their actions by the networks of the Learner, added up in NumPy."""
     module = algorithm.learner_group._learner.module["default_policy"]
     with torch.no_grad():
@@ -130,7 +135,7 @@ def by_hand(algorithm: Algorithm, rows: Any, atoms: int) -> tuple[np.ndarray, np
         following = module.compute_q_values({"obs": rows["next", "observation"]})
         target = module.forward_target({"obs": rows["next", "observation"]})
     every = np.arange(len(rows))
-    best = following["qf_preds"].argmax(1).numpy()
+    best = (following if double_q else target)["qf_preds"].argmax(1).numpy()
     reward, done = (rows["next", key].flatten().numpy() for key in ("reward", "terminated"))
     discount = GAMMA ** rows["steps_to_next_obs"].flatten().numpy() * ~done
     action, values = rows["action"].numpy(), now["qf_preds"].numpy()
@@ -150,10 +155,11 @@ def by_hand(algorithm: Algorithm, rows: Any, atoms: int) -> tuple[np.ndarray, np
     return divergence, values
 
 
-@pytest.mark.parametrize("atoms", [1, 7])
-@pytest.mark.parametrize("dueling", [True, False])
-def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = retaining().training(num_atoms=atoms, dueling=dueling, v_min=-10.0, v_max=10.0)
+@pytest.mark.parametrize(("atoms", "dueling", "double_q"), [(1, False, True), (7, True, True), (7, False, False)])
+def test_surprise_is_that_of_the_present_networks(
+    atoms: int, dueling: bool, double_q: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = retaining().training(num_atoms=atoms, dueling=dueling, double_q=double_q, v_min=-10.0, v_max=10.0)
     config.training(num_steps_sampled_before_learning_starts=100)
     algorithm = built(config)
     learner = algorithm.learner_group._learner
@@ -161,14 +167,14 @@ def test_surprise_is_that_of_the_present_networks(atoms: int, dueling: bool, mon
         for _, target in learner.module["default_policy"].get_target_network_pairs():
             for parameter in target.parameters():
                 parameter.mul_(-1.5)
-    updated = watch_updates(algorithm, monkeypatch)
+    updated = watch_updates(algorithm.local_replay_buffer.replay, monkeypatch)
     algorithm.train()
-    surprise, values = by_hand(algorithm, stored(algorithm), atoms)
+    surprise, values = by_hand(algorithm, stored(algorithm), atoms, double_q)
     np.testing.assert_allclose(kept_for(algorithm).numpy(), surprise, rtol=1e-3, atol=1e-5)  # before it learns
     assert not updated
     trained(algorithm)
     rows, priority = stored(algorithm), kept_for(algorithm).numpy()
-    surprise, values = by_hand(algorithm, rows, atoms)
+    surprise, values = by_hand(algorithm, rows, atoms, double_q)
     algorithm.stop()
     weight = on_policyness(torch.from_numpy(values), rows["action"]).numpy()
     weight[[slot not in updated for slot in range(len(rows))]] = 1.0
@@ -216,10 +222,6 @@ def test_without_configure_rows_are_kept_by_td_errors_alone(caplog: pytest.LogCa
     stats = algorithm.local_replay_buffer.replay.stats()
     algorithm.stop()
     assert "rows are kept by surprise alone" in caplog.text and stats["refused"] == 0
-    algorithm = retaining(capacity=60).build_algo()
-    with pytest.raises(ValueError, match=r"n_step is 3 .* over 1 step. Call rllib_ext.configure\(config\) last"):
-        trained(algorithm)
-    algorithm.stop()
 
 
 def test_an_interval_of_lengths_is_refused_before_anything_is_built() -> None:
@@ -227,31 +229,37 @@ def test_an_interval_of_lengths_is_refused_before_anything_is_built() -> None:
         rllib_ext.configure(retaining().training(n_step=(1, 5)))
 
 
-def test_one_of_several_agents_keeps_rows_by_importance() -> None:
-    uniform = {"recipe": "uniform", "priority_exponent": None}
-    config = retaining(MultiAgentCartPole, capacity=60, modules={"p1": uniform}).learners(num_learners=2)
+def test_one_of_several_agents_keeps_rows_by_importance(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = {"recipe": "prioritized", "priority_exponent": None}
+    config = retaining(MultiAgentCartPole, modules={"p1": other}).learners(learner_class=EchoLearner)
     config.environment(env_config={"num_agents": 2}).multi_agent(
         policies={"p0", "p1"}, policy_mapping_fn=lambda agent, *rest, **more: f"p{agent}"
     )
-    algorithm = built(config.training(num_steps_sampled_before_learning_starts=80))
+    algorithm = built(config)
     algorithm.train()
     modules = algorithm.local_replay_buffer.modules
-    retention = modules["p0"].replay
-    first = retention.writer.retention_priority(torch.arange(len(retention)))
-    assert len(first.unique()) > 20  # each newcomer has a surprise of its own, before anything is learned
+    retention, by_age = modules["p0"].replay, modules["p1"].replay
+    updated, update, home = watch_updates(retention, monkeypatch), by_age.update_priority, []
+
+    def compared(index: torch.Tensor, td_error: torch.Tensor, **rest: Any) -> None:
+        home.extend((by_age.storage.get(index)["observation"][:, 0] == td_error).tolist())
+        update(index, td_error, **rest)
+
+    monkeypatch.setattr(by_age, "update_priority", compared)
     result = trained(algorithm)
+    assert_priorities_are_surprise_times_softmax(retention, algorithm.get_module("p0"), updated)
     algorithm.stop()
-    assert retention.stats()["priorities_updated"] >= 16 * 10
-    assert result["replay_buffer"]["retention"]["p0"]["admitted"] == retention.stats()["admitted"]
+    assert len(updated) > 30 and len(home) >= 16 * 10 and all(home)
+    assert result["replay_buffer"]["retention"]["p0"]["admitted"] == retention.stats()["admitted"] == len(retention)
     assert "p1" not in result["replay_buffer"]["retention"]
-    assert type(modules["p1"].replay.writer).__name__ == "FirstInFirstOutWriter"
+    assert type(by_age.writer).__name__ == "FirstInFirstOutWriter"
 
 
-@pytest.mark.parametrize("recipe", ["surprise_retention", "uniform"])
-def test_frames_of_two_env_runners_are_stored_once_and_drawn_as_they_were(recipe: str) -> None:
-    config = small(DQNConfig, StackedFilm, recipe, capacity=400, frame_stack=4, seed=0).env_runners(num_env_runners=2)
-    network = {"conv_filters": [[4, 3, 2]], "head_fcnet_hiddens": [8]}
-    algorithm = built(config.rl_module(model_config=network).training(n_step=3, gamma=1.0).learners(num_learners=1))
+@pytest.mark.parametrize(("recipe", "runners", "learners"), [("surprise_retention", 2, 1), ("uniform", 0, 0)])
+def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: str, runners: int, learners: int) -> None:
+    config = small(DQNConfig, StackedFilm, recipe, capacity=400, frame_stack=4, seed=0)
+    config.env_runners(num_env_runners=runners).learners(num_learners=learners).training(n_step=3, gamma=1.0)
+    algorithm = built(config.rl_module(model_config={"conv_filters": [[4, 3, 2]], "head_fcnet_hiddens": [8]}))
     result = trained(algorithm)
     buffer = algorithm.local_replay_buffer
     (block,) = buffer.sample(num_items=200, n_step=3, gamma=1.0)
@@ -266,9 +274,12 @@ def test_frames_of_two_env_runners_are_stored_once_and_drawn_as_they_were(recipe
         expected = np.maximum(last[:, None] - np.arange(3, -1, -1), begins[:, None])
         np.testing.assert_array_equal(images, np.broadcast_to(expected[..., None, None], images.shape))
     np.testing.assert_array_equal(block.get_rewards(rows), steps)
-    assert set(begins) == {0, 100}
+    films = {0, 100} if runners else {0}
+    assert set(begins) == films
     shared = result["replay_buffer"]["frames"]
-    assert shared["frames_held"] <= 2 * 60 and shared["frames_per_transition"] <= 1.1  # both films, once each
+    assert shared["frames_held"] <= 60 * len(films) and shared["frames_per_transition"] <= 1.1  # each film once
+    if recipe == "surprise_retention":
+        assert len(kept_for(algorithm).unique()) > 20  # each newcomer has a surprise of its own
 
 
 def test_a_game_that_does_not_exist_is_said_before_ray_waits() -> None:
