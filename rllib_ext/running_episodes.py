@@ -34,9 +34,9 @@ class RunningEpisodes:
         trajectory = rows["trajectory"].numpy()
         last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
         done, slots = rows["next", "done"].numpy(), np.full(len(rows), -1)
-        entered = getattr(self._replay.writer, "entered", None)
-        places = slice(len(rows) - len(index), None) if entered is None else entered.numpy()
-        slots[places] = index.numpy(force=True)
+        # Writers that may leave rows out say which entered; others keep the last of more than they have room for.
+        entered = getattr(self._replay.writer, "entered", slice(len(rows) - len(index), None))
+        slots[entered if isinstance(entered, slice) else entered.numpy()] = index.numpy(force=True)
         for row in last_rows.tolist():
             self._slots.pop(int(trajectory[row]), None)
             if not done[row, 0] and slots[row] >= 0:  # the writer may refuse rows
