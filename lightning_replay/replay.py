@@ -422,7 +422,8 @@ class Replay(TensorDictReplayBuffer):
         """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
-        ``frames_per_transition``; of a :class:`~lightning_replay.writers.RetentionWriter` what its ``stats`` says.
+        ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
+        :class:`~lightning_replay.writers.RetentionWriter` what its ``stats`` says.
         """
         stats = super().stats()
         age_of = getattr(self._writer, "age_of", None)
@@ -430,8 +431,9 @@ class Replay(TensorDictReplayBuffer):
         if hasattr(self._writer, "stats"):
             stats.update(self._writer.stats())
         stats["nbytes"] = self.nbytes
-        stats["bytes_per_transition"] = self.nbytes / self.capacity
-        if hasattr(self._storage, "frames_held"):
+        has_frames = hasattr(self._storage, "frames_held")  # their bytes are fixed by what is held, not by the capacity
+        stats["bytes_per_transition"] = self.nbytes / (max(self._storage.num_held, 1) if has_frames else self.capacity)
+        if has_frames:
             stats.update(self._storage.stats())
         return stats
 

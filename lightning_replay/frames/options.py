@@ -37,20 +37,24 @@ def storage_for(
         n_steps: length of the returns, for the check of the capacity.
 
     Raises:
-        ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` without ``frame_stack``, or sizes
-            that are not positive.
+        ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` or ``image_key`` without
+            ``frame_stack``, or sizes that are not positive.
     """
     if frame_stack is None:
-        if frame_capacity is not None:
-            raise ValueError(
-                f"frame_capacity is {frame_capacity} and frame_stack is not given; frames are stored once where "
-                "frame_stack says how many make a stack. Pass frame_stack=4, say, or leave frame_capacity out"
-            )
+        for name, value, is_given in (
+            ("frame_capacity", frame_capacity, frame_capacity is not None),
+            ("image_key", image_key, image_key != "pixels"),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"{name} is {value!r} and frame_stack is not given; frames are stored once where frame_stack says "
+                    f"how many make a stack. Pass frame_stack=4, say, or leave {name} out"
+                )
         return PackedStorage(capacity, device=device, memmap=memmap)
     if isinstance(frame_stack, Integral) and not isinstance(frame_stack, bool) and 0 < capacity < frame_stack + n_steps:
         raise ValueError(
             f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
-            "one return would be shared. Raise the capacity"
+            "one return would be shared between transitions. Raise the capacity"
         )
     if frame_capacity is None and isinstance(frame_stack, Integral):
         least = 2 * int(frame_stack)

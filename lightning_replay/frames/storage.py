@@ -92,6 +92,7 @@ class FrameStorage(PackedStorage):
 
     def _forget_pool(self) -> None:
         self._pool: FramePool | None = None
+        self._was_full = False
         self._live: LiveSlots | None = None  # from the first release on, unless tables know which rows are held
         self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
         self._outer_tree: dict[str, Any] = {}
@@ -171,7 +172,12 @@ class FrameStorage(PackedStorage):
         first, second = values[-2:]
         if len(first) * 2 * self.frame_stack <= self._pool.num_free:
             return 0
-        return self._pool.missing(self._find(first, second), self._frames_at(slots))
+        missing = self._pool.missing(self._find(first, second), self._frames_at(slots))
+        if missing and not self._was_full:
+            self._was_full = True
+            held, room = f"{self.num_held:,}", f"{self.frame_capacity:,}"
+            logger.info("the room for %s frames is full with %s of %d transitions", room, held, self.capacity)
+        return missing
 
     def release(self, slots: Tensor | np.ndarray) -> None:
         """Gives up rows without overwriting them: their frames are free unless others refer to them.

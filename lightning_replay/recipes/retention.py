@@ -83,11 +83,11 @@ def surprise_retention(
     """
     if rule is None:
         rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
-    elif q_inverse_temperature != 1.0 or surprise_exponent != 1.0:
-        raise ValueError(
-            f"rule is {type(rule).__name__}, so q_inverse_temperature={q_inverse_temperature} and surprise_exponent="
-            f"{surprise_exponent} would be ignored; give them to the rule"
-        )
+    else:
+        given = {"q_inverse_temperature": q_inverse_temperature, "surprise_exponent": surprise_exponent}
+        ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
+        if ignored:
+            raise ValueError(f"rule is {type(rule).__name__}, so {ignored} would be ignored; give it to the rule")
     if capacity < n_steps:
         raise ValueError(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "

@@ -49,8 +49,13 @@ def first_surprise(given: Any, count: int) -> Tensor:
     Raises:
         ValueError: another shape than one number per row, NaN, infinite or negative.
     """
-    shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-    if not isinstance(given, Tensor) or given.shape not in ((count,), (count, 1)):
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"initial_surprise returned {type(given).__name__} for {count} rows; a torch tensor [{count}] is accepted. "
+            "Nothing was stored"
+        )
+    shape = list(given.shape)
+    if given.shape not in ((count,), (count, 1)):
         raise ValueError(
             f"initial_surprise returned {shape} for {count} rows; one number for each is accepted, [{count}]. "
             "Nothing was stored; reduce it over everything but the rows"

@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import torch
 
+from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.datamodule import ReplayDataModule
 from lightning_replay.lit.evaluation import episode_returns
 
@@ -60,7 +61,14 @@ class Evaluate(L.Callback):
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         source = _source(trainer)
         environment = source.make_environment()
-        returns = list(episode_returns(agent, environment, self.episodes, self.seed))
+        bar = trainer.progress_bar_callback
+        returns: list[float] = []
+        for episode_return in episode_returns(agent, environment, self.episodes, self.seed):
+            returns.append(episode_return)
+            if isinstance(bar, ReplayProgressBar):  # games may be long
+                bar.say(
+                    "" if len(returns) == self.episodes else f"evaluating, {len(returns)} of {self.episodes} played"
+                )
         environment.close()
         self.history.append((source.env_steps_done, float(np.mean(returns))))
         self._publish(trainer)

@@ -302,6 +302,18 @@ def test_frames_that_differ_in_shape_among_each_other_are_refused(stored_before:
     assert replay.extend(LazyStackedTensorDict(row, row.clone())).tolist() == [stored_before, stored_before + 1]
 
 
+def test_full_frames_are_logged_once_and_bytes_are_those_of_the_rows_held(caplog) -> None:
+    replay = recipes.uniform(10, 2, frame_stack=3, frame_capacity=7, seed=0)
+    with caplog.at_level("INFO", logger="lightning_replay"):
+        for start in range(0, 40, 10):
+            replay.extend(frame_rows([((start, start + 1, start + 2), (start + 3, start + 4, start + 5))]))
+    assert [record.message for record in caplog.records if "is full" in record.message] == [
+        "the room for 7 frames is full with 1 of 10 transitions"
+    ]
+    stats = replay.stats()
+    assert replay.storage.num_held == 1 and stats["bytes_per_transition"] == stats["nbytes"] == replay.nbytes
+
+
 def test_rows_are_indexed_as_those_of_packed_storage() -> None:
     frames, packed = recipes.uniform(10, 2, frame_stack=3, seed=0), recipes.uniform(10, 2, seed=0)
     for replay in (frames, packed):
@@ -338,6 +350,7 @@ def test_later_rows_of_other_frames_are_refused_and_nothing_is_lost(change) -> N
         ({"frame_stack": 4, "frame_capacity": 7}, "frame_capacity is 7.*up to 8 different"),
         ({"frame_stack": 4, "frame_capacity": -1}, "frame_capacity must be a positive whole number"),
         ({"frame_capacity": 100}, "frame_capacity is 100 and frame_stack is not given"),
+        ({"image_key": "observation"}, "image_key is 'observation' and frame_stack is not given"),
         ({"frame_stack": 4, "n_steps": 3, "capacity": 6}, r"capacity is 6, below frame_stack \+ n_steps = 4 \+ 3"),
     ],
 )

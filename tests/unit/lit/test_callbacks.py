@@ -136,9 +136,10 @@ def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(progress, "tqdm", lambda **options: real(file=output, **(options | {"ncols": 120})))
     bar = ReplayProgressBar()
     bar.refresh_seconds = 0.0
-    trainer = make_trainer(tmp_path, [bar, Evaluate(20, 1)], enable_progress_bar=True)
+    trainer = make_trainer(tmp_path, [bar, Evaluate(20, 3)], enable_progress_bar=True)
     trainer.fit(Tiny(), datamodule=make_data())
     text = output.getvalue()
+    assert "evaluating, 1 of 3 played" in text and "evaluating" not in text.splitlines()[-1].split("\r")[-1]
     assert "60/60" in text and "return=15.0" in text and "eval/return=15.0" in text and "updates/s=" in text
     assert trainer.progress_bar_callback is bar
 

@@ -225,6 +225,11 @@ def test_rows_of_unknown_surprise_keep_the_largest_priority_under_a_schedule() -
     assert priorities(replay) == [4.0, 3.0, 4.0]
 
 
+def test_options_that_a_rule_of_ones_own_replaces_are_named() -> None:
+    with pytest.raises(ValueError, match=r"rule is SurpriseOnly, so q_inverse_temperature=2.0 would be ignored"):
+        recipes.surprise_retention(10, 2, rule=SurpriseOnly(), q_inverse_temperature=2.0)
+
+
 def test_arrivals_are_numbered_anew_before_they_run_out(monkeypatch) -> None:
     for module in (leaving_order, retention_module, retention_contest):
         monkeypatch.setattr(module, "ARRIVAL_BITS", 5)
@@ -279,7 +284,7 @@ def test_what_initial_surprise_raises_loses_no_step() -> None:
         (lambda rows: torch.ones(3), r"returned \[3\] for 2 rows; one number for each is accepted, \[2\]"),
         (lambda rows: torch.tensor(1.0), r"returned \[\] for 2 rows"),
         (lambda rows: torch.ones(2, 2), r"returned \[2, 2\] for 2 rows"),
-        (lambda rows: [1.0, 2.0], "returned list for 2 rows"),
+        (lambda rows: [1.0, 2.0], r"returned list for 2 rows; a torch tensor \[2\]"),
         (lambda rows: torch.tensor([1.0, float("nan")]), r"returned nan in rows \[1\]"),
         (lambda rows: torch.tensor([-1.0, 1.0]), r"returned -1.0 in rows \[0\]"),
         (lambda rows: torch.tensor([1.0, float("inf")]), r"returned inf in rows \[1\]"),
