@@ -119,7 +119,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
         built["tables"] = built_tables(options["tables"])
     if "goal" in built:
         built["goal"] = built_condition(options["goal"], "goal")
-    if "image_key" in accepted:
+    if options.get("frame_stack") is not None and "image_key" in accepted:
         built["image_key"] = image_column(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         built["n_steps"], built["discount"] = _single_length(returns)
@@ -150,7 +150,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
         )
     _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
-    capacity, frame_stack = options["capacity"], options.get("frame_stack")
+    capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
     context = {"capacity": capacity}
     transforms = options.get("transform") or []
     transforms = transforms if isinstance(transforms, list | tuple) else [transforms]
@@ -167,7 +167,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             device=options.get("device", "cpu"),
             memmap=options.get("memmap"),
             frame_stack=frame_stack,
-            image_key=image_column(options.get("image_key")),
+            image_key=image_column(image_key) if frame_stack is not None else image_key or "pixels",
             frame_capacity=options.get("frame_capacity"),
             default_frame_capacity=worst,
             n_steps=n_steps,

@@ -139,6 +139,12 @@ def test_parts_store_frames_once_too() -> None:
     assert buffer.replay.storage.frames_held == 21 and buffer.replay.storage.frame_capacity == 60 * 2 * K
 
 
+@pytest.mark.parametrize("options", [{"recipe": "uniform"}, {"sampler": "lightning_replay.samplers.UniformSampler"}])
+def test_an_image_key_without_frame_stack_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="image_key is 'camera' and frame_stack is not given"):
+        rllib_ext.replay_config(capacity=60, image_key="camera", **options)
+
+
 def test_rows_released_for_room_are_not_closed() -> None:
     #  frames    a 8 9 10 11    b 9 10 11 12    c 98 99 100 101: of the 6 there is room for c needs 4, so a and b leave
     options = {"capacity": 20, "frame_stack": K, "frame_capacity": 6, "seed": 0}
