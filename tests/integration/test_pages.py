@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORTER = {"env_steps=6_000": "env_steps=1_050"}  # the same code, fewer environment steps
+SHORTER = {  # the same code, fewer environment steps and processes
+    "env_steps=6_000": "env_steps=1_050",
+    "num_env_runners=2": "num_env_runners=1",
+    "learners(num_learners=2)": "learners(num_learners=1).training(num_steps_sampled_before_learning_starts=80)"
+    ".reporting(min_sample_timesteps_per_iteration=100)",
+}
 
 
 def _sections(page: Path) -> list[tuple[str, str]]:
@@ -55,6 +60,7 @@ def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, mon
     import ray
 
     monkeypatch.chdir(tmp_path)
+    ray.shutdown()  # the page starts its own
     try:
         _run(name, code)
     finally:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from rllib_ext.checkpoint import FOLDER
 
 from .rllib_algorithms import Counting, small
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 
 class Wider(Counting):
@@ -47,13 +46,6 @@ class Wider(Counting):
         return observation.repeat(2), *rest
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def config(recipe: str = "prioritized", env: Any = "CartPole-v1", **options: Any) -> AlgorithmConfig:
     return small(DQNConfig, env, recipe, **options).training(n_step=(1, 3))
 
@@ -63,7 +55,7 @@ def built(config: AlgorithmConfig, **options: Any) -> Algorithm:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, _cluster: None) -> tuple[Path, dict[str, Any], list[Any]]:
+def saved(tmp_path_factory: pytest.TempPathFactory, shared_ray: None) -> tuple[Path, dict[str, Any], list[Any]]:
     """A checkpoint, the state of its buffer and the ten draws that followed it."""
     algorithm = built(config())
     for _ in range(3):

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
+    ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
         cluster.add_node(num_cpus=2)
@@ -45,18 +46,18 @@ def nodes(algorithm: Algorithm) -> tuple[set[str], set[str]]:
     """Where EnvRunners and Learners run."""
     runners = algorithm.env_runner_group.foreach_env_runner(node_of, local_env_runner=False)
     learners = [result.get() for result in algorithm.learner_group.foreach_learner(node_of)]
-    assert (len(runners), len(learners)) == (2, 2)
+    assert (len(runners), len(learners)) == (1, 2)
     return set(runners), set(learners)
 
 
 def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(DQNConfig, Counting, "prioritized").training(train_batch_size_per_learner=25)
-    config.env_runners(num_env_runners=2).learners(num_learners=2, learner_class=EchoLearner)
+    config.env_runners(num_env_runners=1).learners(num_learners=2, learner_class=EchoLearner)
     algorithm = rllib_ext.configure(config).build_algo()
     buffer = algorithm.local_replay_buffer
     here = ray.get_runtime_context().get_node_id()
     runners, learners = nodes(algorithm)
-    assert here not in runners | learners and len(runners | learners) == 2  # four actors, two CPUs on each node
+    assert here not in runners | learners and len(runners | learners) == 2  # three actors, two CPUs on each node
     home = watch_td_errors(algorithm, monkeypatch)
     result = trained(algorithm)
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
@@ -67,18 +68,17 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pyt
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     rows, stats = buffer.replay.storage.get(slice(0, len(buffer))), buffer.replay.stats()
     (drawn,) = buffer.sample(num_items=40)
-    algorithm.stop()
+    updated = len(home)
+    algorithm.train()
 
-    again = Algorithm.from_checkpoint(path)
-    restored = again.local_replay_buffer
-    assert here not in set.union(*nodes(again))
-    assert (restored.replay.storage.get(slice(0, len(restored))) == rows).all()
-    assert restored.replay.stats()["priorities_updated"] == stats["priorities_updated"] == len(home)
-    (block,) = restored.sample(num_items=40)
+    algorithm.restore_from_path(path)
+    assert len(buffer) == len(rows) and (buffer.replay.storage.get(slice(0, len(buffer))) == rows).all()
+    assert buffer.replay.stats()["priorities_updated"] == stats["priorities_updated"] == updated
+    (block,) = buffer.sample(num_items=40)
     np.testing.assert_array_equal(block.get_observations(slice(0, 40)), drawn.get_observations(slice(0, 40)))
-    for state in again.learner_group.foreach_learner(learner_state):
+    for state in algorithm.learner_group.foreach_learner(learner_state):
         for name, array in state.get().items():
             np.testing.assert_array_equal(array, weights[0][name])
-    again.train()
-    again.stop()
-    assert len(restored) > len(rows)
+    algorithm.train()
+    algorithm.stop()
+    assert len(buffer) > len(rows)

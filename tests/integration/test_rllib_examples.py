@@ -107,7 +107,8 @@ def test_retention_of_atari_frames(tmp_path: Path) -> None:
 
 
 def test_the_command_starts_ray_itself(tmp_path: Path) -> None:
-    settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=3")
+    settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=1")
+    settings += ("env_runners.num_cpus_per_env_runner=3",)  # more than a small machine has
     file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")
     lines = printed(tmp_path, "-m", "rllib_ext", file, "--checkpoint=here", *(f"--set={text}" for text in settings))
     assert [line.split()[0] for line in lines[:2]] == ["env_steps", "30"]

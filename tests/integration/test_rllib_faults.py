@@ -68,6 +68,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
+    ray.shutdown()
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
     yield
     ray.shutdown()
@@ -155,7 +156,7 @@ def test_a_lost_env_runner_is_replaced_and_no_episode_is_mixed_up(build: Any) ->
 
 
 def test_after_a_lost_learner_the_buffer_goes_into_a_new_algorithm(build: Any, tmp_path: Path) -> None:
-    algorithm = build(stamped().learners(num_learners=2))
+    algorithm = build(stamped().env_runners(num_env_runners=1).learners(num_learners=2))
     trained(algorithm)
     path = algorithm.save_to_path(tmp_path / "last")
     saved = len(algorithm.local_replay_buffer)

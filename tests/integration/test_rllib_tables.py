@@ -29,7 +29,7 @@ from lightning_replay.schedulers import EasyToHard, Exp3
 
 from .rllib_algorithms import small, trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 TASKS = ["target", "near", "far"]  # not the order of the environment
 RETURNS = {"target": 0.0, "far": 0.5, "near": 1.0}
@@ -70,13 +70,6 @@ class WithoutTasks(Levels):
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
