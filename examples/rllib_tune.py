@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="short trials")
     parser.add_argument("--directory", type=Path, default=Path("runs/rllib_tune"))
     options = parser.parse_args()
-    steps, warmup_steps, batch_size = (220, 120, 32) if options.fast else (4_000, 300, 128)
+    steps, warmup_steps, batch_size = (220, 190, 32) if options.fast else (4_000, 300, 128)
 
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = make_config(steps, warmup_steps, batch_size)
