@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parallel curriculum with SAC in RLlib: one task for each environment, the scheduler in the replay buffer.
+"""A parallel curriculum with SAC in RLlib: one task for each EnvRunner, the scheduler in the replay buffer.
 
     python examples/rllib_parallel_curriculum.py           # 16,000 steps in a maze, about two minutes on two cores
     python examples/rllib_parallel_curriculum.py --fast    # 800 steps, to see it run
     python examples/rllib_parallel_curriculum.py --scheduler UniformTasks
 
-In four environments, two on each EnvRunner, a ball is pushed through the same maze, starting at four distances from
-the goal; the reward is 1 there. Each batch is from one of the four tables, chosen by EXP3 from how well the tasks go:
-it turns to what is learnt first (the target takes far longer than this run). The environments have an attribute
-``task``, which rllib_ext.configure has each EnvRunner set, also one that was lost and came back.
+Four EnvRunners push a ball through the same maze, starting at four distances from the goal; the reward is 1 there.
+Each batch is from one of the four tables, chosen by EXP3 from how well the tasks go: it turns to what is learnt first
+(the target takes far longer than this run). The environments have an attribute ``task``, which rllib_ext.configure
+has each EnvRunner set, also one that was lost and came back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     config = (
         SACConfig()
         .environment("lightning_replay.envs:PointMazeTasks-UMaze-v0", env_config={"max_steps": 150})
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=len(TASKS) // 2, rollout_fragment_length=4)
+        .env_runners(num_env_runners=len(TASKS), rollout_fragment_length=4)
         .training(
             replay_buffer_config=rllib_ext.replay_config(
                 "parallel_curriculum",
