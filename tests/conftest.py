@@ -11,12 +11,16 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ADDRESS", "local")  # a cluster of its own for each process, whatever else runs
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import time
 from pathlib import Path
 
 import hypothesis
 import numpy
 import pytest
 import torch
+
+NUM_CPUS = 8
+SECONDS_TO_FREE = 10.0
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
@@ -43,3 +47,25 @@ def _fixed_seeds() -> None:
 def fixtures() -> Path:
     """The folder of worked examples."""
     return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def shared_ray() -> None:
+    """A Ray of 8 CPUs, all of them free. It stays for the next file; files with a Ray of their own shut it down."""
+    import ray
+
+    if ray.is_initialized() and not _becomes_free():  # a test that failed has left its actors
+        ray.shutdown()
+    if not ray.is_initialized():
+        ray.init(num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False)
+
+
+def _becomes_free() -> bool:
+    import ray
+
+    deadline = time.monotonic() + SECONDS_TO_FREE
+    while ray.available_resources().get("CPU", 0) != NUM_CPUS:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

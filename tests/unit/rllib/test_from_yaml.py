@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +180,6 @@ def test_each_file_begins_with_its_command_and_its_paper(name: str) -> None:
     assert yaml.safe_load(text)["checkpoint"] == f"runs/{name.removesuffix('.yaml')}"
 
 
-@pytest.fixture(scope="module")
-def _cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 TINY = [
     *("--set", "stop.env_steps=80", "--set", "reporting.min_sample_timesteps_per_iteration=40"),
     *("--set", "training.num_steps_sampled_before_learning_starts=40"),
@@ -205,15 +197,19 @@ TINY_IMAGES = [
 ]
 
 
+# Where remote EnvRunners are not the point the driver's own plays: each remote one starts for seconds.
+ONE_RUNNER = ("--set", "env_runners.num_env_runners=1", "--set", "env_runners.num_envs_per_env_runner=4")
+RUNNERS = {"rllib/two_learners_dqn_cartpole.yaml": (), "rllib/dpcer_sac_point_maze.yaml": ONE_RUNNER}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_file_trains(name: str, _cluster: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    settings, waiting = TINY, 0
+    settings, waiting = [*TINY, *RUNNERS.get(name, ("--set", "env_runners.num_env_runners=0"))], 0
     if "atari" in name:
         pytest.importorskip("ale_py")
-        # two environments whose last steps wait for their returns over 5 steps
-        settings, waiting = [*TINY, *TINY_IMAGES], 2 * 4
+        settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
     header, *lines, last = printed(capsys)
     assert header.split() == ["env_steps", "return", "stored", "drawn"]
@@ -225,7 +221,7 @@ def test_each_file_trains(name: str, _cluster: None, tmp_path: Path, capsys: Any
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_gone_on_from(_cluster: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, reporting={"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0})
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
@@ -236,7 +232,7 @@ def test_a_checkpoint_is_gone_on_from(_cluster: None, tmp_path: Path, capsys: An
 
 
 @pytest.mark.slow
-def test_errors_of_the_command_are_one_line(_cluster: None, tmp_path: Path) -> None:
+def test_errors_of_the_command_are_one_line(shared_ray: None, tmp_path: Path) -> None:
     for arguments, message in (
         ([str(tmp_path / "no.yaml")], "python -m rllib_ext: error: there is no file"),
         ([str(written(tmp_path)), "--set", "training.gama=3"], "error: training has no 'gama'"),

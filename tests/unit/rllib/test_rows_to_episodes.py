@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import ray
 import torch
 from gymnasium import spaces
 from hypothesis import given
@@ -292,13 +290,6 @@ def test_the_buffer_holds_the_newest_rows_and_their_links(
         assert total == pytest.approx(sum(0.5**i * reward for i, reward in enumerate(chain)))
 
 
-@pytest.fixture(scope="module")
-def _cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def small(config: AlgorithmConfig, env: Any, **options: Any) -> AlgorithmConfig:
     replay = rllib_ext.replay_config("uniform", **{"capacity": 300, **options})
     config.environment(env).training(
@@ -331,7 +322,7 @@ def gym_rows(name: str, count: int) -> Replay:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runners", [0, 1])
-def test_an_algorithm_learns_from_the_first_iteration_on(_cluster: None, runners: int) -> None:
+def test_an_algorithm_learns_from_the_first_iteration_on(shared_ray: None, runners: int) -> None:
     replay = gym_rows("Pendulum-v1", 400)
     config = small(SACConfig(), "Pendulum-v1").env_runners(num_env_runners=runners).training(n_step=3)
     algorithm = rllib_ext.configure(config).build_algo()
@@ -349,7 +340,7 @@ def test_an_algorithm_learns_from_the_first_iteration_on(_cluster: None, runners
 
 
 @pytest.mark.slow
-def test_a_module_of_several_agents_is_filled(_cluster: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_of_several_agents_is_filled(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig(), MultiAgentCartPole, modules={"fixed": None, "second": {"capacity": 50}})
     config.environment(env_config={"num_agents": 3}).multi_agent(
         policies={"first", "second", "fixed"},
@@ -376,7 +367,7 @@ def test_a_module_of_several_agents_is_filled(_cluster: None, caplog: pytest.Log
 
 
 @pytest.mark.slow
-def test_what_fill_does_not_work_on(_cluster: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fill_does_not_work_on(shared_ray: None, caplog: pytest.LogCaptureFixture) -> None:
     replay = gym_rows("CartPole-v1", 50)
     config = DQNConfig().environment("CartPole-v1")
     algorithm = config.build_algo()
