@@ -48,7 +48,7 @@ def report_signals(learner: Any) -> bool:
 
     def with_signals(*, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
         loss = compute_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        _widen(learner.metrics, module_id, config, batch, fwd_out)
+        add_signals(learner.metrics, module_id, config, batch, fwd_out)
         return loss
 
     learner.compute_loss_for_module = with_signals
@@ -167,10 +167,22 @@ def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpis
     return signals[:, 1].cpu().numpy()
 
 
-def _widen(metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> None:
-    """Puts the signals beside the TD errors that were logged last."""
+def add_signals(
+    metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+) -> None:
+    """Puts the signals beside the TD errors that were logged last.
+
+    Raises:
+        ValueError: the module says no action values.
+    """
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
+    if QF_PREDS not in fwd_out:
+        raise ValueError(
+            f"module {module_id!r} says no action values ({QF_PREDS!r}) in forward_train, by which rows are kept; it "
+            f"says {sorted(fwd_out)}. If it does not learn from the replay, store nothing for it: "
+            f"replay_config(..., modules={{{module_id!r}: None}})"
+        )
     items = metrics.stats[module_id][TD_ERROR_KEY].items
     td_error, action_values = items[-1].detach(), fwd_out[QF_PREDS].detach()
     surprise = surprise_of(config, batch, fwd_out, td_error).detach()

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.formed_returns import PATIENCE
 from rllib_ext.learner_order import learner_order
+from rllib_ext.learner_signals import add_signals
 
 from .episodes import column, numbered
 from .recurrent_episodes import recurrent
@@ -350,3 +352,10 @@ def test_signals_of_another_shape_are_refused_and_change_nothing() -> None:
         buffer.update_priorities(np.array([[1.0, np.nan, 0.0, 0.0]] * 3))
     buffer.update_priorities(np.array([[1.0, 4.0, -np.inf, 0.0]] * 3))  # an action that is not allowed
     assert set(buffer.replay.writer.retention_priority(torch.arange(4)).tolist()) <= {0.0, 1.0, 4.0}
+
+
+def test_a_module_without_action_values_is_named_with_the_way_out():
+    metrics = MetricsLogger(root=False)
+    metrics.log_value(("mine", TD_ERROR_KEY), torch.zeros(3), reduce="item_series")
+    with pytest.raises(ValueError, match=r"module 'mine' says no action values.*modules=\{'mine': None\}"):
+        add_signals(metrics, "mine", None, {}, {"embedding": torch.zeros(3)})
