@@ -37,7 +37,7 @@ LAYERS = (
         "surprise",
     },
     {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
-    {"samplers", "writers", "transforms"},
+    {"samplers", "writers", "transforms", "levels"},
     {"replay", "table_replay", "replay_state", "recipes", "checkpoint", "inspection"},
     {"agents", "lit"},
 )

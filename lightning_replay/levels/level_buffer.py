@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prioritized Level Replay: which level each actor plays next."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import TensorDictReplayBuffer
+
+from lightning_replay.levels.best_returns import BestReturns
+from lightning_replay.levels.level_sampler import LevelSampler
+from lightning_replay.levels.level_source import LevelSource
+from lightning_replay.levels.level_writer import REFUSED, LevelWriter
+from lightning_replay.levels.new_levels import (
+    GeneratedLevels,
+    KnownLevels,
+    LevelGenerator,
+    NewLevels,
+    checked_level_id,
+    checked_level_ids,
+)
+from lightning_replay.levels.prioritization import Prioritization
+from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
+from lightning_replay.levels.scores import L1ValueLoss, Score
+
+__all__ = ["EpisodeScore", "LevelBuffer", "LevelEditor"]
+
+LevelEditor = Callable[[int, torch.Generator], int]
+_UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
+
+
+@runtime_checkable
+class EpisodeScore(Protocol):
+    """A score of whole episodes, as :class:`~lightning_replay.levels.LearningProgress`; all levels begin with one."""
+
+    initial_score: float
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        """The level's new score."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+
+
+class LevelBuffer(LevelSource):
+    """Replays levels with a high score or that were not played for long, and otherwise plays new ones.
+
+    Call :meth:`next_level` at every episode start of every actor, and :meth:`update` with the steps of each episode
+    once the learner has valued them, before it changes the policy. A level is an environment's seed, or whatever else
+    an environment makes of a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
+    ``episodes`` c.
+
+    Args:
+        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for levels without end, of which the
+            ``capacity`` best are kept.
+        capacity: most levels with a score; needed without ``levels``, and else their number.
+        score: of a segment of an episode: a function or object of :mod:`~lightning_replay.levels.scores`, one of the
+            user's, or an :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
+        prioritization: how scores become probabilities; ``Rank()`` if absent.
+        score_temperature: flattens the distribution of scores; above 0.
+        staleness_weight: share of probability given to staleness.
+        replay_probability: chance of replaying rather than playing a new level. ``None``: the share of the levels that
+            have a score, which the paper does for known levels; without ``levels`` 0.5.
+        min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
+            released code has 1, its text 0.)
+        score_step_size: ``score <- (1 - step) old + step new``; 1 replaces. A level's first score is taken as it is.
+        train_on_new_levels: whether the learner may learn from episodes on new levels, see :meth:`trains_on`. ``False``
+            is robust PLR (Jiang et al. 2021, https://arxiv.org/abs/2110.02439).
+        editor: from a replayed level's id and a generator to the id of a changed one, which is played next, scored and
+            not learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
+        generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
+        seed: of all choices; ``None`` seeds from torch's global generator.
+
+    Attributes:
+        replay: TorchRL's buffer of the levels with a score, made of :attr:`sampler` and :attr:`writer`.
+
+    Raises:
+        ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
+            contradict ``levels``.
+
+    Example:
+        >>> levels = LevelBuffer(levels=range(100), staleness_weight=0.3, seed=0)
+        >>> level_id = levels.next_level(actor=0)
+        >>> columns = {"reward": torch.ones(2), "state_value": torch.zeros(2)}
+        >>> ends = {name: torch.tensor([False, True]) for name in ("terminated", "done")}
+        >>> steps = TensorDict({"state_value": torch.zeros(2), "next": columns | ends}, [2])
+        >>> round(levels.update(actor=0, level_id=level_id, steps=steps, episode_done=True), 3)
+        1.475
+    """
+
+    def __init__(
+        self,
+        levels: int | Iterable[int] | None = None,
+        capacity: int | None = None,
+        score: Score | EpisodeScore | None = None,
+        prioritization: Prioritization | None = None,
+        score_temperature: float = 0.1,
+        staleness_weight: float = 0.1,
+        replay_probability: float | None = None,
+        min_fill: float = 0.0,
+        score_step_size: float = 1.0,
+        train_on_new_levels: bool = True,
+        editor: LevelEditor | None = None,
+        generate: LevelGenerator | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._new: NewLevels
+        if levels is None:
+            if capacity is None or capacity < 1:
+                raise ValueError(
+                    f"capacity is {capacity}; levels without end need one of at least 1, or give levels=..."
+                )
+            self._new, ids = GeneratedLevels(generate), []
+        else:
+            ids = checked_level_ids(levels)
+            if capacity is not None and capacity != len(ids):
+                raise ValueError(
+                    f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out"
+                )
+            if editor is not None or generate is not None:
+                raise ValueError("editor and generate make other levels than those given; leave levels out for them")
+            self._new, capacity = KnownLevels(ids), len(ids)
+        for name, share in {"replay_probability": replay_probability, "min_fill": min_fill}.items():
+            if share is not None and not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} is {share}; it must be in [0, 1]")
+        if not 0.0 < score_step_size <= 1.0:
+            raise ValueError(f"score_step_size is {score_step_size}; it must be in (0, 1]")
+        if score is not None and not callable(score) and not isinstance(score, EpisodeScore):
+            raise TypeError(f"score is {score!r}; give a function from a segment TensorDict [T] to a number")
+        self.capacity = capacity
+        self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
+        self.replay_probability = replay_probability
+        self.min_fill = min_fill
+        self.score_step_size = score_step_size
+        self.train_on_new_levels = train_on_new_levels
+        self.editor = editor
+        self.sampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
+        self.writer = LevelWriter(self.sampler)
+        self.replay = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(capacity), sampler=self.sampler, writer=self.writer, batch_size=1
+        )
+        self.replayed = 0
+        self._edited: deque[int] = deque()
+        self._best_returns = BestReturns()
+        if isinstance(self.score, EpisodeScore):
+            self._score_all(ids, self.score.initial_score)
+
+    def _score_all(self, level_ids: list[int], score: float) -> None:
+        if not level_ids:
+            raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
+        columns = {
+            "level_id": torch.tensor(level_ids),
+            "score": torch.full((len(level_ids),), score),
+            "timestamp": torch.zeros(len(level_ids), dtype=torch.int64),
+        }
+        self.replay.extend(TensorDict(columns, [len(level_ids)]))
+        for level_id in level_ids:
+            self._new.scored(level_id)
+
+    @property
+    def storage(self) -> Any:
+        """TorchRL's storage of the levels with a score: their ids."""
+        return self.replay.storage
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that all actors began."""
+        return self.sampler.episodes
+
+    def __len__(self) -> int:
+        """Levels with a score."""
+        return len(self.sampler)
+
+    def next_level(self, actor: Actor) -> int:
+        """The level an actor plays from now on; all levels become one episode older.
+
+        Args:
+            actor: number or name of whoever plays one episode at a time.
+
+        Returns:
+            Its id.
+        """
+        if self._edited:
+            level_id = self._edited.popleft()
+            self._play(actor, level_id, trains=False)
+        elif self._replays():
+            level_id = self.writer.level_ids[self.sampler.draw()]
+            self._play(actor, level_id)
+            self.replayed += 1
+        else:
+            level_id = self._new.choose(self.sampler.generator, self._is_known)
+            self._play(actor, level_id)
+        return level_id
+
+    def start(self, actor: Actor, level_id: int) -> None:
+        """Notes that an actor plays a level that another chose for it: it counts as one more episode.
+
+        Raises:
+            ValueError: none of the levels.
+        """
+        whole = checked_level_id(level_id)
+        self._new.check(whole)
+        self._play(actor, whole)
+
+    def _replays(self) -> bool:
+        """Whether the next episode is on a level with a score."""
+        total = self.capacity if self._new.count is None else self._new.count
+        if len(self) == 0 or len(self) < self.min_fill * total:
+            return False
+        if self._new.is_exhausted:
+            return True
+        probability = self.replay_probability
+        if probability is None:
+            probability = _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / total
+        drawn = torch.rand((), generator=self.sampler.generator, dtype=torch.float64).item()
+        return drawn < probability or not self._new.has_idle
+
+    def _is_known(self, level_id: int) -> bool:
+        return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)
+
+    def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
+        """An actor begins an episode: every level ages, and this one is fresh."""
+        row = self.writer.row_of(level_id)
+        trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
+        episode = RunningLevel(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
+        self._begin(actor, episode)
+        self.sampler.begin_episode()
+        self._new.begin(level_id)
+        if row != REFUSED:
+            self.sampler.touch(row)
+
+    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
+        episode_return = episode.episode_return + segment.reward_sum
+        if isinstance(self.score, EpisodeScore):
+            score = None
+            if is_done:
+                score = self.score.of_episode(episode.level_id, episode.started, episode_return)
+        else:
+            score = self._segment_score(self.score, episode, segment, episode_return if is_done else None)
+            episode.merge(score, segment.length)
+            score = episode.mean if is_done else None
+        episode.episode_return = episode_return
+        if score is not None:
+            score = self._store(episode, score)
+        if is_done and episode.replayed and self.editor is not None:
+            self._edit(self.editor, episode.level_id)
+        return score
+
+    def _segment_score(
+        self, score: Score, episode: RunningLevel, segment: Segment, episode_return: float | None
+    ) -> float:
+        steps = segment.steps
+        if getattr(score, "needs_best_return", False):
+            so_far = episode.episode_return + segment.reward_sum
+            best = self._best_returns.of(episode.level_id, so_far, is_done=episode_return is not None)
+            steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
+        value = float(score(steps))
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the score of level {episode.level_id} is {value}; the score function must give a finite one"
+            )
+        if episode_return is not None and getattr(score, "needs_best_return", False):
+            self._best_returns.add(episode.level_id, episode_return)
+        return value
+
+    def _store(self, episode: RunningLevel, score: float) -> float:
+        """Gives a level its new score, and a place among those that are kept, if it is worth one."""
+        level_id = episode.level_id
+        row = self.writer.row_of(level_id)
+        if row != REFUSED and not isinstance(self.score, EpisodeScore):
+            step = self.score_step_size
+            score = (1.0 - step) * float(self.sampler.scores[row]) + step * score
+        before = self.writer.replaced
+        new_row = self.writer.place(level_id, score, episode.started)
+        if new_row != row:
+            self.storage.set(torch.tensor([new_row]), TensorDict({"level_id": torch.tensor([level_id])}, [1]))
+        if self.writer.replaced > before:
+            self._best_returns.keep(self._is_known)
+        self._new.scored(level_id)
+        return score
+
+    def _edit(self, editor: LevelEditor, level_id: int) -> None:
+        child = checked_level_id(editor(level_id, self.sampler.generator))
+        if not self._is_known(child) and child not in self._edited:
+            self._edited.append(child)
+
+    def _end(self, actor: Actor, episode: RunningLevel) -> None:
+        super()._end(actor, episode)
+        self._new.end(episode.level_id)
+
+    def flush(self) -> None:
+        """Makes scores of the steps of unfinished episodes, and begins their means anew.
+
+        The paper's released code does so after every policy update, so that an episode over three rollouts gets three
+        scores; the paper itself joins the pieces of an episode, which is what happens if this is never called.
+        """
+        for episode in self.running:
+            if episode.steps:
+                self._store(episode, episode.mean)
+                episode.mean, episode.steps = 0.0, 0
+
+    def probabilities(self) -> TensorDict:
+        """Of the levels with a score, ``[L]``: how likely a replay takes each; all others have probability 0.
+
+        Returns:
+            ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
+        """
+        columns = {
+            "level_id": torch.tensor(self.writer.level_ids, dtype=torch.int64),
+            "probability": torch.from_numpy(self.sampler.probabilities()),
+            "score": torch.from_numpy(self.sampler.scores.copy()),
+            "staleness": torch.from_numpy(self.sampler.staleness),
+        }
+        return TensorDict(columns, [len(self)])
+
+    def stats(self) -> dict[str, float]:
+        """Levels with a score, episodes begun, shares and means for a log."""
+        figures = super().stats() | {"replayed": self.replayed, "refused": self.writer.refused}
+        figures["replaced"] = self.writer.replaced
+        if len(self):
+            probabilities = self.sampler.probabilities()
+            figures["score_mean"] = float(self.sampler.scores.mean())
+            figures["score_max"] = float(self.sampler.scores.max())
+            figures["staleness_mean"] = float(self.sampler.staleness.mean())
+            figures["effective_levels"] = float(1.0 / (probabilities**2).sum())
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and plain values; see :meth:`LevelSource.state_dict`."""
+        state = super().state_dict() | {
+            "capacity": self.capacity,
+            "new": self._new.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "writer": self.writer.state_dict(),
+            "replayed": self.replayed,
+            "edited": list(self._edited),
+            "best_returns": self._best_returns.state_dict(),
+        }
+        if isinstance(self.score, EpisodeScore):
+            state["score"] = self.score.state_dict()
+        return state
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if state["capacity"] != self.capacity:
+            raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
+        if isinstance(self.score, EpisodeScore) != ("score" in state):
+            raise ValueError(f"the saved buffer scores levels in another way than {type(self.score).__name__}")
+        self._new.load_state_dict(state["new"])
+        self.replay.empty()
+        self.writer.load_state_dict(state["writer"])
+        self.sampler.load_state_dict(state["sampler"])
+        level_ids = state["writer"]["level_id"]
+        if len(level_ids):
+            self.storage.set(torch.arange(len(level_ids)), TensorDict({"level_id": level_ids.cpu()}, [len(level_ids)]))
+        self.replayed = int(state["replayed"])
+        self._edited = deque(state["edited"])
+        self._best_returns.load_state_dict(state["best_returns"])
+        if isinstance(self.score, EpisodeScore):
+            self.score.load_state_dict(state["score"])
