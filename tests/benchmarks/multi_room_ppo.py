@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO on many MultiRoom environments, whose levels are chosen and scored by a source of levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from minigrid.core.constants import OBJECT_TO_IDX
+from tensordict import TensorDict
+from torch import Tensor, nn
+from vector_multi_room import AGENT, DOOR, GOAL, MAX_STEPS, NUM_ACTIONS, OPEN, SIDE, Grids, VectorMultiRoom
+
+from lightning_replay.levels import LevelSource, update_rollout
+
+PLANES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of PPO; those of the paper (Jiang et al. 2021, appendix A) but for the sizes, which a run is given.
+
+    Args:
+        envs: N.
+        rollout_steps: T, of each environment between two updates.
+        minibatches: a rollout is cut into.
+        epochs: how often each step of a rollout is learned from.
+    """
+
+    envs: int
+    rollout_steps: int
+    minibatches: int = 8
+    epochs: int = 4
+    learning_rate: float = 7e-4
+    discount: float = 0.999
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    max_gradient_norm: float = 0.5
+
+    @property
+    def steps(self) -> int:
+        """Environment steps between two updates."""
+        return self.envs * self.rollout_steps
+
+
+class ActorCritic(nn.Module):
+    """Three convolutions of 16, 32 and 32 channels and a layer of 64 units, for logits of the actions and a value.
+
+    What is in a cell comes in planes of its own, as numbers of kinds of things have no order; colours say nothing here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(PLANES, 16, 2),
+            nn.MaxPool2d(2),  # before the ReLU, which commutes with it, as four times less is left for it
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 2),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * (SIDE // 2 - 3) ** 2, 64),
+            nn.ReLU(),
+        )
+        self.policy, self.critic = nn.Linear(64, NUM_ACTIONS), nn.Linear(64, 1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(layer.weight, 2.0**0.5)
+                nn.init.zeros_(layer.bias)
+        nn.init.orthogonal_(self.policy.weight, 0.01)
+        nn.init.orthogonal_(self.critic.weight, 1.0)
+        self.features.to(memory_format=torch.channels_last)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Full observations, uint8 ``[B, 14, 14, 3]``, to logits ``[B, 4]`` and values ``[B]``."""
+        features = self.features(planes(image))
+        return self.policy(features), self.critic(features).squeeze(1)
+
+
+def planes(image: Tensor) -> Tensor:
+    """Walls, shut doors, open doors, the goal and the agent in each direction, float32 ``[B, 8, 14, 14]``."""
+    thing, state = image[..., 0], image[..., 2]
+    is_door, is_agent, is_open = thing == DOOR, thing == AGENT, state == OPEN
+    found = [thing == OBJECT_TO_IDX["wall"], is_door & ~is_open, is_door & is_open, thing == GOAL]
+    found += [is_agent & (state == direction) for direction in range(4)]
+    return torch.stack(found, dim=-1).float().permute(0, 3, 1, 2)
+
+
+class Collector:
+    """Plays levels that a source chooses.
+
+    Args:
+        env: whose rows are the actors.
+        levels: chooses; its level ids are rows of the environment's grids.
+        seed: of the actions.
+    """
+
+    def __init__(self, env: VectorMultiRoom, num_envs: int, levels: LevelSource, seed: int, device: torch.device):
+        self._env, self._levels, self._device = env, levels, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._level_id = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._next_levels(torch.arange(num_envs, device=device))
+        self._image = env.observation()
+        self.returns: list[float] = []
+
+    @torch.no_grad()
+    def rollout(self, network: ActorCritic, steps: int) -> TensorDict:
+        """The next steps of all environments, TensorDict ``[N, T]``, with the values the network gives now."""
+        rows: list[dict[str, Tensor]] = []
+        cut: list[tuple[int, Tensor, Tensor]] = []  # step, environments and their last observations at a time limit
+        for step in range(steps):
+            logits, value = network(self._image)
+            log_probability = logits.log_softmax(1)
+            action = torch.multinomial(log_probability.exp(), 1, generator=self._generator)
+            row = {"image": self._image, "level_id": self._level_id.clone(), "state_value": value}
+            reward, terminated, truncated = self._env.step(action.squeeze(1))
+            self._image = self._env.observation()
+            done = terminated | truncated
+            rows.append(
+                row
+                | {"logits": logits, "action": action.squeeze(1)}
+                | {"log_probability": log_probability.gather(1, action).squeeze(1)}
+                | {"reward": reward, "terminated": terminated, "truncated": truncated, "done": done}
+            )
+            ended = done.nonzero().squeeze(1)
+            if len(ended):
+                late = (truncated & ~terminated).nonzero().squeeze(1)
+                if len(late):
+                    cut.append((step, late, self._image[late]))
+                self.returns += reward[ended].tolist()
+                self._next_levels(ended)
+                self._image = self._env.observation()
+        return self._assemble(rows, cut, network)
+
+    def _assemble(
+        self, rows: list[dict[str, Tensor]], cut: list[tuple[int, Tensor, Tensor]], network: ActorCritic
+    ) -> TensorDict:
+        columns = {key: torch.stack([row[key] for row in rows], dim=1) for key in rows[0]}
+        value = columns["state_value"]
+        following = torch.cat([value[:, 1:], network(self._image)[1].unsqueeze(1)], dim=1)
+        if cut:
+            late = network(torch.cat([images for _, _, images in cut]))[1]
+            step = torch.cat([torch.full_like(envs, step) for step, envs, _ in cut])
+            following[torch.cat([envs for _, envs, _ in cut]), step] = late
+        after = {key: columns.pop(key) for key in ("reward", "terminated", "truncated", "done")}
+        size = value.shape
+        after["state_value"] = following
+        return TensorDict({**columns, "next": TensorDict(after, batch_size=size)}, batch_size=size)
+
+    def _next_levels(self, ended: Tensor) -> None:
+        chosen = torch.tensor([self._levels.next_level(actor) for actor in ended.tolist()], device=self._device)
+        self._level_id[ended] = chosen
+        self._env.reset(ended, chosen)
+
+
+def score(levels: LevelSource, rollout: TensorDict) -> None:
+    """Gives the levels of a rollout their scores."""
+    seen = rollout.select("state_value", "logits", "next").cpu()
+    update_rollout(levels, seen, rollout["level_id"].cpu())
+
+
+def advantages(rollout: TensorDict, settings: Settings) -> Tensor:
+    """Generalised advantages, ``[N, T]``; a time limit is no termination."""
+    following = rollout["next"]
+    going_on = (~following["terminated"]).float()
+    td_error = following["reward"] + settings.discount * going_on * following["state_value"] - rollout["state_value"]
+    decay = settings.discount * settings.gae_lambda * (~following["done"]).float()
+    advantage, ahead = torch.empty_like(td_error), torch.zeros_like(td_error[:, 0])
+    for step in reversed(range(td_error.shape[1])):
+        ahead = td_error[:, step] + decay[:, step] * ahead
+        advantage[:, step] = ahead
+    return advantage
+
+
+class PPO:
+    """Clipped policy gradients (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
+
+    def __init__(self, settings: Settings, seed: int, device: torch.device) -> None:
+        torch.manual_seed(seed)
+        self.network = ActorCritic().to(device)
+        self.settings = settings
+        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def learn(self, rollout: TensorDict) -> None:
+        """All updates of one rollout."""
+        advantage = advantages(rollout, self.settings)
+        rollout.set("return", advantage + rollout["state_value"])
+        rollout.set("advantage", (advantage - advantage.mean()) / (advantage.std() + 1e-5))
+        columns = {key: column.flatten(0, 1) for key, column in rollout.items() if key != "next"}
+        for index in self._minibatches(len(columns["action"])):
+            self._update({key: column[index] for key, column in columns.items()})
+
+    def _minibatches(self, rows: int) -> Iterator[Tensor]:
+        for _ in range(self.settings.epochs):
+            order = torch.randperm(rows, generator=self._generator, device=self._generator.device)
+            yield from order.chunk(self.settings.minibatches)
+
+    def _update(self, batch: dict[str, Tensor]) -> None:
+        settings = self.settings
+        logits, value = self.network(batch["image"])
+        log_probabilities = logits.log_softmax(1)
+        log_probability = log_probabilities.gather(1, batch["action"].unsqueeze(1)).squeeze(1)
+        ratio = (log_probability - batch["log_probability"]).exp()
+        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+        gain = torch.minimum(ratio * batch["advantage"], clipped * batch["advantage"]).mean()
+        near = batch["state_value"] + (value - batch["state_value"]).clamp(-settings.clip, settings.clip)
+        errors = (value - batch["return"]).square(), (near - batch["return"]).square()
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(1).mean()
+        loss = settings.value_weight * 0.5 * torch.maximum(*errors).mean() - gain - settings.entropy_weight * entropy
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), settings.max_gradient_norm)
+        self._optimizer.step()
+
+
+@torch.no_grad()
+def test_returns(network: ActorCritic, grids: Grids, seed: int) -> Tensor:
+    """Returns of one episode on each level ``[L]``, actions drawn from the policy, as in the paper."""
+    device = grids.image.device
+    generator = torch.Generator(device).manual_seed(seed)
+    playing = torch.arange(len(grids.rooms), device=device)
+    env = VectorMultiRoom(grids, len(playing))
+    env.reset(playing, playing)
+    returns = torch.zeros(len(playing), device=device)
+    for _ in range(MAX_STEPS):
+        action = torch.zeros_like(env.direction)
+        logits, _ = network(env.observation()[playing])
+        action[playing] = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+        reward, terminated, truncated = env.step(action)
+        returns[playing] += reward[playing]
+        playing = playing[~(terminated | truncated)[playing]]
+        if not len(playing):
+            break
+    return returns
