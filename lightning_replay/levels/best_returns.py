@@ -26,7 +26,7 @@ class BestReturns:
         """An episode is finished."""
         self._best[level_id] = max(self._best.get(level_id, episode_return), episode_return)
 
-    def keep(self, is_known: Callable[[int], bool]) -> None:
+    def forget_all_but(self, is_known: Callable[[int], bool]) -> None:
         """Forgets levels that are neither stored nor played."""
         if self._best:
             self._best = {level_id: best for level_id, best in self._best.items() if is_known(level_id)}

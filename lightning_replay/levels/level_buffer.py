@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
-from lightning_replay.levels.best_returns import BestReturns
 from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
@@ -28,27 +26,12 @@ from lightning_replay.levels.new_levels import (
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
 from lightning_replay.levels.scores import L1ValueLoss, Score
+from lightning_replay.levels.scoring import EpisodeScore, Scoring
 
-__all__ = ["EpisodeScore", "LevelBuffer", "LevelEditor"]
+__all__ = ["LevelBuffer", "LevelEditor"]
 
 LevelEditor = Callable[[int, torch.Generator], int]
 _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
-
-
-@runtime_checkable
-class EpisodeScore(Protocol):
-    """A score of whole episodes, as :class:`~lightning_replay.levels.LearningProgress`; all levels begin with one."""
-
-    initial_score: float
-
-    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """The level's new score."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
 
 
 class LevelBuffer(LevelSource):
@@ -80,10 +63,6 @@ class LevelBuffer(LevelSource):
             not learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
-
-    Attributes:
-        replay: TorchRL's buffer of the levels with a score, made of :attr:`sampler` and :attr:`writer`.
-
     Raises:
         ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
             contradict ``levels``.
@@ -136,10 +115,8 @@ class LevelBuffer(LevelSource):
                 raise ValueError(f"{name} is {share}; it must be in [0, 1]")
         if not 0.0 < score_step_size <= 1.0:
             raise ValueError(f"score_step_size is {score_step_size}; it must be in (0, 1]")
-        if score is not None and not callable(score) and not isinstance(score, EpisodeScore):
-            raise TypeError(f"score is {score!r}; give a function from a segment TensorDict [T] to a number")
         self.capacity = capacity
-        self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
+        self._scoring = Scoring(L1ValueLoss() if score is None else score)
         self.replay_probability = replay_probability
         self.min_fill = min_fill
         self.score_step_size = score_step_size
@@ -147,26 +124,29 @@ class LevelBuffer(LevelSource):
         self.editor = editor
         self.sampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
         self.writer = LevelWriter(self.sampler)
-        self.replay = TensorDictReplayBuffer(
+        self._replay = TensorDictReplayBuffer(
             storage=LazyTensorStorage(capacity), sampler=self.sampler, writer=self.writer, batch_size=1
         )
         self.replayed = 0
         self._edited: deque[int] = deque()
-        self._best_returns = BestReturns()
-        if isinstance(self.score, EpisodeScore):
-            self._score_all(ids, self.score.initial_score)
+        self._unwritten: dict[int, int] = {}
+        if self._scoring.initial_score is not None:
+            self._score_all(ids, self._scoring.initial_score)
 
     def _score_all(self, level_ids: list[int], score: float) -> None:
         if not level_ids:
             raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-        columns = {
-            "level_id": torch.tensor(level_ids),
-            "score": torch.full((len(level_ids),), score),
-            "timestamp": torch.zeros(len(level_ids), dtype=torch.int64),
-        }
-        self.replay.extend(TensorDict(columns, [len(level_ids)]))
         for level_id in level_ids:
-            self._new.scored(level_id)
+            self._keep(level_id, score, timestamp=0)
+
+    @property
+    def replay(self) -> TensorDictReplayBuffer:
+        """TorchRL's buffer of the levels with a score, made of :attr:`storage`, :attr:`sampler` and :attr:`writer`."""
+        if self._unwritten:  # written together, because writing one row costs more than all else that is done for it
+            rows, level_ids = torch.tensor(list(self._unwritten.items())).unbind(-1)
+            self._replay.storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
+            self._unwritten.clear()
+        return self._replay
 
     @property
     def storage(self) -> Any:
@@ -241,54 +221,31 @@ class LevelBuffer(LevelSource):
             self.sampler.touch(row)
 
     def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
-        episode_return = episode.episode_return + segment.reward_sum
-        if isinstance(self.score, EpisodeScore):
-            score = None
-            if is_done:
-                score = self.score.of_episode(episode.level_id, episode.started, episode_return)
-        else:
-            score = self._segment_score(self.score, episode, segment, episode_return if is_done else None)
-            episode.merge(score, segment.length)
-            score = episode.mean if is_done else None
-        episode.episode_return = episode_return
+        score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
-        if is_done and episode.replayed and self.editor is not None:
-            self._edit(self.editor, episode.level_id)
+            if episode.replayed and self.editor is not None:
+                self._edit(self.editor, episode.level_id)
         return score
-
-    def _segment_score(
-        self, score: Score, episode: RunningLevel, segment: Segment, episode_return: float | None
-    ) -> float:
-        steps = segment.steps
-        if getattr(score, "needs_best_return", False):
-            so_far = episode.episode_return + segment.reward_sum
-            best = self._best_returns.of(episode.level_id, so_far, is_done=episode_return is not None)
-            steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
-        value = float(score(steps))
-        if not math.isfinite(value):
-            raise ValueError(
-                f"the score of level {episode.level_id} is {value}; the score function must give a finite one"
-            )
-        if episode_return is not None and getattr(score, "needs_best_return", False):
-            self._best_returns.add(episode.level_id, episode_return)
-        return value
 
     def _store(self, episode: RunningLevel, score: float) -> float:
-        """Gives a level its new score, and a place among those that are kept, if it is worth one."""
-        level_id = episode.level_id
-        row = self.writer.row_of(level_id)
-        if row != REFUSED and not isinstance(self.score, EpisodeScore):
+        """Gives a level its new score, and a place among those that are kept, if it is worth one; the score."""
+        row = self.writer.row_of(episode.level_id)
+        if row != REFUSED:
             step = self.score_step_size
             score = (1.0 - step) * float(self.sampler.scores[row]) + step * score
-        before = self.writer.replaced
-        new_row = self.writer.place(level_id, score, episode.started)
-        if new_row != row:
-            self.storage.set(torch.tensor([new_row]), TensorDict({"level_id": torch.tensor([level_id])}, [1]))
-        if self.writer.replaced > before:
-            self._best_returns.keep(self._is_known)
-        self._new.scored(level_id)
+        self._keep(episode.level_id, score, episode.started)
         return score
+
+    def _keep(self, level_id: int, score: float, timestamp: int) -> None:
+        replaced = self.writer.replaced
+        is_new = self.writer.row_of(level_id) == REFUSED
+        row = self.writer.place(level_id, score, timestamp)
+        if is_new and row != REFUSED:
+            self._unwritten[row] = level_id
+            self._new.scored(level_id)
+        if self.writer.replaced > replaced:
+            self._scoring.forget_all_but(self._is_known)
 
     def _edit(self, editor: LevelEditor, level_id: int) -> None:
         child = checked_level_id(editor(level_id, self.sampler.generator))
@@ -338,33 +295,24 @@ class LevelBuffer(LevelSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values; see :meth:`LevelSource.state_dict`."""
-        state = super().state_dict() | {
+        return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(),
             "sampler": self.sampler.state_dict(),
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
             "edited": list(self._edited),
-            "best_returns": self._best_returns.state_dict(),
+            "scoring": self._scoring.state_dict(),
         }
-        if isinstance(self.score, EpisodeScore):
-            state["score"] = self.score.state_dict()
-        return state
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
-        if isinstance(self.score, EpisodeScore) != ("score" in state):
-            raise ValueError(f"the saved buffer scores levels in another way than {type(self.score).__name__}")
         self._new.load_state_dict(state["new"])
-        self.replay.empty()
+        self._scoring.load_state_dict(state["scoring"])
+        self._replay.empty()
         self.writer.load_state_dict(state["writer"])
         self.sampler.load_state_dict(state["sampler"])
-        level_ids = state["writer"]["level_id"]
-        if len(level_ids):
-            self.storage.set(torch.arange(len(level_ids)), TensorDict({"level_id": level_ids.cpu()}, [len(level_ids)]))
+        self._unwritten = dict(enumerate(self.writer.level_ids))
         self.replayed = int(state["replayed"])
         self._edited = deque(state["edited"])
-        self._best_returns.load_state_dict(state["best_returns"])
-        if isinstance(self.score, EpisodeScore):
-            self.score.load_state_dict(state["score"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -168,7 +169,8 @@ class Segment:
 
 def _check_finite(columns: dict[str, Tensor | None]) -> None:
     for name, column in columns.items():
-        if column is not None and not torch.isfinite(column).all():
+        # one number that is not finite makes the sum so; float64 holds the sum of any float32
+        if column is not None and not math.isfinite(column.detach().sum(dtype=torch.float64)):
             raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
 
 

@@ -59,8 +59,7 @@ def td_errors(
     Raises:
         ValueError: no step, or tensors of different lengths.
     """
-    rewards, values, following, ends = _columns(reward, state_value, next_state_value, terminated)
-    return rewards + discount * following * (1.0 - ends) - values
+    return torch.tensor(_td_errors(reward, state_value, next_state_value, terminated, discount), dtype=torch.float64)
 
 
 def generalized_advantages(
@@ -84,15 +83,7 @@ def generalized_advantages(
         discount: γ.
         gae_lambda: λ.
     """
-    deltas = td_errors(reward, state_value, next_state_value, terminated, discount=discount).tolist()
-    ends = done.reshape(-1).tolist()
-    if len(ends) != len(deltas):
-        raise ValueError(f"done has {len(ends)} steps and reward {len(deltas)}; give one value per step")
-    decay, following = discount * gae_lambda, 0.0
-    advantages = [0.0] * len(deltas)
-    for t in range(len(deltas) - 1, -1, -1):
-        following = deltas[t] if ends[t] else deltas[t] + decay * following
-        advantages[t] = following
+    advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
     return torch.tensor(advantages, dtype=torch.float64)
 
 
@@ -115,7 +106,8 @@ def l1_value_loss(
         >>> float(l1_value_loss(one, 0.25 * one, 9 * one, one.bool(), one.bool()))
         0.75
     """
-    return _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda).abs().mean()
+    advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
+    return _mean([abs(advantage) for advantage in advantages])
 
 
 def positive_value_loss(
@@ -130,7 +122,7 @@ def positive_value_loss(
 ) -> Tensor:
     """Mean of max(A_t, 0); see :func:`generalized_advantages`."""
     advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
-    return advantages.clamp_min(0.0).mean()
+    return _mean([max(advantage, 0.0) for advantage in advantages])
 
 
 def gae(
@@ -144,14 +136,14 @@ def gae(
     gae_lambda: float = 0.95,
 ) -> Tensor:
     """Mean of A_t with its sign; see :func:`generalized_advantages`."""
-    return _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda).mean()
+    return _mean(_advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda))
 
 
 def one_step_td_error(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float = 0.999
 ) -> Tensor:
     """Mean of |δ_t|, the last step included; see :func:`td_errors`."""
-    return td_errors(reward, state_value, next_state_value, terminated, discount=discount).abs().mean()
+    return _mean([abs(delta) for delta in _td_errors(reward, state_value, next_state_value, terminated, discount)])
 
 
 def policy_entropy(logits: Tensor) -> Tensor:
@@ -174,7 +166,7 @@ def least_confidence(logits: Tensor) -> Tensor:
 
 def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
     """Mean of R_best - V(s_t), R_best the largest return of any episode on the level; ``state_value`` is ``[T]``."""
-    (values,) = _columns(state_value)
+    values = torch.tensor(_numbers(state_value), dtype=torch.float64)
     return (torch.as_tensor(best_return, dtype=torch.float64).reshape(-1) - values).mean()
 
 
@@ -294,6 +286,25 @@ class MaxMC:
         return max_mc(_leaf(steps, "state_value"), _leaf(steps, "best_return"))
 
 
+# Lists and not tensors: a segment has tens or hundreds of steps, and one operation of torch on them costs as much as
+# twenty of Python's.
+
+
+def _td_errors(
+    reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, discount: float
+) -> list[float]:
+    rewards, values, following, ends = map(_numbers, (reward, state_value, next_state_value, terminated))
+    if not len(rewards) == len(values) == len(following) == len(ends):
+        raise ValueError(
+            f"reward has {len(rewards)} steps, state_value {len(values)}, next_state_value {len(following)} and "
+            f"terminated {len(ends)}; give one value per step"
+        )
+    return [
+        r + (0.0 if end else discount * after) - v
+        for r, v, after, end in zip(rewards, values, following, ends, strict=True)
+    ]
+
+
 def _advantages(
     reward: Tensor,
     state_value: Tensor,
@@ -302,21 +313,27 @@ def _advantages(
     done: Tensor,
     discount: float,
     gae_lambda: float,
-) -> Tensor:
-    return generalized_advantages(
-        reward, state_value, next_state_value, terminated, done, discount=discount, gae_lambda=gae_lambda
-    )
+) -> list[float]:
+    deltas, ends = _td_errors(reward, state_value, next_state_value, terminated, discount), _numbers(done)
+    if len(ends) != len(deltas):
+        raise ValueError(f"done has {len(ends)} steps and reward {len(deltas)}; give one value per step")
+    decay, following = discount * gae_lambda, 0.0
+    advantages = [0.0] * len(deltas)
+    for t in range(len(deltas) - 1, -1, -1):
+        following = deltas[t] if ends[t] else deltas[t] + decay * following
+        advantages[t] = following
+    return advantages
 
 
-def _columns(*columns: Tensor) -> list[Tensor]:
-    """Each as float64 ``[T]`` on the CPU."""
-    flat = [column.detach().reshape(-1).to("cpu", torch.float64) for column in columns]
-    lengths = [len(column) for column in flat]
-    if min(lengths) == 0 or min(lengths) != max(lengths):
-        raise ValueError(
-            f"the columns of a segment have {lengths} steps; give at least one step, and one value per step"
-        )
-    return flat
+def _numbers(column: Tensor) -> list[float]:
+    numbers: list[float] = column.reshape(-1).tolist()
+    if not numbers:
+        raise ValueError("a segment has no step; give at least one")
+    return numbers
+
+
+def _mean(terms: list[float]) -> Tensor:
+    return torch.tensor(math.fsum(terms) / len(terms), dtype=torch.float64)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
