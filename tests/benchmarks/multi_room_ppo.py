@@ -128,7 +128,7 @@ class Collector:
             )
             ended = done.nonzero().squeeze(1)
             if len(ended):
-                late = (truncated & ~terminated).nonzero().squeeze(1)
+                late = truncated.nonzero().squeeze(1)
                 if len(late):
                     cut.append((step, late, self._image[late]))
                 self.returns += reward[ended].tolist()

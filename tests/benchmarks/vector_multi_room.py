@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-import gymnasium
 import torch
-from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STATE_TO_IDX
 from torch import Tensor
 
-import lightning_replay.envs  # noqa: F401
+from lightning_replay.envs.multi_room import MultiRooms  # first: it names the extra where MiniGrid is missing
+
+from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, OBJECT_TO_IDX, STATE_TO_IDX  # isort: skip
 
 LEFT, RIGHT, FORWARD, TOGGLE = range(4)
 NUM_ACTIONS = 4
@@ -40,11 +40,11 @@ class Grids:
     @classmethod
     def generate(cls, level_ids: Iterable[int]) -> Grids:
         """Those of ``MultiRoom-N4-Random-v0`` for these seeds, in this order."""
-        env = gymnasium.make("MultiRoom-N4-Random-v0").unwrapped
+        env = MultiRooms()
         columns: tuple[list[Tensor], ...] = ([], [], [], [])
         for level_id in level_ids:
             env.reset(seed=level_id)
-            row = (env.grid.encode(), env.agent_pos, env.agent_dir, len(env.rooms))
+            row = (env.grid.encode(), env.agent_pos, env.agent_dir, env.difficulty)
             for column, value in zip(columns, row, strict=True):
                 column.append(torch.as_tensor(value))
         return cls(*(torch.stack(column) for column in columns))
@@ -57,7 +57,7 @@ class Grids:
 class VectorMultiRoom:
     """N environments that turn left, turn right, go forward or toggle a door; the other actions do nothing there.
 
-    As in MiniGrid, reaching the goal at step t is worth ``1 - 0.9 t / 80`` and ends the episode, and so do 80 steps.
+    As in MiniGrid, reaching the goal at step t is worth ``1 - 0.9 t / 80`` and ends the episode; so do 80 steps.
     Nothing is reset by itself: :meth:`reset` gives every environment its first level, and the next one at an end.
 
     Args:
@@ -109,4 +109,4 @@ class VectorMultiRoom:
         self._image[self._rows, x, y, 2] = toggled.to(torch.uint8)
         terminated = forward & is_goal
         reward = torch.where(terminated, 1.0 - 0.9 * self._steps / MAX_STEPS, 0.0)
-        return reward, terminated, self._steps >= MAX_STEPS
+        return reward, terminated, (self._steps >= MAX_STEPS) & ~terminated
