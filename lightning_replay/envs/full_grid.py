@@ -36,6 +36,7 @@ class FullGrid(MiniGridEnv):
     agent is, the agent in red with its direction.
     """
 
+    metadata = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     difficulty: int = 0
     _encoding: np.ndarray
     _encoded: Grid | None = None

@@ -23,7 +23,7 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         min_rooms: the fewest rooms of a level.
         max_rooms: the most rooms of a level, at most 4.
         max_steps: steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
-        render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
+        render_mode: ``None`` or ``"rgb_array"``.
 
     Raises:
         ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps.

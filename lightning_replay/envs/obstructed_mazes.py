@@ -64,7 +64,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
 
     Args:
         num_mazes: how many of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
-        render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
+        render_mode: ``None`` or ``"rgb_array"``.
 
     Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or
     the box ahead), done.
