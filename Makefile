@@ -48,7 +48,8 @@ experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tabl
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
 	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
 			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
-			tests/benchmarks/experiment_minatar.py; do \
+			tests/benchmarks/experiment_minatar.py tests/benchmarks/experiment_combination_lock.py \
+			tests/benchmarks/experiment_multi_room.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
 
 clean:  ## removes .venv, the peers' environments and every output

@@ -35,7 +35,7 @@ LEVELS, HELD_OUT, CHECKS = 4_000, 500, 20
 RETURN_TO_REACH = 0.6
 SCORE_TEMPERATURE, STALENESS_WEIGHT = 0.1, 0.3
 # By device: environments, steps of each between two updates, environment steps of a run.
-SIZES = {"cpu": (64, 128, 2_000_000), "cuda": (2_048, 64, 30_000_000)}
+SIZES = {"cpu": (64, 128, 3_000_000), "cuda": (2_048, 64, 30_000_000)}
 UNIFORM, OURS, TSCL = "uniform", "PLR", "TSCL"
 
 
