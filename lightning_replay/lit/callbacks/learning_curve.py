@@ -9,7 +9,8 @@ from pathlib import Path
 import lightning as L
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.callbacks.generalization import GeneralizationGap
+from lightning_replay.lit.env_step_source import source_of
 from lightning_replay.pictures import import_pyplot
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
@@ -36,13 +37,14 @@ class LearningCurve(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
-        source = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(source, ReplayDataModule)
+        source = source_of(trainer, self)
         curves: dict[str, Curve] = {}
         if source.collection.episodes:
             curves["training episodes"] = [(e.env_steps, e.episode_return) for e in source.collection.episodes]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Evaluate) and callback.history:
+            if isinstance(callback, GeneralizationGap) and callback.history:
+                curves |= {"held-out levels": callback.history, "levels trained on": callback.training_history}
+            elif isinstance(callback, Evaluate) and callback.history:
                 curves["evaluation"] = callback.history
         path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
         draw_learning_curves(curves, path)
