@@ -81,7 +81,12 @@ def train(method: str, seed: int, updates: int) -> dict[str, Any]:
         player.learn(episodes)
         success.append(float(locks.success(player).mean()))
         difficulty.append(expected_difficulty(levels, locks))
-    return {"success": success, "difficulty": difficulty, "seconds": time.perf_counter() - started}
+    digits = 5  # enough, and half the file
+    return {
+        "success": [round(value, digits) for value in success],
+        "difficulty": [round(value, digits) for value in difficulty],
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def columns_of(runs: list[dict[str, Any]]) -> dict[str, np.ndarray]:
