@@ -116,7 +116,8 @@ class LevelBuffer(LevelSource):
         if not 0.0 < score_step_size <= 1.0:
             raise ValueError(f"score_step_size is {score_step_size}; it must be in (0, 1]")
         self.capacity = capacity
-        self._scoring = Scoring(L1ValueLoss() if score is None else score)
+        self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
+        self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
         self.min_fill = min_fill
         self.score_step_size = score_step_size
