@@ -15,7 +15,7 @@ from ray.rllib.env.env_context import EnvContext
 from ray.tune.registry import ENV_CREATOR, _global_registry
 from tensordict import TensorDict
 
-from lightning_replay.envs.level_check import LEVEL_IDS, checked_level
+from lightning_replay.envs.level_check import LEVEL_IDS
 from lightning_replay.envs.level_wrappers import LevelWrapper
 
 if TYPE_CHECKING:
@@ -87,18 +87,16 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
         )
 
 
-def checked_levels(level_ids: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Ids of held-out levels, distinct; ``None`` stays.
+def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
+    """Ids of held-out levels, or so many of the largest ids there are.
 
     Raises:
         ValueError: no level, one twice, or an id that is none.
     """
-    if level_ids is None:
-        return None
-    ids = tuple(checked_level(level_id) for level_id in level_ids)
-    if not ids or len(set(ids)) < len(ids):
+    ids: Sequence[int] = range(LEVEL_IDS - levels, LEVEL_IDS) if isinstance(levels, int) else tuple(levels)
+    if not ids or min(ids) < 0 or max(ids) >= LEVEL_IDS or len(set(ids)) < len(ids):
         raise ValueError(
-            f"evaluation_levels has {len(ids)} levels, {len(set(ids))} different ones; give at least one, none twice"
+            f"held_out_levels is {levels!r}; give how many, at least 1, or different ids from 0 to 2**31 - 1"
         )
     return ids
 
@@ -112,8 +110,8 @@ def check_apart(held_out: Iterable[int], training: Iterable[int]) -> None:
     both = sorted({*held_out} & {*training})
     if both:
         raise ValueError(
-            f"{len(both)} evaluation_levels are trained on, such as {both[:3]}; give others, as "
-            "range(1_000_000, 1_000_100)"
+            f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then they "
+            "are the largest ids there are"
         )
 
 
@@ -151,42 +149,47 @@ def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | No
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:
         raise ValueError(
-            f"the score of the level buffer cannot be computed: {error}. Learners tell it state_value, "
+            f"the score of the level buffer cannot be computed: {error!r}. Learners tell it state_value, "
             f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"
             f"{'' if discrete else '; logits only where actions are discrete'}"
         ) from error
 
 
-def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], has_held_out: bool) -> gymnasium.Space:
+def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
     """Makes the environment once and plays the beginnings of a few levels.
 
     What goes wrong on an EnvRunner has it started again and again, without a word.
 
     Args:
         config: whose environment it is.
-        level_ids: that exist.
-        has_held_out: whether levels were given to evaluate on.
+        level_ids: levels that are trained on.
+        held_out: levels that evaluation plays.
 
     Returns:
         Its action space.
 
     Raises:
-        ValueError: an environment that ignores its level, or is not fixed by it; one with ``set_level`` that is
-            evaluated on any level.
+        ValueError: an environment that ignores its level, is not fixed by it, or does not know a held-out one.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(environment_maker(config)(), check=probes)
     try:
         environment.reset(seed=level_ids[0])
-        evaluates = config.evaluation_interval or config.evaluation_num_env_runners
-        if evaluates and not has_held_out and environment.env.has_wrapper_attr("set_level"):
-            raise ValueError(
-                "the environment is told its level by set_level, which may not know any seed; say which levels "
-                "evaluation plays, configure_levels(config, ..., evaluation_levels=...)"
-            )
+        if config.evaluation_interval or config.evaluation_num_env_runners:
+            _begin_held_out(environment, held_out[-1])
         return environment.action_space
     finally:
         environment.close()
+
+
+def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
+    try:
+        environment.reset(seed=level_id)
+    except Exception as error:
+        raise ValueError(
+            f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
+            "configure_levels(config, ..., held_out_levels=[...])"
+        ) from error
 
 
 def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:

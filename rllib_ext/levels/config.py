@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.ppo import PPOConfig
 
 from rllib_ext.checks import check_cpus
 from rllib_ext.class_paths import call, imported
@@ -20,7 +21,7 @@ from rllib_ext.levels.checks import (
     check_environment,
     check_score,
     check_updates,
-    checked_levels,
+    checked_held_out,
     draw_levels,
 )
 
@@ -34,7 +35,7 @@ def configure_levels(
     config: C,
     levels: LevelSource | Mapping[str, Any],
     *,
-    evaluation_levels: Iterable[int] | None = None,
+    held_out_levels: int | Iterable[int] = 100,
     generalization_gap: bool = True,
     flush: bool = False,
     check_environments: bool = True,
@@ -57,9 +58,10 @@ def configure_levels(
         config: of PPO, APPO or IMPALA on the new API stack, for one agent; changed in place.
         levels: of :mod:`lightning_replay.levels`; the algorithm works on a copy. Or the arguments of
             :class:`~lightning_replay.levels.LevelBuffer`, or a class path with arguments,
-            ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``. Values may be
-            class paths too. Without a ``seed`` it is the config's.
-        evaluation_levels: held-out levels; any seed if absent.
+            ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``, and values may be
+            class paths too: then a ``seed`` that is not given is the config's, and a ``score`` that is not given the L1
+            value loss with the config's ``gamma``, and ``lambda_`` of PPO.
+        held_out_levels: ids that evaluation plays, or how many: then the largest ids there are, below 2^31.
         generalization_gap: whether evaluations play levels that were trained on too.
         flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
             at most one Learner.
@@ -78,21 +80,20 @@ def configure_levels(
     Example:
         >>> from ray.rllib.algorithms.ppo import PPOConfig
         >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        >>> levels = {"levels": 200, "staleness_weight": 0.3}
-        >>> config = configure_levels(config, levels, evaluation_levels=range(200, 300))
+        >>> config = configure_levels(config, {"levels": 200, "staleness_weight": 0.3}, held_out_levels=50)
         >>> config.callbacks_on_algorithm_init[0].func.__name__
         'install'
     """
-    source = built_levels(levels, config.seed)
+    source = built_levels(levels, config)
     packed = cloudpickle.dumps(source)
     only_scores = not getattr(source, "train_on_new_levels", True) or getattr(source, "editor", None) is not None
     check_algorithm(config, only_scores)
     check_updates(config, flush)
-    held_out = checked_levels(evaluation_levels)
+    held_out = checked_held_out(held_out_levels)
     trial = cloudpickle.loads(packed)
     drawn = draw_levels(trial)
-    check_apart(held_out or (), drawn)
-    actions = check_environment(config, drawn, held_out is not None) if check_environments else config.action_space
+    check_apart(held_out, drawn)
+    actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
     if require_cpus:
         check_cpus(config)
@@ -118,18 +119,19 @@ def configure_levels(
     return config
 
 
-def built_levels(levels: LevelSource | Mapping[str, Any], seed: int | None) -> LevelSource:
+def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfig) -> LevelSource:
     """The level buffer that :func:`configure_levels` was given or told to build.
 
     Args:
         levels: as there.
-        seed: where none is given.
+        config: of the algorithm that plays them.
 
     Raises:
         ValueError: a class or an argument that does not exist, or values that are refused.
         TypeError: something that is no source of levels.
     """
     from lightning_replay.levels import LevelBuffer, LevelSource
+    from lightning_replay.levels.scores import L1ValueLoss
 
     built = levels
     if isinstance(levels, Mapping):
@@ -140,8 +142,11 @@ def built_levels(levels: LevelSource | Mapping[str, Any], seed: int | None) -> L
             options, beyond = dict(options.pop("init_args", {})), options
             if beyond:
                 raise ValueError(f"levels has {sorted(beyond)}; beside class_path only init_args is accepted")
-        if "seed" in inspect.signature(kind).parameters:
-            options.setdefault("seed", seed)
+        accepted = inspect.signature(kind).parameters
+        if "seed" in accepted:
+            options.setdefault("seed", config.seed)
+        if "score" in accepted and options.get("score") is None:
+            options["score"] = L1ValueLoss(config.gamma, config.lambda_ if isinstance(config, PPOConfig) else 0.95)
         built = call(kind, {name: _built(value, f"levels.{name}") for name, value in options.items()}, "levels")
     if not isinstance(built, LevelSource):
         raise TypeError(

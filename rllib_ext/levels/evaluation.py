@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "levels"  # key of results
 _ATTRIBUTE = "level_test"  # of EnvRunners
-_LEVELS = 2**31
 
 
 class LevelTest:
@@ -27,15 +26,13 @@ class LevelTest:
     own place on, so that together they play each level equally often.
 
     Args:
-        held_out: levels; any of all seeds if ``None``.
+        held_out: levels.
         first: place of the runner's first environment.
         stride: environments that evaluate.
-        seed: of the choice among all seeds.
     """
 
-    def __init__(self, held_out: Sequence[int] | None, first: int, stride: int, seed: int) -> None:
+    def __init__(self, held_out: Sequence[int], first: int, stride: int) -> None:
         self._held_out, self._first, self._stride = held_out, first, stride
-        self._generator = np.random.default_rng([seed, first])
         self._begun: dict[int, int] = {}
         self._training: list[int] = []
         self._place = 0
@@ -48,8 +45,6 @@ class LevelTest:
         if self._training:
             self._place += 1
             return self._training[(self._place - 1) % len(self._training)]
-        if self._held_out is None:
-            return int(self._generator.integers(_LEVELS))
         turn = self._begun.get(env_index, 0)
         self._begun[env_index] = turn + 1
         return self._held_out[(self._first + env_index + turn * self._stride) % len(self._held_out)]
@@ -109,13 +104,13 @@ class GeneralizationGap:
         return np.concatenate([self._generator.permutation(np.asarray(levels)) for _ in range(rounds)])[:count]
 
 
-def test_of(env_runner: Any, held_out: Sequence[int] | None) -> LevelTest:
+def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
     """The test of an EnvRunner that evaluates."""
     test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
     if test is None:
         config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
         each = config.num_envs_per_env_runner
-        test = LevelTest(held_out, place * each, max(config.num_env_runners, 1) * each, config.seed or 0)
+        test = LevelTest(held_out, place * each, max(config.num_env_runners, 1) * each)
         setattr(env_runner, _ATTRIBUTE, test)
     return test
 
@@ -134,7 +129,7 @@ def note_return(*, episode: Any, env_runner: Any, prev_episode_chunks: Sequence[
         test.returns.append(float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
 
 
-def check_evaluation(*, algorithm: Any, held_out: Sequence[int] | None, **ignored: Any) -> None:
+def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
     """What RLlib calls as ``on_evaluate_start``: evaluation has EnvRunners of its own, and levels.
 
     Levels drawn without end may come to be held-out ones some day, which is warned of.
@@ -152,9 +147,9 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int] | None, **ignore
             "evaluate() would run on the EnvRunners that train, on levels of the training buffer; give evaluation its "
             "own, .evaluation(evaluation_interval=...) or .evaluation(evaluation_num_env_runners=...)"
         )
-    both = sorted({*(held_out or ())} & {*algorithm.levels.played_levels()})
+    both = sorted({*held_out} & {*algorithm.levels.played_levels()})
     if both:
-        logger.warning("%d of the evaluation_levels were trained on, such as %s", len(both), both[:3])
+        logger.warning("%d of held_out_levels were trained on, such as %s", len(both), both[:3])
 
 
 def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:

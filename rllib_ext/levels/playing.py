@@ -95,7 +95,7 @@ def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
 
 
 def begin_episode(
-    *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int] | None, **ignored: Any
+    *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
     """What RLlib calls as ``on_episode_created``, before the environment is reset: names the level of the reset.
 
@@ -104,7 +104,7 @@ def begin_episode(
         env_runner: that plays it.
         env: the vector of environments.
         env_index: the one that is reset.
-        held_out: levels of environments that evaluate; any if ``None``.
+        held_out: levels of environments that evaluate.
         ignored: what else RLlib passes.
     """
     played = env.envs[env_index]

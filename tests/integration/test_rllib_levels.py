@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ def small(algorithm: type[AlgorithmConfig], runners: int, **options: Any) -> Alg
     levels = LevelBuffer(
         LEVELS, **{"score": L1ValueLoss(DISCOUNT, LAMBDA), "staleness_weight": 0.3, "seed": 0, **options}
     )
-    return rllib_ext.configure_levels(config, levels, evaluation_levels=HELD_OUT)
+    return rllib_ext.configure_levels(config, levels, held_out_levels=HELD_OUT)
 
 
 @pytest.fixture
@@ -259,25 +260,6 @@ def test_a_lost_level_buffer_goes_on_from_the_last_result(two_runners: Algorithm
     assert result["levels"]["episodes"] > before["episodes"] and result["levels"]["in_flight"] <= 8
 
 
-def test_an_algorithm_that_is_built_again_goes_on(build: Any, tmp_path: Path) -> None:
-    algorithm = build(small(PPOConfig, 0))
-    for _ in range(2):
-        algorithm.train()
-    path = algorithm.save_to_path(tmp_path / "checkpoint")
-    levels = rllib_ext.level_buffer(algorithm)
-    again = Algorithm.from_checkpoint(path)
-    restored = rllib_ext.level_buffer(again)
-    assert restored.name != levels.name and (restored.probabilities() == levels.probabilities()).all()
-    choices = next_choices(levels.state_dict())
-    assert next_choices(restored.state_dict()) == choices
-    result = again.train()
-    assert_lossless(result)
-    begun = [env.told for env in again.env_runner.env.unwrapped.envs]
-    again.stop()
-    assert result["levels"]["episodes"] > levels.stats()["episodes"] and set(begun) <= set(LEVELS)
-    algorithm.train()  # the other's buffer is its own
-
-
 def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(PPOConfig, 0).learners(num_learners=2).env_runners(rollout_fragment_length=33)
     algorithm = build(config.training(train_batch_size_per_learner=33))
@@ -307,17 +289,40 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> No
         assert score > 0 or level_id == 0
 
 
+@pytest.fixture(scope="module")
+def scores_new_levels(shared_ray: None) -> Iterator[Algorithm]:
+    """PPO in the driver that learns from replayed levels alone, used by the tests one after the other."""
+    algorithm = small(PPOConfig, 0, train_on_new_levels=False, min_fill=0.5).build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
 def weights_of(algorithm: Algorithm) -> list[torch.Tensor]:
     return list(module_of(algorithm.learner_group._learner).parameters())
 
 
-def test_ppo_does_not_learn_from_levels_that_are_scored_only(build: Any) -> None:
-    algorithm = build(small(PPOConfig, 0, train_on_new_levels=False, min_fill=0.5))
-    before, moved = weights_of(algorithm), []
+def test_ppo_does_not_learn_from_levels_that_are_scored_only(scores_new_levels: Algorithm) -> None:
+    before, moved = weights_of(scores_new_levels), []
     for _ in range(4):
-        result = algorithm.train()
-        after = weights_of(algorithm)
-        replayed = result["levels"]["replayed"]
-        moved.append((replayed > 0, any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))))
+        result = scores_new_levels.train()
+        pairs = zip(before, weights_of(scores_new_levels), strict=True)
+        moved.append((result["levels"]["replayed"] > 0, any(not torch.equal(one, other) for one, other in pairs)))
     assert moved[0] == (False, False) and moved[-1] == (True, True)
     assert_lossless(result)
+
+
+def test_an_algorithm_that_is_built_again_goes_on(scores_new_levels: Algorithm, tmp_path: Path) -> None:
+    path = scores_new_levels.save_to_path(tmp_path / "checkpoint")
+    levels = rllib_ext.level_buffer(scores_new_levels)
+    again = Algorithm.from_checkpoint(path)
+    restored = rllib_ext.level_buffer(again)
+    assert restored.name != levels.name and (restored.probabilities() == levels.probabilities()).all()
+    assert next_choices(restored.state_dict()) == next_choices(levels.state_dict())
+    result = again.train()
+    again.stop()
+    assert_lossless(result)
+    assert result["levels"]["episodes"] > levels.stats()["episodes"]
+    shutil.rmtree(Path(path) / "levels")
+    with pytest.raises(FileNotFoundError, match="holds no levels: it was saved without rllib_ext.configure_levels"):
+        scores_new_levels.restore_from_path(path)
+    scores_new_levels.restore_from_path(path, restore_levels=False)
