@@ -15,14 +15,7 @@ from torchrl.data.replay_buffers import TensorDictReplayBuffer
 from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
-from lightning_replay.levels.new_levels import (
-    GeneratedLevels,
-    KnownLevels,
-    LevelGenerator,
-    NewLevels,
-    checked_level_id,
-    checked_level_ids,
-)
+from lightning_replay.levels.new_levels import LevelGenerator, checked_level_id, levels_and_room
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
 from lightning_replay.levels.scores import L1ValueLoss, Score
@@ -80,6 +73,7 @@ class LevelBuffer(LevelSource):
     def __init__(
         self,
         levels: int | Iterable[int] | None = None,
+        *,
         capacity: int | None = None,
         score: Score | EpisodeScore | None = None,
         prioritization: Prioritization | None = None,
@@ -94,28 +88,12 @@ class LevelBuffer(LevelSource):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self._new: NewLevels
-        if levels is None:
-            if capacity is None or capacity < 1:
-                raise ValueError(
-                    f"capacity is {capacity}; levels without end need one of at least 1, or give levels=..."
-                )
-            self._new, ids = GeneratedLevels(generate), []
-        else:
-            ids = checked_level_ids(levels)
-            if capacity is not None and capacity != len(ids):
-                raise ValueError(
-                    f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out"
-                )
-            if editor is not None or generate is not None:
-                raise ValueError("editor and generate make other levels than those given; leave levels out for them")
-            self._new, capacity = KnownLevels(ids), len(ids)
+        self._new, ids, self.capacity = levels_and_room(levels, capacity, generate, is_edited=editor is not None)
         for name, share in {"replay_probability": replay_probability, "min_fill": min_fill}.items():
             if share is not None and not 0.0 <= share <= 1.0:
                 raise ValueError(f"{name} is {share}; it must be in [0, 1]")
         if not 0.0 < score_step_size <= 1.0:
             raise ValueError(f"score_step_size is {score_step_size}; it must be in (0, 1]")
-        self.capacity = capacity
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
@@ -126,7 +104,7 @@ class LevelBuffer(LevelSource):
         self.sampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
         self.writer = LevelWriter(self.sampler)
         self._replay = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(capacity), sampler=self.sampler, writer=self.writer, batch_size=1
+            storage=LazyTensorStorage(self.capacity), sampler=self.sampler, writer=self.writer, batch_size=1
         )
         self.replayed = 0
         self._edited: deque[int] = deque()

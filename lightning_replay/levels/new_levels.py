@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GeneratedLevels", "KnownLevels", "LevelGenerator", "NewLevels", "checked_level_id", "checked_level_ids"]
+__all__ = [
+    "GeneratedLevels",
+    "KnownLevels",
+    "LevelGenerator",
+    "NewLevels",
+    "checked_level_id",
+    "checked_level_ids",
+    "levels_and_room",
+]
 
 LevelGenerator = Callable[[torch.Generator], int]
 LARGEST_SEED = 2**31  # Gymnasium's environments and NumPy's old generators take seeds below it
@@ -210,6 +218,32 @@ class GeneratedLevels(NewLevels):
         """
         if state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+
+
+def levels_and_room(
+    levels: int | Iterable[int] | None, capacity: int | None, generate: LevelGenerator | None, *, is_edited: bool
+) -> tuple[NewLevels, list[int], int]:
+    """Levels without a score, the ids of a known set, and how many levels have room among those with a score.
+
+    Args:
+        levels: ids or their number; ``None`` for levels without end.
+        capacity: needed for levels without end.
+        generate: of levels without end.
+        is_edited: whether levels are made from others, for which there must be no end of them.
+
+    Raises:
+        ValueError: arguments that contradict each other, or what :func:`checked_level_ids` refuses.
+    """
+    if levels is None:
+        if capacity is None or capacity < 1:
+            raise ValueError(f"capacity is {capacity}; levels without end need one of at least 1, or give levels=...")
+        return GeneratedLevels(generate), [], capacity
+    ids = checked_level_ids(levels)
+    if capacity is not None and capacity != len(ids):
+        raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
+    if is_edited or generate is not None:
+        raise ValueError("editor and generate make other levels than those given; leave levels out for them")
+    return KnownLevels(ids), ids, len(ids)
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
