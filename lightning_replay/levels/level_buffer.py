@@ -12,10 +12,11 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
+from lightning_replay.levels.level_ids import checked_level_id
 from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
-from lightning_replay.levels.new_levels import LevelGenerator, checked_level_id, levels_and_room
+from lightning_replay.levels.new_levels import LevelGenerator, levels_and_room
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
 from lightning_replay.levels.scores import L1ValueLoss, Score

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from lightning_replay.levels.level_ids import LARGEST_SEED, checked_level_id, checked_level_ids
 from lightning_replay.levels.level_source import LevelSource
-from lightning_replay.levels.new_levels import LARGEST_SEED, checked_level_id, checked_level_ids
 from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
 
 __all__ = ["SequentialLevels", "UniformLevels"]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of levels, checked."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["LARGEST_SEED", "checked_level_id", "checked_level_ids"]
+
+LARGEST_SEED = 2**31  # Gymnasium's environments and NumPy's old generators take seeds below it
+
+
+def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
+    """Ids as a list.
+
+    Args:
+        levels: ids, or their number for 0, 1, 2, ...
+
+    Raises:
+        ValueError: no level, negative ids, or one twice.
+        TypeError: ids that are no whole numbers.
+    """
+    ids = list(range(levels)) if isinstance(levels, int) else [checked_level_id(level) for level in levels]
+    if not ids:
+        raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
+    if len(set(ids)) < len(ids):
+        seen: set[int] = set()
+        twice = next(level for level in ids if level in seen or seen.add(level))  # type: ignore[func-returns-value]
+        raise ValueError(f"level {twice} is given twice; each level has one id")
+    return ids
+
+
+def checked_level_id(level_id: Any) -> int:
+    """A level's id as an int.
+
+    Raises:
+        ValueError: it is negative.
+        TypeError: it is no whole number.
+    """
+    try:
+        whole = operator.index(level_id)
+    except TypeError:
+        raise TypeError(f"a level's id is a whole number; got {level_id!r}") from None
+    if whole < 0:
+        raise ValueError(f"a level's id must not be negative; got {whole}")
+    return whole
