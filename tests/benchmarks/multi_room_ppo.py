@@ -97,13 +97,19 @@ def window() -> Tensor:
 class Collector:
     """Plays levels that a source chooses.
 
+    80 steps end an episode for good: the reward counts them, so the limit is of the task, as in the paper's code.
+
     Args:
         env: whose rows are the actors.
+        num_envs: of them.
         levels: chooses; its level ids are rows of the environment's grids.
         seed: of the actions.
+        device: of the environment.
     """
 
-    def __init__(self, env: VectorMultiRoom, num_envs: int, levels: LevelSource, seed: int, device: torch.device):
+    def __init__(
+        self, env: VectorMultiRoom, num_envs: int, levels: LevelSource, seed: int, device: torch.device
+    ) -> None:
         self._env, self._levels, self._device = env, levels, device
         self._generator = torch.Generator(device).manual_seed(seed)
         self._level_id = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -115,45 +121,31 @@ class Collector:
     def rollout(self, network: ActorCritic, steps: int) -> TensorDict:
         """The next steps of all environments, TensorDict ``[N, T]``, with the values the network gives now."""
         rows: list[dict[str, Tensor]] = []
-        cut: list[tuple[int, Tensor, Tensor]] = []  # step, environments and their last observations at a time limit
-        for step in range(steps):
+        for _ in range(steps):
             logits, value = network(self._image)
-            log_probability = logits.log_softmax(1)
-            action = torch.multinomial(log_probability.exp(), 1, generator=self._generator)
-            row = {"image": self._image, "level_id": self._level_id.clone(), "state_value": value}
+            log_probabilities = logits.log_softmax(1)
+            action = torch.multinomial(log_probabilities.exp(), 1, generator=self._generator)
+            row = {"image": self._image, "level_id": self._level_id.clone(), "state_value": value, "logits": logits}
+            row |= {"action": action.squeeze(1), "log_probability": log_probabilities.gather(1, action).squeeze(1)}
             reward, terminated, truncated = self._env.step(action.squeeze(1))
-            self._image = self._env.observation()
             done = terminated | truncated
-            rows.append(
-                row
-                | {"logits": logits, "action": action.squeeze(1)}
-                | {"log_probability": log_probability.gather(1, action).squeeze(1)}
-                | {"reward": reward, "terminated": terminated, "truncated": truncated, "done": done}
-            )
+            rows.append(row | {"reward": reward, "done": done})
             ended = done.nonzero().squeeze(1)
             if len(ended):
-                late = truncated.nonzero().squeeze(1)
-                if len(late):
-                    cut.append((step, late, self._image[late]))
                 self.returns += reward[ended].tolist()
                 self._next_levels(ended)
-                self._image = self._env.observation()
-        return self._assemble(rows, cut, network)
-
-    def _assemble(
-        self, rows: list[dict[str, Tensor]], cut: list[tuple[int, Tensor, Tensor]], network: ActorCritic
-    ) -> TensorDict:
+            self._image = self._env.observation()
         columns = {key: torch.stack([row[key] for row in rows], dim=1) for key in rows[0]}
-        value = columns["state_value"]
-        following = torch.cat([value[:, 1:], network(self._image)[1].unsqueeze(1)], dim=1)
-        if cut:
-            late = network(torch.cat([images for _, _, images in cut]))[1]
-            step = torch.cat([torch.full_like(envs, step) for step, envs, _ in cut])
-            following[torch.cat([envs for _, envs, _ in cut]), step] = late
-        after = {key: columns.pop(key) for key in ("reward", "terminated", "truncated", "done")}
-        size = value.shape
-        after["state_value"] = following
-        return TensorDict({**columns, "next": TensorDict(after, batch_size=size)}, batch_size=size)
+        value, done = columns["state_value"], columns.pop("done")
+        after = {
+            "reward": columns.pop("reward"),
+            # at an end it is of the next level's start, and counts for nothing
+            "state_value": torch.cat([value[:, 1:], network(self._image)[1].unsqueeze(1)], dim=1),
+            "terminated": done,
+            "truncated": torch.zeros_like(done),
+            "done": done,
+        }
+        return TensorDict({**columns, "next": TensorDict(after, batch_size=done.shape)}, batch_size=done.shape)
 
     def _next_levels(self, ended: Tensor) -> None:
         chosen = torch.tensor([self._levels.next_level(actor) for actor in ended.tolist()], device=self._device)
@@ -168,11 +160,11 @@ def score(levels: LevelSource, rollout: TensorDict) -> None:
 
 
 def advantages(rollout: TensorDict, settings: Settings) -> Tensor:
-    """Generalised advantages, ``[N, T]``; a time limit is no termination."""
+    """Generalised advantages, ``[N, T]``."""
     following = rollout["next"]
     going_on = (~following["terminated"]).float()
     td_error = following["reward"] + settings.discount * going_on * following["state_value"] - rollout["state_value"]
-    decay = settings.discount * settings.gae_lambda * (~following["done"]).float()
+    decay = settings.discount * settings.gae_lambda * going_on
     advantage, ahead = torch.empty_like(td_error), torch.zeros_like(td_error[:, 0])
     for step in reversed(range(td_error.shape[1])):
         ahead = td_error[:, step] + decay[:, step] * ahead

@@ -98,19 +98,14 @@ def test_rollouts_name_the_level_of_each_step_and_give_every_level_its_score(gri
     learner.learn(rollout)
 
 
-def test_a_time_limit_is_valued_by_the_observation_it_cut_at(grids) -> None:
-    class Idle(torch.nn.Module):
-        """Turns left for ever; the value is the number of the direction seen."""
-
-        def forward(self, image):
-            is_agent = image[..., 0] == 10
-            logits = torch.tensor([[0.0, -1e9, -1e9, -1e9]]).expand(len(image), 4)
-            return logits, (image[..., 2] * is_agent).sum((1, 2)).float()
-
-    rollout = Collector(VectorMultiRoom(grids, 2), 2, UniformLevels(24, seed=0), 0, CPU).rollout(Idle(), 85)
-    assert rollout["next", "truncated"].nonzero()[:, 1].tolist() == [79, 79]
-    value, following = rollout["state_value"], rollout["next", "state_value"]
-    assert torch.equal(following, (value + 3) % 4)  # also where another level begins after it
+def test_a_time_limit_ends_the_task(grids) -> None:
+    learner = PPO(Settings(envs=2, rollout_steps=1), 0, CPU)
+    learner.network.policy.bias.data[:] = torch.tensor([1e6, 0.0, 0.0, 0.0])  # it turns for ever
+    rollout = Collector(VectorMultiRoom(grids, 2), 2, UniformLevels(24, seed=0), 0, CPU).rollout(learner.network, 85)
+    following = rollout["next"]
+    assert following["terminated"].nonzero().tolist() == [[0, 79], [1, 79]]
+    assert torch.equal(following["done"], following["terminated"]) and not following["truncated"].any()
+    assert torch.equal(following["state_value"][:, :-1], rollout["state_value"][:, 1:])
 
 
 def test_advantages_are_those_the_scores_are_made_of(grids) -> None:
