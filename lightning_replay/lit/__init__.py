@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from lightning_replay.lit.datamodule import ReplayDataModule
     from lightning_replay.lit.level_datamodule import LevelDataModule
-    from lightning_replay.lit.level_evaluation import level_returns
+    from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
     from lightning_replay.lit.rollout_stream import RolloutStream
     from lightning_replay.lit.stream import ReplayStream, UpdateBatches
@@ -42,6 +42,7 @@ __all__ = [
     "UpdateBatches",
     "UpdatePriorities",
     "level_returns",
+    "stochastic_policy",
 ]
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
@@ -53,6 +54,7 @@ _MODULES = {
     "RolloutStream": "rollout_stream",
     "UpdateBatches": "stream",
     "level_returns": "level_evaluation",
+    "stochastic_policy": "level_evaluation",
 }
 
 

@@ -101,8 +101,13 @@ class LevelCollection:
         return rollout
 
     def _begin(self) -> LevelVectorWrapper:
-        environments = self._environments = self._make(int(self._generator.integers(2**31)))
-        self._observation, _ = environments.reset()
+        environments = self._make(int(self._generator.integers(2**31)))
+        try:
+            self._observation, _ = environments.reset()
+        except Exception:
+            environments.close()
+            raise
+        self._environments = environments
         count = environments.num_envs
         self._return, self._length = np.zeros(count), np.zeros(count, dtype=np.int64)
         self._is_trained = np.ones(count, dtype=np.bool_)

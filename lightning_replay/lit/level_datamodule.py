@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
+from lightning_replay.envs.level_check import LEVEL_IDS
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
 from lightning_replay.lit.environments import make_environment
@@ -25,8 +26,6 @@ from lightning_replay.lit.rollout_pace import RolloutPace
 from lightning_replay.lit.rollout_stream import RolloutStream
 
 __all__ = ["LevelDataModule"]
-
-LEVEL_IDS = 2**31
 
 
 class LevelDataModule(L.LightningDataModule):
@@ -105,22 +104,18 @@ class LevelDataModule(L.LightningDataModule):
         self.updates_done = 0
         self._asynchronous = asynchronous
         self._check = check
-        self._has_checked = False
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
         self._limit_val_batches: int | float | None = None
 
     def _make_environments(self, seed: int) -> LevelVectorWrapper:
-        # the same environment again after a break needs no second check
-        check, self._has_checked = False if self._has_checked else self._check, True
+        make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
         return make_level_vector(
-            partial(gymnasium.make, self.env, **self.env_kwargs)
-            if isinstance(self.env, str)
-            else partial(self.env, **self.env_kwargs),
+            partial(make, **self.env_kwargs),
             self.pace.num_envs,
             self.levels,
             asynchronous=self._asynchronous,
             seed=seed,
-            check=check,
+            check=self._check,
         )
 
     def make_environment(self) -> gymnasium.Env:
@@ -208,6 +203,7 @@ class LevelDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Levels, clocks and generators: tensors and plain values only."""
         state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "levels": self.levels.state_dict()}
+        state["num_envs"] = self.pace.num_envs
         state["collection"] = self.collection.state_dict()
         state["torch_generator"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -219,6 +215,8 @@ class LevelDataModule(L.LightningDataModule):
         if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
         self.levels.load_state_dict(state["levels"])
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
+            self.levels.abandon(actor)
         self.updates_done = state["updates"]
         self.collection.load_state_dict(state["collection"])
         torch.set_rng_state(state["torch_generator"].cpu())

@@ -237,6 +237,15 @@ def _plain(value):
     return value
 
 
+def test_fewer_environments_after_a_resume(tmp_path: Path) -> None:
+    trainer, _ = fit(tmp_path, make_data(num_envs=5))
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    resumed = make_data(num_envs=2, env_steps=80)
+    make_trainer(tmp_path).fit(Valuer(), datamodule=resumed, ckpt_path=tmp_path / "end.ckpt")
+    assert [len(resumed.levels.in_flight(actor)) for actor in range(5)] == [1, 1, 0, 0, 0]
+    assert resumed.env_steps_done == 80
+
+
 def test_the_state_is_plain(tmp_path: Path) -> None:
     data = make_data(return_normalization=ReturnNormalization())
     trainer, _ = fit(tmp_path, data)
@@ -366,3 +375,14 @@ def test_the_same_seeds_are_the_same_training(tmp_path: Path) -> None:
 def test_a_level_aware_vector_of_one(tmp_path: Path) -> None:
     _, agent = fit(tmp_path, make_data(UniformLevels(None, seed=0), env=Stairs, num_envs=1, rollout_length=20))
     assert [rollout.shape for rollout in agent.rollouts] == [(1, 20)] * 3
+
+
+@pytest.mark.gpu
+def test_an_agent_on_cuda_and_its_resume(tmp_path: Path) -> None:
+    options = {"accelerator": "cuda", "devices": 1}
+    data = make_data(return_normalization=ReturnNormalization())
+    trainer, agent = fit(tmp_path, data, make_agent(), **options)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    more = make_data(return_normalization=ReturnNormalization(), env_steps=90)
+    make_trainer(tmp_path, **options).fit(make_agent(), datamodule=more, ckpt_path=tmp_path / "end.ckpt")
+    assert more.env_steps_done == 90 and more.updates_done == 6 and agent.is_built
