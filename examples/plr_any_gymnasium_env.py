@@ -91,8 +91,8 @@ class ActorCritic(nn.Module):
 
 
 @torch.no_grad()
-def collect(envs: LevelVectorWrapper, model: ActorCritic, observation: np.ndarray) -> tuple[TensorDict, np.ndarray]:
-    """A rollout ``[ENVS, ROLLOUT]`` and where it stopped."""
+def collect(envs: LevelVectorWrapper, model: nn.Module, observation: np.ndarray) -> tuple[TensorDict, np.ndarray]:
+    """A rollout ``[envs, ROLLOUT]`` and where it stopped."""
     steps = []
     for _ in range(ROLLOUT):
         logits, value = model(torch.from_numpy(observation))
@@ -103,16 +103,16 @@ def collect(envs: LevelVectorWrapper, model: ActorCritic, observation: np.ndarra
         for row in np.flatnonzero(terminated | truncated):
             after["observation"][row] = infos["final_obs"][row]  # the next episode's first observation is there
         ends = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        steps.append(TensorDict(seen | acted | {"next": after | ends}, [ENVS]))
+        steps.append(TensorDict(seen | acted | {"next": after | ends}, [envs.num_envs]))
     rollout = torch.stack(steps, 1).contiguous()
     _, value = model(rollout["next", "observation"].flatten(0, 1))
-    rollout["next", "state_value"] = value.view(ENVS, ROLLOUT)
+    rollout["next", "state_value"] = value.view(rollout.shape)
     return rollout, observation
 
 
-def improve(model: ActorCritic, optimizer: torch.optim.Optimizer, rollout: TensorDict) -> None:
+def improve(model: nn.Module, optimizer: torch.optim.Adam, rollout: TensorDict, discount: float = DISCOUNT) -> None:
     """PPO's clipped loss, three times over the rollout in minibatches of 256 steps."""
-    rollout["advantage"] = gae(rollout)
+    rollout["advantage"] = gae(rollout, discount)
     rollout["log_probability"] = Categorical(logits=rollout["logits"]).log_prob(rollout["action"])
     steps = rollout.flatten(0, 1)
     for index in torch.cat([torch.randperm(len(steps)) for _ in range(3)]).split(256):
@@ -129,22 +129,21 @@ def improve(model: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Tenso
         optimizer.step()
 
 
-def gae(rollout: TensorDict) -> Tensor:
-    """Generalized advantages ``[ENVS, ROLLOUT]``: only termination takes the value of what follows away."""
+def gae(rollout: TensorDict, discount: float) -> Tensor:
+    """Generalized advantages ``[envs, ROLLOUT]``: only termination takes the value of what follows away."""
     after = rollout["next"]
-    bootstrap = DISCOUNT * after["state_value"] * ~after["terminated"]
+    bootstrap = discount * after["state_value"] * ~after["terminated"]
     advantage = after["reward"] + bootstrap - rollout["state_value"]
     for step in reversed(range(ROLLOUT - 1)):
-        advantage[:, step] += DISCOUNT * GAE_LAMBDA * ~after["done"][:, step] * advantage[:, step + 1]
+        advantage[:, step] += discount * GAE_LAMBDA * ~after["done"][:, step] * advantage[:, step + 1]
     return advantage
 
 
 @torch.no_grad()
-def mean_return(model: ActorCritic, level_ids: range) -> float:
-    """One episode on each level, actions drawn as in training."""
-    envs = make_level_vector(Maze, len(level_ids), SequentialLevels(level_ids), check=False)
+def mean_return(model: nn.Module, envs: LevelVectorWrapper) -> float:
+    """Of one episode in each sub-environment, actions drawn as in training."""
     observation, _ = envs.reset()
-    returns, running = np.zeros(len(level_ids)), np.ones(len(level_ids), bool)
+    returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while running.any():
         action = Categorical(logits=model(torch.from_numpy(observation))[0]).sample()
         observation, reward, terminated, truncated, _ = envs.step(action.numpy())
@@ -184,9 +183,10 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, eps=1e-5)
     observation, _ = envs.reset()
     updates = 100 if options.fast else 1_000
+    tests = [make_level_vector(Maze, 100, SequentialLevels(ids)) for ids in (HELD_OUT_LEVELS, TRAINING_LEVELS[:100])]
     for update in range(updates + 1):
         if update % (updates // 4) == 0:
-            held_out, trained = mean_return(model, HELD_OUT_LEVELS), mean_return(model, TRAINING_LEVELS[:100])
+            held_out, trained = (mean_return(model, test) for test in tests)
             print(f"{update * ENVS * ROLLOUT:>9,} steps: return {held_out:.2f} held out, {trained:.2f} trained on")
         rollout, observation = collect(envs, model, observation)
         update_rollout(levels, rollout, rollout["level_id"])  # with the values of collection, before they change
