@@ -63,7 +63,7 @@ class LevelCollection:
         self._is_trained = np.zeros(0, dtype=np.bool_)
         self._played: dict[int, None] = {}  # in order of the last episode's start
         self.env_steps = 0
-        self.episodes: deque[LevelEpisode] = deque(maxlen=1_000)
+        self.episodes: deque[LevelEpisode] = deque(maxlen=100_000)
 
     @property
     def played_levels(self) -> list[int]:

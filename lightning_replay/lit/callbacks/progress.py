@@ -76,10 +76,8 @@ class ReplayProgressBar(ProgressBar):
         shown = {"return": source.collection.recent_return}
         if "eval/return" in trainer.callback_metrics:
             shown["eval/return"] = float(trainer.callback_metrics["eval/return"])
-        postfix = {
-            name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)
-        }
-        postfix["updates/s"] = f"{updates / max(now - self._last_time, 1e-9):.0f}"
+        shown["updates/s"] = updates / max(now - self._last_time, 1e-9)
+        postfix = {name: _short(value) for name, value in shown.items() if not math.isnan(value)}
         self._bar.set_postfix(postfix, refresh=False)
         self._bar.n = source.env_steps_done
         self._bar.refresh()
@@ -91,3 +89,7 @@ class ReplayProgressBar(ProgressBar):
             self._refresh(trainer, time.perf_counter())
             self._bar.close()
             self._bar = None
+
+
+def _short(value: float) -> str:
+    return f"{value:.{1 if abs(value) >= 10 else 2}f}"

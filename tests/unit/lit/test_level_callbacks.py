@@ -253,6 +253,18 @@ def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest
     assert evaluate.history[0][1] == pytest.approx((stairs_return(10_000) + stairs_return(10_001)) / 2)
 
 
+def test_many_training_episodes_are_drawn_as_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = {}
+    monkeypatch.setattr(
+        "lightning_replay.lit.callbacks.learning_curve.draw_learning_curves",
+        lambda found, path, title="": curves.update(found),
+    )
+    data = make_data(SequentialLevels([4, 8]), env_steps=1_002, num_envs=2, rollout_length=501)  # episodes of one step
+    fit(tmp_path, [LearningCurve()], data)
+    (means,) = curves.values()
+    assert len(means) == 167 and means[-1][0] == 1_002 and all(value == pytest.approx(6.1) for _, value in means)
+
+
 @pytest.mark.parametrize("kind", [LogLevelStats, LevelCurriculum])
 def test_bad_counts(kind) -> None:
     with pytest.raises(ValueError, match="every_n_rollouts is 0; it must be at least 1"):
