@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_replay.agents import PPO
-from lightning_replay.agents.actor_critic import ActorCritic, ImagePlanes
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -235,36 +234,16 @@ def test_acting_records_what_training_finds_again() -> None:
     assert torch.equal(greedy, recorded["logits"].argmax(-1))
 
 
-def test_planes_of_a_cells_encoding() -> None:
-    planes = ImagePlanes(2, 255.0, categories=(3, 2))
-    assert planes.count == 5
-    image = torch.tensor([[[[0, 1], [2, 0]]]], dtype=torch.uint8)  # one row of two cells
-    assert planes(image)[0, :, 0].tolist() == [[1, 0], [0, 0], [0, 1], [0, 1], [1, 0]]
-    scaled = ImagePlanes(2, 10.0)
-    assert torch.allclose(scaled(image)[0, :, 0], torch.tensor([[0.0, 0.2], [0.1, 0.0]]))
-
-
-def test_the_network_of_the_paper() -> None:
-    agent = PPO(observation_shape=(14, 14, 3), observation_high=10.0, num_actions=7, categories=(11, 6, 4))
-    shapes = [list(layer.weight.shape) for layer in agent._network[0].modules() if hasattr(layer, "weight")]
-    assert shapes == [[16, 21, 2, 2], [32, 16, 2, 2], [32, 32, 2, 2], [64, 11 * 11 * 32], [7, 64], [1, 64]]
-    images = torch.randint(4, (5, 14, 14, 3), dtype=torch.uint8)
-    assert agent.act_with_value(images)["logits"].shape == (5, 7)
-
-
 def test_sizes_from_the_environment(tmp_path: Path) -> None:
     agent = PPO.for_env("CartPole-v1", hidden_sizes=(8,))
     assert agent.hparams["observation_shape"] == [4] and agent.hparams["num_actions"] == 2
-    trainer, _ = fit(agent, [make_rollout(2, 8) for _ in range(0)] or [_four(make_rollout(2, 8))], tmp_path)
+    rollout = make_rollout(2, 8)
+    rollout["observation"] = torch.randn(2, 8, 4)
+    trainer, _ = fit(agent, [rollout], tmp_path)
     trainer.save_checkpoint(tmp_path / "agent.ckpt")
     again = PPO.load_from_checkpoint(tmp_path / "agent.ckpt")
     observation = torch.randn(5, 4)
     assert torch.equal(again.value(observation), agent.value(observation))
-
-
-def _four(rollout: TensorDict) -> TensorDict:
-    rollout["observation"] = torch.randn(2, 8, 4)
-    return rollout
 
 
 BOX = gymnasium.spaces.Box
@@ -303,20 +282,6 @@ def test_bad_options(options, message: str) -> None:
         PPO(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hidden_sizes": ()}, "hidden_sizes is empty"),
-        ({"channels": (16,)}, "must have one number for each convolution"),
-        ({"kernel_sizes": (2, 2, 9)}, "leave nothing of images"),
-        ({"categories": (11, 6)}, "give one count, at least 1, for each channel"),
-    ],
-)
-def test_bad_networks(options, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PPO(observation_shape=(8, 8, 3), num_actions=2, **options)
-
-
 def test_scaled_gradients_are_refused(tmp_path: Path) -> None:
     agent = PPO(**SIZES)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
@@ -332,4 +297,3 @@ def test_one_pass_of_the_trunk_serves_policy_and_value(tmp_path: Path) -> None:
     agent._network[0].trunk.register_forward_hook(lambda *_: passes.append(1))
     fit(agent, [make_rollout(2, 8)], tmp_path)
     assert len(passes) == 1
-    assert isinstance(agent._network[0], ActorCritic)

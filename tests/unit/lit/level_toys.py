@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import lightning as L
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from lightning_replay.agents import PPO
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.lit import LevelDataModule
+from tests.unit.lit.toys import make_trainer
 
 
 class Stairs(gymnasium.Env):
@@ -140,3 +144,15 @@ def make_levels(**options) -> Recording:
 def make_data(levels=None, env=Stairs, **options) -> LevelDataModule:
     defaults = {"env_steps": 60, "num_envs": 3, "rollout_length": 5, "held_out_levels": [100, 101, 102], "seed": 0}
     return LevelDataModule(env, make_levels() if levels is None else levels, **(defaults | options))
+
+
+def make_agent() -> PPO:
+    torch.manual_seed(0)
+    return PPO(hidden_sizes=(8,), epochs=1, minibatches=2)
+
+
+def fit(directory: Path, data: LevelDataModule, agent=None, callbacks=(), **options):
+    agent = agent or Valuer()
+    trainer = make_trainer(directory, callbacks, **options)
+    trainer.fit(agent, datamodule=data)
+    return trainer, agent
