@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from lightning_replay.envs.level_wrappers import LevelWrapper
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
 
+logger = logging.getLogger(__name__)
+
 _PROBED = 8
 _DRAWN = 64
 
@@ -33,9 +36,9 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
         only_scores: whether there may be episodes that are not learned from.
 
     Raises:
-        ValueError: another algorithm than PPO, APPO and IMPALA; the old API stack; several agents; aggregator actors;
-            a pipeline of Learner connectors without RLlib's; environments that are not in the EnvRunner's process;
-            APPO or IMPALA with episodes that are not learned from.
+        ValueError: another algorithm than PPO, APPO and IMPALA; the old API stack; no environment; several agents;
+            aggregator actors; a pipeline of Learner connectors without RLlib's; environments that are not in the
+            EnvRunner's process; APPO or IMPALA with episodes that are not learned from.
     """
     algorithm = config.algo_class
     name = getattr(algorithm, "__name__", str(algorithm))
@@ -49,6 +52,8 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
             "the config is on the old API stack, which has no callback before an episode's reset. Remove "
             ".api_stack(...), or set both of its options to True"
         )
+    if config.env is None:
+        raise ValueError("the config has no environment; call .environment(...) before configure_levels")
     if config.is_multi_agent:
         raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
     if getattr(config, "num_aggregator_actors_per_learner", 0):
@@ -126,6 +131,19 @@ def draw_levels(trial: LevelSource) -> list[int]:
     if beyond:
         raise ValueError(f"level {beyond[0]} is drawn; the ids of levels are integers from 0 to 2**31 - 1")
     return list(dict.fromkeys(drawn))
+
+
+def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
+    """Warns of a score with another discount than the Learner's."""
+    discount = getattr(getattr(levels, "score", None), "discount", config.gamma)
+    if discount != config.gamma:
+        logger.warning(
+            "levels are scored with discount %s, the algorithm learns with gamma %s; give "
+            "score=L1ValueLoss(discount=%s, gae_lambda=...)",
+            discount,
+            config.gamma,
+            config.gamma,
+        )
 
 
 def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:

@@ -18,6 +18,7 @@ from rllib_ext.levels import evaluation, install, playing
 from rllib_ext.levels.checks import (
     check_algorithm,
     check_apart,
+    check_discount,
     check_environment,
     check_score,
     check_updates,
@@ -95,6 +96,7 @@ def configure_levels(
     check_apart(held_out, drawn)
     actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
+    check_discount(config, source)
     if require_cpus:
         check_cpus(config)
     ours = {

@@ -58,7 +58,7 @@ class Episodes:
             which a fragment never came; ``episodes_lost``, given up without a score.
     """
 
-    def __init__(self, patience: int = 16, most: int = 4096) -> None:
+    def __init__(self, patience: int, most: int) -> None:
         self._patience, self._most = patience, most
         self._known: dict[str, Episode] = {}
         self._played: dict[Player, dict[str, Episode]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from rllib_ext.levels.playing import follow
 
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
+_LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 
 
 def install(
@@ -37,11 +38,13 @@ def install(
     from rllib_ext.task_assignment import num_actors
 
     config = algorithm.config
+    environments = num_actors(config)
     levels = RemoteLevels(
         packed,
         GeneralizationGap(config.seed),
-        environments=num_actors(config),
+        environments=environments,
         patience=_LEARNER_LAG * max(config.num_learners, 1),
+        most=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),  # each may have a single step
         flush=flush,
     )
     levels.check()  # what has to be said of its start is said now

@@ -54,7 +54,7 @@ class NoteFragments(ConnectorV2):
 
     def _note(self, episode: Any) -> _Note:
         logits = None
-        if self._with_logits:
+        if self._with_logits and Columns.ACTION_DIST_INPUTS in episode.extra_model_outputs:
             logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
         ends = bool(episode.is_terminated), bool(episode.is_truncated)
         return _Note(episode.id_, episode.t_started, len(episode), *ends, logits)

@@ -32,16 +32,17 @@ class LevelServer:
     Args:
         packed: the level buffer, as cloudpickle has it.
         environments: that play.
-        patience: see :class:`~rllib_ext.levels.episodes.Episodes`.
+        patience: see :class:`~rllib_ext.levels.episodes.Episodes`, as for the next.
+        most: episodes of one environment that may be unscored.
         flush: whether unfinished episodes are scored after every update, see
             :meth:`~lightning_replay.levels.LevelSource.flush`.
         spare: directory for :meth:`report`, on the disk of this node.
     """
 
-    def __init__(self, packed: bytes, *, environments: int, patience: int, flush: bool, spare: str) -> None:
+    def __init__(self, packed: bytes, *, environments: int, patience: int, most: int, flush: bool, spare: str) -> None:
         self._levels = cloudpickle.loads(packed)
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
-        self._episodes = Episodes(patience)
+        self._episodes = Episodes(patience, most)
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: list[str] = []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 import shutil
 import sys
 import time
@@ -27,6 +28,8 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 import rllib_ext
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.levels.scores import L1ValueLoss
+
+from .test_rllib_examples import ROOT, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -68,6 +71,7 @@ def small(algorithm: type[AlgorithmConfig], runners: int, **options: Any) -> Alg
         algorithm()
         .environment(Corridor)
         .env_runners(num_env_runners=runners, num_envs_per_env_runner=2, rollout_fragment_length=10)
+        .env_runners(use_env_runner_state_server=False)  # a process less
         .training(gamma=DISCOUNT, train_batch_size_per_learner=40, lr=0.01)
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .reporting(min_sample_timesteps_per_iteration=40, min_time_s_per_iteration=0)
@@ -277,7 +281,7 @@ def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkey
 
 @pytest.mark.parametrize(("algorithm", "runners"), [(APPOConfig, 0), (IMPALAConfig, 1)])
 def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> None:
-    built = build(small(algorithm, runners))
+    built = build(small(algorithm, runners).learners(num_learners=runners))
     for _ in range(5):
         result = built.train()
     assert_lossless(result)
@@ -320,9 +324,24 @@ def test_an_algorithm_that_is_built_again_goes_on(scores_new_levels: Algorithm, 
     assert next_choices(restored.state_dict()) == next_choices(levels.state_dict())
     result = again.train()
     again.stop()
+    with pytest.raises(ray.exceptions.RayActorError):
+        restored.stats()
     assert_lossless(result)
     assert result["levels"]["episodes"] > levels.stats()["episodes"]
     shutil.rmtree(Path(path) / "levels")
     with pytest.raises(FileNotFoundError, match="holds no levels: it was saved without rllib_ext.configure_levels"):
         scores_new_levels.restore_from_path(path)
     scores_new_levels.restore_from_path(path, restore_levels=False)
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "rllib_plr_ppo.py"))  # its main() would start another Ray
+    example["train"](uniform=False, total_steps=3_000, batch_size=600, epochs=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
+    table = rows(lines, "env_steps  mazes_scored  replayed  staleness")
+    assert len(table) == 5 and int(table[-1][0]) >= 3_000 and int(table[-1][1]) >= 60 and float(table[-1][2]) > 0
+    assert all(abs(float(held_out) + float(gap) - float(trained)) < 0.02 for *_, held_out, trained, gap in table)
+    assert sum(line.startswith("with probability") for line in lines) == 3
+    checkpoint = Path(lines[-1].removeprefix("checkpoint with the level buffer: "))
+    assert (checkpoint / "levels").is_dir()
+    shutil.rmtree(checkpoint)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections import Counter
 from typing import Any
 
@@ -200,6 +201,7 @@ def half(level_id: int, generator: torch.Generator) -> int:
             None,
             "DQN does not learn from whole episodes with a value function; levels are replayed with PPO",
         ),
+        (PPOConfig(), None, "the config has no environment"),
         (plain().api_stack(False, False), None, "the config is on the old API stack"),
         (several_agents(plain()), None, "levels are replayed for one agent; the config has several"),
         (
@@ -279,6 +281,17 @@ def test_the_environment_is_looked_at_before_any_env_runner_is() -> None:
         configured(evaluated)
     configured(evaluated, held_out_levels=[8, 9])
     configured(plain(env="CartPole-v1"))
+
+
+def test_a_score_with_another_discount_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="rllib_ext"):
+        configured(plain().training(gamma=0.9), LevelBuffer(8))
+    assert "scored with discount 0.999, the algorithm learns with gamma 0.9" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="rllib_ext"):
+        configured(plain().training(gamma=0.9))
+        configured(plain(), UniformLevels(8))
+    assert not [record for record in caplog.records if record.name.startswith("rllib_ext")]
 
 
 def evaluating(config: AlgorithmConfig, worker_index: int) -> SingleAgentEnvRunner:

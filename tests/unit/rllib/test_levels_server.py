@@ -18,7 +18,7 @@ from rllib_ext.levels.server import LevelServer
 
 
 def server_of(levels: LevelSource, spare: Path, **options: Any) -> LevelServer:
-    given = {"environments": 2, "patience": 4, "flush": False, **options}
+    given = {"environments": 2, "patience": 4, "most": 100, "flush": False, **options}
     return LevelServer(cloudpickle.dumps(levels), spare=str(spare), **given)
 
 
