@@ -41,7 +41,8 @@ __all__ = [
     "td_errors",
 ]
 
-Score = Callable[[TensorDictBase], Tensor | float]
+# what it returns is a tensor or a float; jsonargparse takes a union in this place for a class that is to be built
+Score = Callable[[TensorDictBase], Any]
 
 
 def td_errors(
