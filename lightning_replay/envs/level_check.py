@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from lightning_replay.levels.level_ids import LEVEL_IDS
+
 __all__ = [
     "LEVEL_IDS",
     "checked_level",
@@ -19,7 +21,6 @@ __all__ = [
     "require_no_autoreset",
 ]
 
-LEVEL_IDS = 2**31
 _PROBES = tuple(range(8))
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "

@@ -20,6 +20,7 @@ from lightning_replay.envs.level_check import (
     require_no_autoreset,
 )
 from lightning_replay.envs.vector_infos import everywhere, of_rows, overlaid
+from lightning_replay.levels.level_source import checked_actor
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
@@ -85,7 +86,7 @@ class LevelVectorWrapper(VectorWrapper):
         require_no_autoreset(env)
         require_levels_by_seed(env)
         self.levels = levels
-        self.actors = list(range(env.num_envs)) if actors is None else list(actors)
+        self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
             raise ValueError(f"actors is {self.actors}; a different name for each of {env.num_envs} sub-environments")
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -114,11 +115,11 @@ class LevelVectorWrapper(VectorWrapper):
         named = self._named(others.pop("level_id", seed))
         if not self._has_begun and self._probes:
             require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
-        self._choose(mask, named)
+        chosen = self._choose(mask, named)
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
-        observations, infos = self.env.reset(seed=self._level_ids.tolist(), options=others or None)
-        self._has_begun = True
+        observations, infos = self.env.reset(seed=chosen.tolist(), options=others or None)
+        self._level_ids, self._has_begun = chosen, True
         return observations, infos | everywhere(level_id=self.level_ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -128,7 +129,7 @@ class LevelVectorWrapper(VectorWrapper):
         done = np.logical_or(terminated, truncated)
         if done.any():
             final = {"final_obs": self._final_observations(observations, done), "final_info": of_rows(infos, done)}
-            self._choose(done, [None] * self.num_envs)
+            self._level_ids = self._choose(done, [None] * self.num_envs)
             observations, begun = self.env.reset(seed=self._level_ids.tolist(), options={"reset_mask": done.copy()})
             infos = overlaid(of_rows(infos, ~done), begun) | final | {f"_{key}": done.copy() for key in final}
         infos |= everywhere(level_id=self.level_ids, step_level_id=played)
@@ -147,19 +148,24 @@ class LevelVectorWrapper(VectorWrapper):
         if levels is None:
             return [None] * self.num_envs
         if isinstance(levels, int | np.integer):
-            return [checked_level(levels + row) for row in range(self.num_envs)]
+            return [self._checked(levels + row) for row in range(self.num_envs)]
         if len(levels) != self.num_envs:
             raise ValueError(f"levels are named for {len(levels)} sub-environments; there are {self.num_envs}")
-        return [None if level_id is None else checked_level(level_id) for level_id in levels]
+        return [None if level_id is None else self._checked(level_id) for level_id in levels]
 
-    def _choose(self, mask: np.ndarray, named: list[int | None]) -> None:
+    def _checked(self, level_id: int) -> int:
+        return self.levels.checked(checked_level(level_id))
+
+    def _choose(self, mask: np.ndarray, named: list[int | None]) -> np.ndarray:
+        chosen = self._level_ids.copy()
         for row in np.flatnonzero(mask):
             actor, level_id = self.actors[row], named[row]
             if level_id is None:
                 level_id = checked_level(self.levels.next_level(actor))
             else:
                 self.levels.start(actor, level_id)
-            self._level_ids[row] = level_id
+            chosen[row] = level_id
+        return chosen
 
     def _first_observations(self, level_ids: list[int]) -> list[Any]:
         observations, _ = self.env.reset(seed=level_ids)

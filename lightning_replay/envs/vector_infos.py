@@ -40,7 +40,7 @@ def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             merged[key] = overlaid(below[key], value)
         else:
-            merged[key] = below[key].copy()
+            merged[key] = below[key].astype(np.result_type(below[key], value))
             merged[key][mask] = value[mask]
         if mask is not None:
             merged[f"_{key}"] = mask | below.get(f"_{key}", False)

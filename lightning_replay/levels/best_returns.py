@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ class BestReturns:
         """An episode is finished."""
         self._best[level_id] = max(self._best.get(level_id, episode_return), episode_return)
 
-    def forget_all_but(self, is_known: Callable[[int], bool]) -> None:
-        """Forgets levels that are neither stored nor played."""
-        if self._best:
-            self._best = {level_id: best for level_id, best in self._best.items() if is_known(level_id)}
+    def forget(self, level_id: int) -> None:
+        """Of a level that is neither stored nor played."""
+        self._best.pop(level_id, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors."""

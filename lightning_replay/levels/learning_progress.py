@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -48,8 +49,10 @@ class LearningProgress:
         Args:
             level_id: that was played.
             episode: its number among all episodes of all levels.
-            episode_return: undiscounted.
+            episode_return: undiscounted, finite.
         """
+        if not math.isfinite(episode_return):
+            raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
         returns.append((episode, episode_return))
         q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_score)
@@ -109,10 +112,10 @@ def tscl(
 
 
 def _slope(points: deque[tuple[int, float]]) -> float:
-    """Of the least-squares line through (episode, return); 1 for fewer than two points."""
-    if len(points) < 2:
-        return 1.0
+    """Of the least-squares line through (episode, return); 1 for fewer than two episodes."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0.0:
+        return 1.0
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread

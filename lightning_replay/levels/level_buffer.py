@@ -41,8 +41,8 @@ class LevelBuffer(LevelSource):
         levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for levels without end, of which the
             ``capacity`` best are kept.
         capacity: most levels with a score; needed without ``levels``, and else their number.
-        score: of a segment of an episode: a function or object of :mod:`~lightning_replay.levels.scores`, one of the
-            user's, or an :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
+        score: of a segment of an episode: an object of :mod:`~lightning_replay.levels.scores`, a function of the user's
+            own, or an :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
         prioritization: how scores become probabilities; ``Rank()`` if absent.
         score_temperature: flattens the distribution of scores; above 0.
         staleness_weight: share of probability given to staleness.
@@ -108,7 +108,7 @@ class LevelBuffer(LevelSource):
             storage=LazyTensorStorage(self.capacity), sampler=self.sampler, writer=self.writer, batch_size=1
         )
         self.replayed = 0
-        self._edited: deque[int] = deque()
+        self._edited: deque[int] = deque(maxlen=self.capacity)
         self._unwritten: dict[int, int] = {}
         if self._scoring.initial_score is not None:
             self._score_all(ids, self._scoring.initial_score)
@@ -142,15 +142,9 @@ class LevelBuffer(LevelSource):
         """Levels with a score."""
         return len(self.sampler)
 
-    def next_level(self, actor: Actor) -> int:
-        """The level an actor plays from now on; all levels become one episode older.
-
-        Args:
-            actor: number or name of whoever plays one episode at a time.
-
-        Returns:
-            Its id.
-        """
+    def _next(self, actor: Actor) -> int:
+        while self._edited and self._is_known(self._edited[0]):
+            self._edited.popleft()  # it was played meanwhile
         if self._edited:
             level_id = self._edited.popleft()
             self._play(actor, level_id, trains=False)
@@ -163,20 +157,20 @@ class LevelBuffer(LevelSource):
             self._play(actor, level_id)
         return level_id
 
-    def start(self, actor: Actor, level_id: int) -> None:
-        """Notes that an actor plays a level that another chose for it: it counts as one more episode.
+    def checked(self, level_id: int) -> int:
+        """The id of a level that can be played.
 
         Raises:
             ValueError: none of the levels.
         """
         whole = checked_level_id(level_id)
         self._new.check(whole)
-        self._play(actor, whole)
+        return whole
 
     def _replays(self) -> bool:
         """Whether the next episode is on a level with a score."""
         total = self.capacity if self._new.count is None else self._new.count
-        if len(self) == 0 or len(self) < self.min_fill * total:
+        if len(self) == 0 or len(self) / total < self.min_fill:
             return False
         if self._new.is_exhausted:
             return True
@@ -194,18 +188,21 @@ class LevelBuffer(LevelSource):
         row = self.writer.row_of(level_id)
         trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
         episode = RunningLevel(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
-        self._begin(actor, episode)
+        self.running.begin(actor, episode)
         self.sampler.begin_episode()
         self._new.begin(level_id)
         if row != REFUSED:
             self.sampler.touch(row)
 
     def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
+        child = None
+        if is_done and episode.replayed and self.editor is not None:  # before anything is changed: it is the user's
+            child = checked_level_id(self.editor(episode.level_id, self.sampler.generator))
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
-            if episode.replayed and self.editor is not None:
-                self._edit(self.editor, episode.level_id)
+        if child is not None and not self._is_known(child) and child not in self._edited:
+            self._edited.append(child)
         return score
 
     def _store(self, episode: RunningLevel, score: float) -> float:
@@ -218,23 +215,22 @@ class LevelBuffer(LevelSource):
         return score
 
     def _keep(self, level_id: int, score: float, timestamp: int) -> None:
-        replaced = self.writer.replaced
         is_new = self.writer.row_of(level_id) == REFUSED
-        row = self.writer.place(level_id, score, timestamp)
-        if is_new and row != REFUSED:
-            self._unwritten[row] = level_id
+        place = self.writer.place(level_id, score, timestamp)
+        if is_new and place.row != REFUSED:
+            self._unwritten[place.row] = level_id
             self._new.scored(level_id)
-        if self.writer.replaced > replaced:
-            self._scoring.forget_all_but(self._is_known)
+        if place.left is not None:
+            self._forget_unknown(place.left)
 
-    def _edit(self, editor: LevelEditor, level_id: int) -> None:
-        child = checked_level_id(editor(level_id, self.sampler.generator))
-        if not self._is_known(child) and child not in self._edited:
-            self._edited.append(child)
+    def _forget_unknown(self, level_id: int) -> None:
+        if not self._is_known(level_id):
+            self._scoring.forget(level_id)
 
     def _end(self, actor: Actor, episode: RunningLevel) -> None:
         super()._end(actor, episode)
         self._new.end(episode.level_id)
+        self._forget_unknown(episode.level_id)
 
     def flush(self) -> None:
         """Makes scores of the steps of unfinished episodes, and begins their means anew.
@@ -288,6 +284,8 @@ class LevelBuffer(LevelSource):
     def _load(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
+        self._new.check_state(state["new"])
+        self._scoring.check_state(state["scoring"])
         self._new.load_state_dict(state["new"])
         self._scoring.load_state_dict(state["scoring"])
         self._replay.empty()
@@ -295,4 +293,4 @@ class LevelBuffer(LevelSource):
         self.sampler.load_state_dict(state["sampler"])
         self._unwritten = dict(enumerate(self.writer.level_ids))
         self.replayed = int(state["replayed"])
-        self._edited = deque(state["edited"])
+        self._edited = deque(state["edited"], maxlen=self.capacity)

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["LARGEST_SEED", "checked_level_id", "checked_level_ids"]
+__all__ = ["LEVEL_IDS", "checked_level_id", "checked_level_ids"]
 
-LARGEST_SEED = 2**31  # Gymnasium's environments and NumPy's old generators take seeds below it
+LEVEL_IDS = 2**31  # an id below it is a seed that every environment takes
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
@@ -22,7 +22,10 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
         ValueError: no level, negative ids, or one twice.
         TypeError: ids that are no whole numbers.
     """
-    ids = list(range(levels)) if isinstance(levels, int) else [checked_level_id(level) for level in levels]
+    if isinstance(levels, Iterable):
+        ids = [checked_level_id(level) for level in levels]
+    else:
+        ids = list(range(operator.index(levels)))
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
     if len(set(ids)) < len(ids):
@@ -36,13 +39,13 @@ def checked_level_id(level_id: Any) -> int:
     """A level's id as an int.
 
     Raises:
-        ValueError: it is negative.
+        ValueError: it is negative, or does not fit into 64 bits.
         TypeError: it is no whole number.
     """
     try:
         whole = operator.index(level_id)
     except TypeError:
         raise TypeError(f"a level's id is a whole number; got {level_id!r}") from None
-    if whole < 0:
-        raise ValueError(f"a level's id must not be negative; got {whole}")
+    if not 0 <= whole < 2**63:
+        raise ValueError(f"a level's id must not be negative and be below 2**63; got {whole}")
     return whole

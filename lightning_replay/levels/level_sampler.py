@@ -25,8 +25,9 @@ class LevelSampler(Sampler):
 
     P_S comes from the scores, P_C is proportional to the staleness: the episodes since the level was last drawn. Each
     drawn level counts as one more episode and is fresh again. Give the same sampler to the buffer and to its
-    :class:`~lightning_replay.levels.LevelWriter`, which tells it the scores of what it stores; new scores of stored
-    levels come by ``buffer.update_priority(index, score)``. Scores may be negative.
+    :class:`~lightning_replay.levels.LevelWriter`, which tells it the scores of what it stores. Give a drawn level its
+    new score by its id: set ``score`` of the batch and ``extend`` the buffer with its ``level_id``, ``score`` and
+    ``timestamp``. Scores may be negative.
 
     Jiang et al. 2021, "Prioritized Level Replay", equations 2 to 4, https://arxiv.org/abs/2010.03934. Names:
     ``score_temperature`` is β, ``staleness_weight`` ρ.
@@ -43,6 +44,8 @@ class LevelSampler(Sampler):
         index: int64 ``[B]``.
         score: float64 ``[B]``.
         staleness: int64 ``[B]``, before the draw.
+        timestamp: int64 ``[B]``, number of the episode that each level was drawn for.
+        generation: int64 ``[B]``, how many levels each row had before.
 
     Raises:
         ValueError: a temperature or a weight out of its range.
@@ -83,7 +86,9 @@ class LevelSampler(Sampler):
         self._staleness = StalenessTree()
         self._scores = np.zeros(0)
         self._timestamps = np.zeros(0, np.int64)
+        self._generations = np.zeros(0, np.int64)
         self._count = 0
+        self.dropped = 0
 
     def __len__(self) -> int:
         """Levels that can be drawn."""
@@ -104,17 +109,21 @@ class LevelSampler(Sampler):
         """Episodes since each row was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
 
-    def put(self, row: int, score: float, timestamp: int) -> None:
-        """Called by the writer: a row has another level, or the next row has its first.
+    def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
+        """Called by the writer: a level has a new score, a row another level, or the next row its first.
 
         Args:
             row: at most :func:`len`.
             score: of the level, finite.
             timestamp: episode at which it was last played.
+            is_another_level: than the row had before.
         """
         if row == self._count:
             self._make_room()
             self._count += 1
+            self._generations[row] = 0
+        elif is_another_level:
+            self._generations[row] += 1
         self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
         self._staleness.put(row, timestamp)
@@ -170,15 +179,20 @@ class LevelSampler(Sampler):
         Raises:
             RuntimeError: no level is stored.
         """
-        rows, staleness = [], []
+        rows, staleness, episodes = [], [], []
         for _ in range(batch_size):
             row = self.draw()
             rows.append(row)
             staleness.append(self.episodes - int(self._timestamps[row]))
-            self.begin_episode()
+            episodes.append(self.begin_episode())
             self.touch(row)
-        index = torch.tensor(rows)
-        return index, {"score": torch.from_numpy(self._scores[rows]), "staleness": torch.tensor(staleness)}
+        information = {
+            "score": torch.from_numpy(self._scores[rows]),
+            "staleness": torch.tensor(staleness),
+            "timestamp": torch.tensor(episodes),
+            "generation": torch.from_numpy(self._generations[rows]),
+        }
+        return torch.tensor(rows), information
 
     def extend(self, index: Any) -> None:
         """Called by the buffer after its writer, which has told the scores already.
@@ -200,13 +214,19 @@ class LevelSampler(Sampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Ignored: a changed row keeps its score."""
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """New scores of stored levels, whose staleness stays.
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
+    ) -> None:
+        """New scores of the levels that rows hold, whose staleness stays.
+
+        A row may have another level by now: give ``generation`` too, or scores by id with ``extend``.
 
         Args:
             index: rows ``[N]``; rows below 0, those of refused levels, are passed over.
             priority: scores ``[N]``, finite, of any sign.
             storage: ignored.
+            generation: of the rows when they were drawn, ``[N]``; scores of levels that left since are dropped and
+                counted as :attr:`dropped`.
 
         Raises:
             ValueError: scores of another number, NaN or infinite; nothing is changed.
@@ -218,8 +238,11 @@ class LevelSampler(Sampler):
             raise ValueError(f"{len(rows)} rows got the scores {scores}; give one finite score per row")
         if rows and max(rows) >= self._count:
             raise IndexError(f"row {max(rows)} holds no level; {self._count} do")
-        for row, score in zip(rows, scores, strict=True):
-            if row >= 0:
+        drawn = None if generation is None else torch.as_tensor(generation).reshape(-1).tolist()
+        for n, (row, score) in enumerate(zip(rows, scores, strict=True)):
+            if row >= 0 and drawn is not None and drawn[n] != self._generations[row]:
+                self.dropped += 1
+            elif row >= 0:
                 self.put(row, score, int(self._timestamps[row]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,6 +251,8 @@ class LevelSampler(Sampler):
             "episodes": self.episodes,
             "score": torch.from_numpy(self.scores.copy()),
             "timestamp": torch.from_numpy(self.timestamps.copy()),
+            "generation": torch.from_numpy(self._generations[: self._count].copy()),
+            "dropped": self.dropped,
             "generator": self.generator.get_state(),
         }
 
@@ -236,6 +261,8 @@ class LevelSampler(Sampler):
         self.episodes = int(state_dict["episodes"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
+        self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
+        self.dropped = int(state_dict["dropped"])
         self._count = len(self._scores)
         self._order.fill(self._scores, self._timestamps)
         self._staleness.fill(self._timestamps.tolist())
@@ -252,10 +279,11 @@ class LevelSampler(Sampler):
     def _empty(self) -> None:
         """Called by the buffer's ``empty``: forgets all levels, not the clock."""
         state = self.state_dict()
-        self.load_state_dict(state | {"score": state["score"][:0], "timestamp": state["timestamp"][:0]})
+        self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
 
     def _make_room(self) -> None:
         if self._count == len(self._scores):
             room = max(2 * self._count, 64)
             self._scores = np.resize(self._scores, room)
             self._timestamps = np.resize(self._timestamps, room)
+            self._generations = np.resize(self._generations, room)

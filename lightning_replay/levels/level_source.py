@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, Segment
 from lightning_replay.state_files import read_state, write_state
 
-__all__ = ["LevelSource"]
+__all__ = ["LevelSource", "checked_actor"]
 
 _FORMAT = 1
 
@@ -39,20 +40,41 @@ class LevelSource(ABC):
     def __len__(self) -> int:
         """Levels with a score."""
 
-    @abstractmethod
     def next_level(self, actor: Actor) -> int:
-        """The level an actor plays from now on.
+        """The level an actor plays from now on; all levels become one episode older.
 
         Args:
             actor: number or name of whoever plays one episode at a time.
 
         Returns:
             Its id.
+
+        Raises:
+            TypeError: an actor that is neither.
         """
+        return self._next(checked_actor(actor))
 
     @abstractmethod
+    def _next(self, actor: Actor) -> int:
+        """Chooses a level and begins it."""
+
     def start(self, actor: Actor, level_id: int) -> None:
         """Notes that an actor plays a level that another chose for it: it counts as one more episode.
+
+        Raises:
+            TypeError: an actor that is neither a number nor a name.
+            ValueError: none of the levels.
+        """
+        actor = checked_actor(actor)
+        self._play(actor, self.checked(level_id))
+
+    @abstractmethod
+    def _play(self, actor: Actor, level_id: int) -> None:
+        """Begins a level."""
+
+    @abstractmethod
+    def checked(self, level_id: int) -> int:
+        """The id of a level that can be played.
 
         Raises:
             ValueError: none of the levels.
@@ -156,6 +178,11 @@ class LevelSource(ABC):
                 f"the state is version {state.get('version')} of a {state.get('kind')}; this is a "
                 f"{type(self).__name__} and reads version {_FORMAT}"
             )
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(
+                f"the state lacks or adds {sorted(set(state) ^ expected)}; it was not saved by state_dict()"
+            )
         self._load(state)
         self.running.load_state_dict(state["running"])
 
@@ -176,8 +203,16 @@ class LevelSource(ABC):
         """
         self.load_state_dict(read_state(path))
 
-    def _begin(self, actor: Actor, episode: RunningLevel) -> None:
-        """Notes an episode that begins."""
-        if not isinstance(actor, int | str):
-            raise TypeError(f"an actor is a number or a name; got {actor!r}")
-        self.running.begin(actor, episode)
+
+def checked_actor(actor: Any) -> Actor:
+    """A number or a name.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(actor, str):
+        return actor
+    try:
+        return operator.index(actor)
+    except TypeError:
+        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None

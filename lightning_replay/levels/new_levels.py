@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_replay.levels.level_ids import LARGEST_SEED, checked_level_id, checked_level_ids
+from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 
 __all__ = [
     "GeneratedLevels",
     "KnownLevels",
     "LevelGenerator",
     "NewLevels",
+    "fingerprint",
     "levels_and_room",
 ]
 
@@ -73,8 +74,12 @@ class NewLevels(ABC):
         """Tensors and plain values."""
 
     @abstractmethod
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of other levels with a ``ValueError``."""
+
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores :meth:`state_dict`, which was checked."""
 
 
 class KnownLevels(NewLevels):
@@ -86,7 +91,7 @@ class KnownLevels(NewLevels):
 
     def __init__(self, level_ids: list[int]) -> None:
         self._count = len(level_ids)
-        self._fingerprint = hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
+        self._fingerprint = fingerprint(level_ids)
         self._members = frozenset(level_ids)
         self._idle = _Bag(level_ids)
         self._played = _Bag([])
@@ -154,17 +159,20 @@ class KnownLevels(NewLevels):
             "times": torch.tensor([self._times[level] for level in self._played.items], dtype=torch.int64),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of other levels.
 
         Raises:
-            ValueError: the state is of other levels.
+            ValueError: it is.
         """
         if state.get("fingerprint") != self._fingerprint:
             raise ValueError(
                 f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
                 "levels in the same order"
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, which was checked."""
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
         self._times = dict(zip(self._played.items, state["times"].tolist(), strict=True))
 
@@ -209,10 +217,13 @@ class GeneratedLevels(NewLevels):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
+        """Nothing to restore."""
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of a known set of levels.
 
         Raises:
-            ValueError: the state is of a known set of levels.
+            ValueError: it is.
         """
         if state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
@@ -244,6 +255,11 @@ def levels_and_room(
     return KnownLevels(ids), ids, len(ids)
 
 
+def fingerprint(level_ids: list[int]) -> str:
+    """Equal for equal ids in the same order."""
+    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
+
+
 class _Bag:
     """Distinct numbers, any of which can be removed or picked by position at once."""
 
@@ -266,4 +282,4 @@ class _Bag:
 
 
 def _any_seed(generator: torch.Generator) -> int:
-    return int(torch.randint(LARGEST_SEED, (), generator=generator))
+    return int(torch.randint(LEVEL_IDS, (), generator=generator))

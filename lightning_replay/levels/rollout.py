@@ -27,13 +27,16 @@ def update_rollout(
     Args:
         levels: to be told.
         rollout: ``[actors, T]`` with the keys of :meth:`LevelSource.update`; others are passed over.
-        level_id: int64 ``[actors, T]``: the level under which each step's observation was made.
+        level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
         actors: their names; 0, 1, 2, ... if absent.
 
     Raises:
         ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
     """
-    for actor, level, steps, done in segments(rollout, level_id, actors):
+    cut = list(segments(rollout, level_id, actors))
+    for actor, level, _, _ in cut:  # so that nothing is learned of a rollout that is refused
+        levels.running.oldest(actor, level)
+    for actor, level, steps, done in cut:
         levels.update(actor, level, steps, done)
 
 
@@ -46,13 +49,16 @@ def segments(
     :func:`update_rollout`.
     """
     names = list(range(rollout.shape[0])) if actors is None else list(actors)
-    level_id = level_id.reshape(rollout.shape) if level_id.numel() == rollout.numel() else level_id
+    if level_id.ndim == 3 and level_id.shape[-1] == 1:
+        level_id = level_id.squeeze(-1)
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         raise ValueError(
             f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)} and there are {len(names)} "
             "actors; give [actors, T] for both"
         )
     steps = rollout.select(*_KEYS, strict=False).cpu()
+    if steps.get(("next", "done"), None) is None:
+        raise ValueError(f"the rollout has no ('next', 'done'); it has {sorted(map(str, rollout.keys(True, True)))}")
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()
     for row, actor in enumerate(names):

@@ -146,7 +146,13 @@ class Segment:
                 f"steps have the keys {sorted(map(str, steps.keys(True)))}; ('next', 'done') and ('next', 'reward') "
                 "are needed, in TorchRL's layout"
             )
+        length = steps.shape[0]
+        if done.numel() != length or reward.numel() != length:
+            raise ValueError(
+                f"of {length} steps done has shape {list(done.shape)}, reward {list(reward.shape)}; give [T] or [T, 1]"
+            )
         ends = done.reshape(-1).tolist()
+        _check_ends(ends, following)
         if bool(ends[-1]) != bool(episode_done):
             raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(ends[-1])}")
         if any(ends[:-1]):
@@ -154,17 +160,26 @@ class Segment:
                 f"an episode ends at step {ends.index(True)} of {len(ends)}; the steps after it belong to another "
                 "episode. Cut there, or give whole rollouts to update_rollout"
             )
-        _check_finite(
-            {
-                "reward": reward,
-                "state_value": steps.get("state_value", None),
-                "next state_value": following.get("state_value", None),
-                "logits": steps.get("logits", None),
-            }
-        )
+        columns = {
+            "state_value": steps.get("state_value", None),
+            "next state_value": following.get("state_value", None),
+        }
+        _check_finite({"reward": reward} | columns)
+        logits = steps.get("logits", None)
+        if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
+            raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
         self.steps = steps
         self.length = len(ends)
-        self.reward_sum = float(reward.sum())
+        self.reward_sum = float(reward.sum(dtype=torch.float64))
+
+
+def _check_ends(ends: list[bool], following: TensorDictBase) -> None:
+    flags = {name: following.get(name, None) for name in ("terminated", "truncated")}
+    for name, column in flags.items():
+        if column is not None and any(
+            flag and not end for flag, end in zip(column.reshape(-1).tolist(), ends, strict=True)
+        ):
+            raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
 
 
 def _check_finite(columns: dict[str, Tensor | None]) -> None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from lightning_replay.levels import score_functions
 from lightning_replay.levels.best_returns import BestReturns
 from lightning_replay.levels.running_levels import RunningLevel, Segment
 from lightning_replay.levels.scores import Score
@@ -40,12 +40,23 @@ class Scoring:
 
     Raises:
         TypeError: neither.
+        ValueError: an initial score that is not finite.
     """
 
     def __init__(self, score: Score | EpisodeScore) -> None:
+        if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
+            raise TypeError(
+                f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
+                "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
+            )
+        if getattr(score, "__module__", None) == score_functions.__name__:
+            raise TypeError(
+                f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores "
+                "that takes a segment, such as L1ValueLoss()"
+            )
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
-        if self._of_episodes is None and not callable(score):
-            raise TypeError(f"score is {score!r}; give a function from a segment TensorDict [T] to a number")
+        if self._of_episodes is not None and not math.isfinite(self._of_episodes.initial_score):
+            raise ValueError(f"initial_score is {self._of_episodes.initial_score}; it must be finite")
         self._of_segments: Any = score
         self._needs_best_return = bool(getattr(score, "needs_best_return", False))
         self._best_returns = BestReturns()
@@ -66,8 +77,12 @@ class Scoring:
         """
         episode_return = episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
+            score = None
+            if is_done:
+                score = self._of_episodes.of_episode(episode.level_id, episode.started, episode_return)
+                _check_finite(score, episode.level_id)
             episode.episode_return = episode_return
-            return self._of_episodes.of_episode(episode.level_id, episode.started, episode_return) if is_done else None
+            return score
         mean = self._mean(episode, segment, episode_return, is_done)
         episode.episode_return = episode_return
         episode.merge(mean, segment.length)
@@ -80,30 +95,37 @@ class Scoring:
         if self._needs_best_return:
             best = self._best_returns.of(episode.level_id, episode_return, is_done)
             steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
-        mean = float(self._of_segments(steps))
-        if not math.isfinite(mean):
-            raise ValueError(
-                f"the score of level {episode.level_id} is {mean}; the score function must give a finite number"
-            )
-        return mean
+        mean = self._of_segments(steps)
+        if isinstance(mean, torch.Tensor) and mean.numel() != 1:
+            raise ValueError(f"the score function gave a tensor of shape {list(mean.shape)}; it must give one number")
+        _check_finite(float(mean), episode.level_id)
+        return float(mean)
 
-    def forget_all_but(self, is_known: Callable[[int], bool]) -> None:
-        """Forgets what is remembered of levels that are neither kept nor played."""
-        self._best_returns.forget_all_but(is_known)
+    def forget(self, level_id: int) -> None:
+        """Forgets what is remembered of a level that is neither kept nor played."""
+        self._best_returns.forget(level_id)
 
     def state_dict(self) -> dict[str, Any]:
         """What is remembered of levels."""
         of_episodes = None if self._of_episodes is None else self._of_episodes.state_dict()
         return {"best_returns": self._best_returns.state_dict(), "of_episodes": of_episodes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`.
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state that does not fit.
 
         Raises:
             ValueError: the saved scores were of another kind.
         """
         if (self._of_episodes is None) != (state["of_episodes"] is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, which was checked."""
         self._best_returns.load_state_dict(state["best_returns"])
         if self._of_episodes is not None:
             self._of_episodes.load_state_dict(state["of_episodes"])
+
+
+def _check_finite(score: float, level_id: int) -> None:
+    if not math.isfinite(score):
+        raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")

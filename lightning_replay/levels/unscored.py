@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.levels.level_ids import LARGEST_SEED, checked_level_id, checked_level_ids
+from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 from lightning_replay.levels.level_source import LevelSource
+from lightning_replay.levels.new_levels import fingerprint
 from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
 
 __all__ = ["SequentialLevels", "UniformLevels"]
@@ -23,6 +24,7 @@ class _Unscored(LevelSource):
         super().__init__()
         self._ids = None if levels is None else checked_level_ids(levels)
         self._members = None if self._ids is None else frozenset(self._ids)
+        self._fingerprint = None if self._ids is None else fingerprint(self._ids)
         self._episodes = 0
 
     @property
@@ -34,14 +36,13 @@ class _Unscored(LevelSource):
         """0: no level has a score."""
         return 0
 
-    def next_level(self, actor: Actor) -> int:
-        """The level an actor plays from now on."""
+    def _next(self, actor: Actor) -> int:
         level_id = self._choose()
-        self._note(actor, level_id)
+        self._play(actor, level_id)
         return level_id
 
-    def start(self, actor: Actor, level_id: int) -> None:
-        """Notes that an actor plays a level that another chose for it.
+    def checked(self, level_id: int) -> int:
+        """The id of a level that can be played.
 
         Raises:
             ValueError: none of the levels.
@@ -49,11 +50,11 @@ class _Unscored(LevelSource):
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
-        self._note(actor, whole)
+        return whole
 
-    def _note(self, actor: Actor, level_id: int) -> None:
-        self._begin(actor, RunningLevel(level_id, self._episodes + 1, replayed=False, trains=True))
+    def _play(self, actor: Actor, level_id: int) -> None:
         self._episodes += 1
+        self.running.begin(actor, RunningLevel(level_id, self._episodes, replayed=False, trains=True))
 
     def _choose(self) -> int:
         raise NotImplementedError
@@ -69,15 +70,11 @@ class _Unscored(LevelSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, levels in flight and where the choice stands."""
-        return super().state_dict() | {
-            "episodes": self._episodes,
-            "count": None if self._ids is None else len(self._ids),
-        }
+        return super().state_dict() | {"episodes": self._episodes, "fingerprint": self._fingerprint}
 
     def _load(self, state: dict[str, Any]) -> None:
-        count = None if self._ids is None else len(self._ids)
-        if state["count"] != count:
-            raise ValueError(f"the saved choice is among {state['count']} levels, this one among {count}")
+        if state["fingerprint"] != self._fingerprint:
+            raise ValueError("the saved levels are not those this was built with; give the same in the same order")
         self._episodes = int(state["episodes"])
 
 
@@ -98,7 +95,7 @@ class UniformLevels(_Unscored):
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
 
     def _choose(self) -> int:
-        drawn = int(torch.randint(LARGEST_SEED if self._ids is None else len(self._ids), (), generator=self.generator))
+        drawn = int(torch.randint(LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator))
         return drawn if self._ids is None else self._ids[drawn]
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,23 +114,25 @@ class SequentialLevels(_Unscored):
         levels: distinct ids, or their number for 0, 1, 2, ...
 
     Raises:
-        ValueError: negative ids, or one twice.
+        ValueError: no ids, negative ones, or one twice.
     """
 
     def __init__(self, levels: int | Iterable[int]) -> None:
+        if levels is None:
+            raise ValueError("levels is None; give ids, or their number for 0, 1, 2, ..., to play one after the other")
         super().__init__(levels)
-        self._next = 0
+        self._place = 0
 
     def _choose(self) -> int:
         assert self._ids is not None
-        level_id = self._ids[self._next]
-        self._next = (self._next + 1) % len(self._ids)
+        level_id = self._ids[self._place]
+        self._place = (self._place + 1) % len(self._ids)
         return level_id
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, levels in flight and place in the sequence."""
-        return super().state_dict() | {"next": self._next}
+        return super().state_dict() | {"place": self._place}
 
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)
-        self._next = int(state["next"])
+        self._place = int(state["place"])

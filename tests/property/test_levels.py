@@ -20,7 +20,7 @@ from tests.level_steps import first_reward, segment
 rewards = st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=1, max_size=3)
 call = st.one_of(
     st.tuples(st.just("next"), st.integers(0, 3)),
-    st.tuples(st.just("update"), st.integers(0, 3), rewards, st.booleans()),
+    st.tuples(st.just("update"), st.integers(0, 3), rewards, st.booleans(), st.integers(0, 9)),
     st.tuples(st.sampled_from(["flush", "save"]), st.just(0)),
 )
 
@@ -78,8 +78,8 @@ def test_contents_and_probabilities_are_those_of_the_rules(
                 assert level not in played, "a new level that nobody plays was to be had"
             oracle.begin(actor, level)
         elif what == "update" and oracle.flight.get(actor):
-            terms, done = rest
-            level = oracle.flight[actor][0].level
+            terms, done, which = rest
+            level = oracle.flight[actor][which % len(oracle.flight[actor])].level
             levels.update(actor, level, segment(terms, done=done), episode_done=done)
             oracle.update(actor, level, terms, done)
         elif what == "flush":

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lightning_replay.levels import Boltzmann, LearningProgress, LevelBuffer, tscl
@@ -23,10 +25,10 @@ def test_unseen_levels_come_first_and_falling_returns_count_as_progress():
     levels = tscl(4, window=2, epsilon=0.0, seed=0)
     assert len(levels) == 4, "every level has a score from the start"
     seen = []
-    for episode_return in (0.5, 0.5, 0.5, 0.5):
+    for _ in range(8):  # a level whose return was the same twice has slope 0, after one episode it still has 1
         seen.append(levels.next_level(0))
-        levels.update(0, seen[-1], scored(episode_return), episode_done=True)
-    assert len(set(seen[:2])) == 2 or seen[0] == seen[1], "ties are broken at random"
+        levels.update(0, seen[-1], scored(0.5), episode_done=True)
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2, 3, 3]
     levels.start(0, 2)
     levels.update(0, 2, scored(0.5), episode_done=True)
     levels.start(0, 2)
@@ -54,7 +56,37 @@ def test_the_boltzmann_variant_is_put_together_by_hand():
     levels = LevelBuffer(
         3, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=1.0, staleness_weight=0.3, seed=0
     )
-    assert levels.next_level(0) in range(3)
+    played = {levels.next_level(actor) for actor in range(200)}
+    assert played == {0, 1, 2}
+
+
+class GivenScores:
+    """Scores of episodes: what the test says, one after the other."""
+
+    initial_score = 1.0
+
+    def __init__(self, *answers: float) -> None:
+        self._answers = iter(answers)
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        assert episode_return == 0.25, "a retry counts the rewards once"
+        return next(self._answers)
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert not state
+
+
+def test_scores_of_episodes_that_are_no_numbers_are_refused_and_change_nothing():
+    levels = LevelBuffer(2, score=GivenScores(math.nan, 0.5), seed=0)
+    levels.start(0, 1)
+    with pytest.raises(ValueError, match="the score of level 1 is nan"):
+        levels.update(0, 1, scored(0.25), episode_done=True)
+    assert levels.update(0, 1, scored(0.25), episode_done=True) == 0.5
+    with pytest.raises(ValueError, match="it must be finite"):
+        LearningProgress().of_episode(0, 1, math.inf)
 
 
 def test_what_is_refused():

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from lightning_replay.levels import (
     Rank,
     SequentialLevels,
     UniformLevels,
+    tscl,
 )
 from lightning_replay.levels import scores as level_scores
 from tests.level_steps import first_reward, scored, segment
@@ -184,12 +186,16 @@ def test_an_actor_may_have_several_levels_in_flight_also_the_same_twice():
 
 
 def test_abandoned_levels_are_new_again():
-    levels = buffer(1)
-    assert levels.next_level(0) == 0
-    assert levels.next_level(1) == 0, "the only level, though another plays it"
+    levels = buffer(2, replay_probability=0.0)
+    assert {levels.next_level(0), levels.next_level(1)} == {0, 1}
+    given_up = levels.in_flight(0)[0]
+    assert levels.next_level(2) in (0, 1), "all are played, so one is played twice"
+    levels.abandon(2)
     assert levels.abandon(0) == 1
     assert levels.abandon("nobody") == 0
-    assert levels.update(1, 0, scored(0.5), episode_done=True) == 0.5
+    for _ in range(8):
+        assert levels.next_level(3) == given_up, "nobody else plays it"
+        levels.abandon(3)
 
 
 def test_a_resumed_run_keeps_only_what_is_played_now():
@@ -257,7 +263,8 @@ def test_robust_replay_learns_from_replayed_levels_only():
     levels.update(0, 1, scored(0.5), episode_done=True)
     levels.start(0, 1)
     assert levels.trains_on(0, 1)
-    assert buffer().next_level(0) in range(10)
+    ordinary = buffer()
+    assert ordinary.trains_on(0, ordinary.next_level(0))
 
 
 def test_a_replayed_level_is_edited_and_its_child_scored_but_not_learned_from():
@@ -325,7 +332,8 @@ def test_a_save_is_read_by_torch_without_pickled_objects(tmp_path):
     ("options", "message"),
     [
         ({"levels": [3, 5, 3]}, "level 3 is given twice"),
-        ({"levels": [3, -5]}, "must not be negative; got -5"),
+        ({"levels": [2**63]}, "be below 2\\*\\*63"),
+        ({"levels": [3, -5]}, "must not be negative.*got -5"),
         ({"levels": []}, "at least one level"),
         ({"levels": 0}, "at least one level"),
         ({}, "capacity is None"),
@@ -353,10 +361,21 @@ def test_types_that_are_refused():
         LevelBuffer(5, prioritization="rank")
     with pytest.raises(TypeError, match="score is 'l1'"):
         LevelBuffer(5, score="l1")
+    with pytest.raises(TypeError, match="an object such as L1ValueLoss"):
+        LevelBuffer(5, score=level_scores.L1ValueLoss)
+    with pytest.raises(TypeError, match="function of tensors; give the object|, a function of tensors"):
+        LevelBuffer(5, score=level_scores.l1_value_loss)
+    levels = SequentialLevels([4, 5])
     with pytest.raises(TypeError, match="an actor is a number or a name"):
-        LevelBuffer(5).next_level((0, 1))
+        levels.next_level((0, 1))
+    assert levels.next_level(np.int64(3)) == 4, "nothing was chosen for the actor that was refused"
+    assert levels.in_flight(3) == [4]
     with pytest.raises(ValueError, match="epsilon is 2"):
         Greedy(2)
+
+
+def cut_short_before_its_end():
+    return segment([1.0, 1.0], terminated=False).set(("next", "truncated"), torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -370,6 +389,9 @@ def test_types_that_are_refused():
         (0, 4, scored(math.nan), True, "reward of the segment is NaN"),
         (0, 4, segment([1.0], [math.inf]), True, "state_value of the segment is NaN or infinite"),
         (0, 4, scored(0.5).exclude(("next", "done")), True, r"\('next', 'done'\)"),
+        (0, 4, segment([1.0], logits=[[math.nan, 0.0]]), True, "logits of the segment are NaN"),
+        (0, 4, cut_short_before_its_end(), True, "a step is truncated and not done"),
+        (0, 4, segment([1.0] * 2).set(("next", "reward"), torch.zeros(2, 2)), True, r"give \[T\] or \[T, 1\]"),
     ],
 )
 def test_updates_that_are_refused_change_nothing(actor, level_id, steps, done, message):
@@ -391,6 +413,50 @@ def test_a_score_that_is_no_number_is_refused_and_changes_nothing():
     assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
 
 
+def test_an_editor_that_fails_changes_nothing():
+    answers = iter([-1, 1])
+    levels = LevelBuffer(capacity=4, score=first_reward, editor=lambda parent, generator: next(answers), seed=0)
+    play(levels, 7, 0.5)
+    levels.start(0, 7)
+    with pytest.raises(ValueError, match="must not be negative"):
+        levels.update(0, 7, scored(0.9), episode_done=True)
+    assert column(levels, "score") == {7: 0.5}
+    assert levels.update(0, 7, scored(0.1), episode_done=True) == pytest.approx(0.1)
+    play(levels, 1, 0.2)
+    level_id = levels.next_level(0)
+    assert levels.trains_on(0, level_id), "a child that was played meanwhile is none any more"
+
+
+def test_a_score_of_several_numbers_is_refused():
+    levels = buffer(score=lambda steps: steps["next", "reward"])
+    levels.start(0, 4)
+    with pytest.raises(ValueError, match=r"a tensor of shape \[2\]; it must give one number"):
+        levels.update(0, 4, scored(0.5, length=2), episode_done=True)
+
+
+def test_actions_without_a_chance_are_no_fault_of_a_segment():
+    levels = buffer(score=level_scores.PolicyEntropy())
+    levels.start(0, 4)
+    steps = segment([1.0], logits=[[0.0, 0.0, -math.inf]])
+    assert levels.update(0, 4, steps, episode_done=True) == pytest.approx(math.log(2) / math.log(3))
+
+
+def test_best_returns_of_levels_that_left_are_forgotten():
+    levels = LevelBuffer(capacity=1, score=level_scores.MaxMC(), seed=0)
+    for level_id in range(20):
+        levels.start(0, level_id)
+        levels.update(0, level_id, segment([float(level_id % 7)], [0.0]), episode_done=True)
+    remembered = levels.state_dict()["scoring"]["best_returns"]["level_id"]
+    assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
+
+
+def test_the_gate_opens_at_its_share_and_not_one_level_later():
+    levels = buffer(100, min_fill=0.55, replay_probability=1.0)
+    for level_id in range(55):
+        play(levels, level_id, 0.5)
+    assert levels.next_level(0) < 55
+
+
 def test_a_level_that_was_not_given_is_refused():
     with pytest.raises(ValueError, match="level 77 is none of the 10 levels"):
         buffer().start(0, 77)
@@ -408,3 +474,19 @@ def test_states_of_other_buffers_are_refused():
         LevelBuffer(capacity=10).load_state_dict(state)
     with pytest.raises(ValueError, match="a LevelBuffer; this is a UniformLevels"):
         UniformLevels(10).load_state_dict(state)
+    with pytest.raises(ValueError, match="not those this was built with"):
+        UniformLevels([7, 8]).load_state_dict(UniformLevels([1, 2]).state_dict())
+    with pytest.raises(ValueError, match="levels is None"):
+        SequentialLevels(None)
+
+
+@pytest.mark.parametrize("other", [tscl(10).state_dict(), LevelBuffer(10).state_dict() | {"capacity": 3}, None])
+def test_a_refused_state_changes_nothing(other):
+    levels = buffer()
+    play(levels, 3, 0.5)
+    before = str(levels.state_dict())
+    state = other or {name: part for name, part in levels.state_dict().items() if name != "sampler"}
+    with pytest.raises(ValueError, match=r"keeps 3 levels|scored by segments|lacks or adds \['sampler'\]|not the 10"):
+        levels.load_state_dict(state)
+    assert str(levels.state_dict()) == before
+    assert levels.next_level(0) in range(10)

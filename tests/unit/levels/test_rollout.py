@@ -47,5 +47,21 @@ def test_what_does_not_fit_is_refused():
         update_rollout(levels, steps, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="there are 2 actors"):
         update_rollout(levels, steps, torch.zeros(1, 2, dtype=torch.int64), actors=["a", "b"])
+    with pytest.raises(ValueError, match=r"\('next', 'done'\)"):
+        update_rollout(levels, steps.exclude(("next", "done")), torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="actor 0 plays no level"):
+        update_rollout(levels, steps, torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="are one episode on the levels \\[3, 4\\]"):
         update_rollout(levels, steps, torch.tensor([[3, 4]]))
+
+
+def test_a_rollout_that_is_refused_teaches_nothing():
+    steps = rollout([[1.0, 2.0], [1.0, 2.0]], [[False, False], [False, False]])
+    levels = LevelBuffer(10, score=first_reward, seed=0)
+    levels.start(0, 4)
+    for played in ([[4, 4], [5, 6]], [[4, 4], [5, 5]]):
+        with pytest.raises(ValueError, match=r"are one episode on|actor 1 plays no level"):
+            update_rollout(levels, steps, torch.tensor(played))
+        assert levels.running.of(0)[0].steps == 0
+    with pytest.raises(ValueError, match=r"give \[actors, T\]"):
+        update_rollout(levels, rollout([[1.0] * 3] * 2, [[False] * 3] * 2), torch.tensor([[4, 5], [4, 5], [4, 5]]))

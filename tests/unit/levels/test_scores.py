@@ -93,6 +93,7 @@ def test_max_mc_by_hand():
 def test_certain_policies_have_no_entropy():
     logits = torch.tensor([[0.0, -math.inf], [50.0, 50.0]])
     assert float(scores.policy_entropy(logits)) == pytest.approx(0.5)
+    assert math.isnan(scores.policy_entropy(torch.full((2, 3), math.nan)))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,7 @@ def test_certain_policies_have_no_entropy():
         (lambda: scores.policy_entropy(torch.zeros(3)), "give \\[T, A\\]"),
         (lambda: scores.min_margin(torch.zeros(3, 1)), "two actions"),
         (lambda: scores.max_mc(torch.zeros(0), 1.0), "no step"),
+        (lambda: scores.max_mc(torch.zeros(2, 2), 1.0), "of one episode"),
         (lambda: scores.L1ValueLoss(discount=1.5), "discount is 1.5"),
         (lambda: scores.SignedGae(gae_lambda=-0.1), "gae_lambda is -0.1"),
         (lambda: scores.OneStepTdError(2.0), "discount is 2.0"),

@@ -52,7 +52,7 @@ def test_a_refused_level_has_the_row_minus_one_and_is_passed_over_later():
 def test_a_known_level_keeps_its_row_and_one_replaced_at_once_has_none():
     levels = level_buffer(1, staleness_weight=0.0)
     assert levels.extend(rows([7, 8, 8], [0.1, 0.2, 0.3])).tolist() == [-1, 0, 0]
-    assert levels.extend(rows([8], [0.05], timestamp=torch.tensor([9]))).tolist() == [0]
+    assert levels.extend(rows([8], [0.05], timestamp=torch.tensor([2]))).tolist() == [0]
     assert levels.sampler.scores.tolist() == pytest.approx([0.05])
     assert levels.storage.get(slice(None))["level_id"].tolist() == [8]
 
@@ -73,6 +73,41 @@ def test_save_and_load_give_the_same_draws(tmp_path):
     assert other.extend(rows([5], [0.4])).tolist() == [1]
 
 
+def test_feedback_after_a_level_left_its_row_goes_by_id_or_is_dropped():
+    levels = level_buffer(1, batch_size=1)
+    levels.extend(rows([7], [0.1]))
+    batch = levels.sample()
+    levels.extend(rows([8], [0.2]))
+    levels.sampler.update_priority(batch["index"], torch.tensor([0.9]), generation=batch["generation"])
+    assert levels.sampler.dropped == 1
+    assert levels.sampler.scores.tolist() == pytest.approx([0.2])
+    batch["score"] = torch.tensor([0.15])
+    fed_back = batch.select("level_id", "score", "timestamp")
+    assert levels.extend(fed_back).tolist() == [-1], "7 is a new level now, and not good enough"
+    batch = levels.sample()
+    levels.sampler.update_priority(batch["index"], torch.tensor([0.4]), generation=batch["generation"])
+    assert levels.sampler.scores.tolist() == pytest.approx([0.4])
+    episodes = levels.sampler.episodes
+    assert levels.extend(batch.select("level_id", "score", "timestamp")).tolist() == [0]
+    assert levels.sampler.episodes == episodes, "the draw has counted the episode"
+
+
+def test_data_that_does_not_fit_what_is_stored_is_refused_before_anything_is_changed():
+    levels = level_buffer()
+    levels.extend(rows([1], [0.5], layout=torch.zeros(1, 4)))
+    for other in (
+        {"layout": torch.zeros(1, 5)},
+        {"layout": torch.zeros(1, 4, dtype=torch.int64)},
+        {},
+        {"more": torch.zeros(1)},
+    ):
+        with pytest.raises(ValueError, match="same keys, shapes and dtypes"):
+            levels.extend(rows([2], [0.9], **other))
+    assert len(levels.sampler) == 1
+    assert levels.extend(rows([2], [0.9], layout=torch.zeros(1, 4))).tolist() == [1]
+    assert levels.extend(rows([2], [0.9], layout=torch.zeros(1, 4))[:0]).dtype == torch.int64
+
+
 def test_an_emptied_buffer_begins_anew():
     levels = level_buffer()
     levels.extend(rows([4, 5], [0.3, 0.2]))
@@ -88,6 +123,9 @@ def test_an_emptied_buffer_begins_anew():
         (rows([-1], [0.5]), "must not be negative; got -1"),
         (rows([1], [math.nan]), "scores must be finite; got nan"),
         (rows([1, 2], [0.5, math.inf]), "scores must be finite; got inf"),
+        (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of begun episodes, 0 to 1"),
+        (rows([1], [0.5], timestamp=torch.tensor([-1])), "timestamps are -1 to -1"),
+        (rows([1], [0.5], timestamp=torch.tensor([0.5])), "one whole 'timestamp' each"),
         (rows([1], [0.5]).exclude("level_id"), "no 'level_id'"),
         (rows([1], [0.5]).exclude("score"), "need a 'score'"),
         (TensorDict({"level_id": torch.tensor([0.5]), "score": torch.tensor([0.5])}, [1]), "whole number"),
