@@ -33,8 +33,8 @@ lint: .venv/.stamp  ## ruff: rules and layout
 typecheck: .venv/.stamp  ## mypy on both packages
 	$(BIN)/mypy
 
-test: lint typecheck  ## lint, types, then every test; tests that start Ray share one process
-	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15
+test: lint typecheck  ## lint, types, then every test; tests that start Ray share two processes
+	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations=15
 
 bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run
 	@for script in tests/benchmarks/bench_*.py; do \
@@ -48,7 +48,8 @@ experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tabl
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
 	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
 			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
-			tests/benchmarks/experiment_minatar.py; do \
+			tests/benchmarks/experiment_minatar.py tests/benchmarks/experiment_combination_lock.py \
+			tests/benchmarks/experiment_multi_room.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
 
 clean:  ## removes .venv, the peers' environments and every output

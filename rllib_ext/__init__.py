@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay methods of lightning_replay in Ray RLlib: ``.training(replay_buffer_config=replay_config(...))``."""
+"""The replay methods of lightning_replay in Ray RLlib: ``replay_config`` for transitions, ``configure_levels``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ if TYPE_CHECKING:
     from rllib_ext.config import configure, replay_config
     from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.from_yaml import load_config
+    from rllib_ext.levels.config import configure_levels
+    from rllib_ext.levels.remote import level_buffer
     from rllib_ext.rows_to_episodes import fill
 
-__all__ = ["RecipeEpisodeReplayBuffer", "configure", "fill", "load_config", "replay_config"]
+__all__ = [
+    "RecipeEpisodeReplayBuffer",
+    "configure",
+    "configure_levels",
+    "fill",
+    "level_buffer",
+    "load_config",
+    "replay_config",
+]
 
 _MODULES = {
     "RecipeEpisodeReplayBuffer": "episode_buffer",
     "configure": "config",
+    "configure_levels": "levels.config",
     "fill": "rows_to_episodes",
+    "level_buffer": "levels.remote",
     "load_config": "from_yaml",
     "replay_config": "config",
 }

@@ -12,6 +12,7 @@ from typing import Any
 _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both as a YAML file says.
 
   python -m rllib_ext configs/rllib/per_dqn_cartpole.yaml
+  python -m rllib_ext configs/rllib/plr_ppo_multiroom.yaml
   python -m rllib_ext FILE --set training.gamma=0.98 --set replay.recipe=uniform
   python -m rllib_ext FILE --restore runs/rllib/per_dqn_cartpole --set stop.env_steps=40_000
 """
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", help="YAML; see docs/rllib.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     parser.add_argument("--checkpoint", metavar="PATH", help="where the last checkpoint is written")
-    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to go on from, its replay buffer included")
+    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to go on from, its buffer included")
     parser.add_argument(
         "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
     )
@@ -80,14 +81,17 @@ def _train(options: argparse.Namespace) -> None:
     try:
         if options.restore is not None:
             algorithm.restore_from_path(_location(options.restore))
-        print(f"{'env_steps':>9}{'return':>9}{'stored':>9}{'drawn':>10}", flush=True)
+        levels = algorithm.local_replay_buffer is None
+        columns = ("levels", "episodes") if levels else ("stored", "drawn")
+        print(f"{'env_steps':>9}{'return':>9}{columns[0]:>9}{columns[1]:>10}", flush=True)
         is_over = False
         while not is_over:
             result = algorithm.train()
-            _print(result, len(algorithm.local_replay_buffer))
+            _print(result, *(_of_levels(result) if levels else _of_steps(result, algorithm)))
             is_over = settings.stop.is_reached(result)
         if settings.checkpoint is not None:
-            print(f"checkpoint with the replay buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
+            kind = "level" if levels else "replay"
+            print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
     finally:
         algorithm.stop()
 
@@ -116,12 +120,20 @@ def _location(path: str) -> str:
     return path if "://" in path else str(Path(path).resolve())
 
 
-def _print(result: dict[str, Any], stored: int) -> None:
+def _of_steps(result: dict[str, Any], algorithm: Any) -> tuple[int, float]:
+    drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
+    return len(algorithm.local_replay_buffer), drawn
+
+
+def _of_levels(result: dict[str, Any]) -> tuple[int, float]:
+    return result["levels"]["levels"], result["levels"]["episodes"]
+
+
+def _print(result: dict[str, Any], held: int, taken: float) -> None:
     runners = result["env_runners"]
     episode_return = runners.get("episode_return_mean", float("nan"))
-    drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
     steps = runners["num_env_steps_sampled_lifetime"]
-    print(f"{steps:>9.0f}{episode_return:>9.1f}{stored:>9}{drawn:>10.0f}", flush=True)
+    print(f"{steps:>9.0f}{episode_return:>9.1f}{held:>9}{taken:>10.0f}", flush=True)
 
 
 if __name__ == "__main__":

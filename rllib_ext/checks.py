@@ -182,10 +182,10 @@ def check_cpus(config: AlgorithmConfig) -> None:
         remedy = "start Ray with more, ray.init(num_cpus=...), or a larger cluster; or use fewer"
     else:
         present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        remedy = f"call ray.init(num_cpus={needed:g}) before configure() (CPUs are counted, not pinned), or use fewer"
+        remedy = f"call ray.init(num_cpus={needed:g}) first (CPUs are counted, not pinned), or use fewer"
     if needed > present:
         raise ValueError(
             f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and what evaluates ask for "
             f"{needed:g} CPUs and Ray has {present:g}: build_algo() would wait for ever. Either {remedy}; "
-            "configure(require_cpus=False) leaves this check out"
+            "require_cpus=False leaves this check out"
         )

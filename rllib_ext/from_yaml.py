@@ -14,19 +14,25 @@ from typing import Any
 import yaml
 from ray._common.deprecation import DEPRECATED_VALUE
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rllib_ext.config import configure, replay_config
+from rllib_ext.levels.config import configure_levels
 
-ALGORITHMS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
+REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
+REPLAY_LEVELS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "APPO": APPOConfig, "IMPALA": IMPALAConfig}
+ALGORITHMS = REPLAY_STEPS | REPLAY_LEVELS
 METHODS = (
     *("environment", "env_runners", "learners", "training", "rl_module", "multi_agent", "evaluation"),
     *("reporting", "debugging", "fault_tolerance", "checkpointing", "resources", "framework"),
 )
-OWN_KEYS = ("algorithm", "replay", "configure", "stop", "checkpoint")
+OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,16 +76,17 @@ class Settings:
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
     """Reads a file such as those in ``configs/rllib``; ``config.build_algo()`` is all that is left to do.
 
-    ``algorithm`` is DQN, SAC or TQC; each other key is a method of its config with the arguments, or ``replay``
-    (:func:`rllib_ext.replay_config`), ``configure`` (:func:`rllib_ext.configure`), ``stop`` (:class:`Stop`) or
-    ``checkpoint``, a path.
+    ``algorithm`` is DQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`) and ``configure``
+    (:func:`rllib_ext.configure`); or PPO, APPO or IMPALA with ``levels`` and ``configure``, what
+    :func:`rllib_ext.configure_levels` takes as ``levels`` and beside it. Each other key is a method of the algorithm's
+    config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
 
     Args:
         path: of the file.
         overrides: values by dotted key, ``{"training.gamma": 0.98}``, put in place of the file's.
 
     Returns:
-        The config, on which :func:`rllib_ext.configure` was called, and the other settings.
+        The config, on which ``configure`` or ``configure_levels`` was called, and the other settings.
 
     Raises:
         FileNotFoundError: no such file; the message lists those that come with the library.
@@ -87,24 +94,41 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     sections = _with_overrides(_read(Path(path)), overrides or {})
     _check_names("the file", sections, [*OWN_KEYS, *METHODS])
-    for name in ("algorithm", "environment", "replay", "stop"):
-        if name not in sections:
-            raise ValueError(f"the file has no key {name!r}; algorithm, environment, replay and stop are needed")
-    for name, value in sections.items():
-        if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
-            raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
-    if sections["algorithm"] not in list(ALGORITHMS):  # it may be unhashable
-        raise ValueError(f"algorithm is {sections['algorithm']!r}; accepted are {', '.join(ALGORITHMS)}")
-    config = ALGORITHMS[sections["algorithm"]]()
-    config.training(replay_buffer_config=replay_config(**sections["replay"]))
+    config = _algorithm(sections)
     for name in METHODS:
         if name in sections:
             _call(config, name, sections[name])
-    return _configured(config, sections.get("configure", {})), _settings(sections)
+    return _configured(config, sections), _settings(sections)
 
 
-def _configured(config: AlgorithmConfig, options: Mapping[str, Any]) -> AlgorithmConfig:
-    _check_names("configure", options, [name for name in _arguments(configure) if name != "config"])
+def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
+    """The algorithm's default config, once the keys that have to be there are."""
+    algorithm = sections.get("algorithm")
+    levels = algorithm in list(REPLAY_LEVELS)  # it may be unhashable
+    needed = ("algorithm", "environment", "levels" if levels else "replay", "stop")
+    for name in needed:
+        if name not in sections:
+            raise ValueError(f"the file has no key {name!r}; {', '.join(needed[:-1])} and {needed[-1]} are needed")
+    for name, value in sections.items():
+        if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
+            raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
+    if algorithm not in list(ALGORITHMS):
+        raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
+    other = "replay" if levels else "levels"
+    if other in sections:
+        raise ValueError(
+            f"{algorithm} has no {other}; {', '.join(REPLAY_STEPS)} replay steps, {', '.join(REPLAY_LEVELS)} levels"
+        )
+    return ALGORITHMS[str(algorithm)]()
+
+
+def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:
+    options = sections.get("configure", {})
+    door: Callable[..., AlgorithmConfig] = configure_levels if "levels" in sections else configure
+    _check_names("configure", options, [name for name in _arguments(door) if name not in ("config", "levels")])
+    if "levels" in sections:
+        return configure_levels(config, sections["levels"], **options)
+    config.training(replay_buffer_config=replay_config(**sections["replay"]))
     return configure(config, **options)
 
 

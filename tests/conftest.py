@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: one thread, fixed seeds, one worker process for a file's tests and one for all of Ray's."""
+"""What every test shares: one thread, fixed seeds, one worker process for a file's tests and two for Ray's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         relative = item.path.relative_to(item.config.rootpath).as_posix()
-        group = "ray" if "integration/test_rllib" in relative else relative
+        group = relative
+        if "integration/test_rllib" in relative:  # starting actors is mostly waiting, so two clusters wait together
+            group = "ray of examples" if any(name in relative for name in ("examples", "levels")) else "ray"
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

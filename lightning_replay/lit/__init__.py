@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Lightning's door: a data module that collects and replays, callbacks, a command line."""
+"""PyTorch Lightning's door: data modules that replay transitions or levels, callbacks, a command line."""
 
 from __future__ import annotations
 
@@ -9,27 +9,53 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_replay.lit.callbacks import (
         Evaluate,
+        GeneralizationGap,
         LearningCurve,
+        LevelCurriculum,
+        LogLevelStats,
         LogReplayStats,
         ReplayProgressBar,
+        ScoreAgainstStaleness,
         UpdatePriorities,
     )
     from lightning_replay.lit.datamodule import ReplayDataModule
+    from lightning_replay.lit.level_datamodule import LevelDataModule
+    from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
+    from lightning_replay.lit.return_normalization import ReturnNormalization
+    from lightning_replay.lit.rollout_stream import RolloutStream
     from lightning_replay.lit.stream import ReplayStream, UpdateBatches
 
 __all__ = [
     "Evaluate",
+    "GeneralizationGap",
     "LearningCurve",
+    "LevelCurriculum",
+    "LevelDataModule",
+    "LogLevelStats",
     "LogReplayStats",
     "ReplayDataModule",
     "ReplayProgressBar",
     "ReplayStream",
+    "ReturnNormalization",
+    "RolloutStream",
+    "ScoreAgainstStaleness",
     "UpdateBatches",
     "UpdatePriorities",
+    "level_returns",
+    "stochastic_policy",
 ]
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
-_MODULES = {"ReplayDataModule": "datamodule", "ReplayStream": "stream", "UpdateBatches": "stream"}
+_MODULES = {
+    "LevelDataModule": "level_datamodule",
+    "ReplayDataModule": "datamodule",
+    "ReplayStream": "stream",
+    "ReturnNormalization": "return_normalization",
+    "RolloutStream": "rollout_stream",
+    "UpdateBatches": "stream",
+    "level_returns": "level_evaluation",
+    "stochastic_policy": "level_evaluation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["main"]
 
@@ -15,6 +16,7 @@ _DESCRIPTION = """Trains an agent with a replay method; every choice is a class 
   lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml
   lightning-replay fit -c FILE --data.init_args.env_steps=3000 --print_config
   lightning-replay fit -c FILE --data.init_args.replay=uniform
+  lightning-replay fit -c configs/lightning/plr_ppo_multiroom.yaml --data.init_args.levels=UniformLevels
 
 A recipe's name stands for its class path, lightning_replay.recipes.NAME. One numerical thread is used unless
 OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where cores are shared.
@@ -36,23 +38,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _with_class_paths(given)
     try:
         import jsonargparse  # noqa: F401
-        from lightning.pytorch.cli import LightningCLI
+        import lightning.pytorch.cli  # noqa: F401
     except ModuleNotFoundError as error:
         raise SystemExit(
             f"the command line needs {error.name}, which is not installed: pip install lightning-replay[lightning]"
         ) from error
+    _run(given)
+
+
+def _run(arguments: Sequence[str]) -> None:
     import lightning as L
     import torch
+    from lightning.pytorch.cli import LightningCLI
 
-    import lightning_replay.agents  # noqa: F401  so that the agents are known by their short names
-    from lightning_replay.lit.datamodule import ReplayDataModule
+    # so that these classes are known by their short names
+    import lightning_replay.agents
+    import lightning_replay.levels
+    import lightning_replay.lit.callbacks
+    import lightning_replay.lit.datamodule
+    import lightning_replay.lit.level_datamodule  # noqa: F401
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    sys.argv = ["lightning-replay", *given]  # LightningCLI warns when it is given arguments beside the process's
-    LightningCLI(
+    sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
+
+    class ReplayCLI(LightningCLI):
+        def add_arguments_to_parser(self, parser: Any) -> None:
+            parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
+
+    ReplayCLI(
         L.LightningModule,
-        ReplayDataModule,
+        L.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,

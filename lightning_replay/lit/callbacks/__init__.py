@@ -2,16 +2,30 @@
 """Lightning callbacks: priority feedback, evaluation, statistics, progress, pictures."""
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
+from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.callbacks.learning_curve import LearningCurve, draw_learning_curves
+from lightning_replay.lit.callbacks.level_pictures import (
+    LevelCurriculum,
+    ScoreAgainstStaleness,
+    draw_level_curriculum,
+    draw_score_against_staleness,
+)
+from lightning_replay.lit.callbacks.levels import LogLevelStats
 from lightning_replay.lit.callbacks.priorities import UpdatePriorities
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.callbacks.statistics import LogReplayStats
 
 __all__ = [
     "Evaluate",
+    "GeneralizationGap",
     "LearningCurve",
+    "LevelCurriculum",
+    "LogLevelStats",
     "LogReplayStats",
     "ReplayProgressBar",
+    "ScoreAgainstStaleness",
     "UpdatePriorities",
     "draw_learning_curves",
+    "draw_level_curriculum",
+    "draw_score_against_staleness",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.env_step_source import source_of
 from lightning_replay.lit.evaluation import episode_returns
 
 __all__ = ["Evaluate"]
@@ -42,7 +42,7 @@ class Evaluate(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the untrained agent, or gives the last evaluation back after a resume."""
-        if self.history and self.history[-1][0] <= _source(trainer).env_steps_done > 0:
+        if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
             self._publish(trainer)
         else:
             self.history.clear()
@@ -52,14 +52,14 @@ class Evaluate(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Evaluates when due."""
-        source = _source(trainer)
+        source = source_of(trainer, self)
         last = self.history[-1][0]
         is_due = source.env_steps_done // self.every_n_env_steps > last // self.every_n_env_steps
         if is_due or (source.is_finished and source.env_steps_done > last):
             self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        source = _source(trainer)
+        source = source_of(trainer, self)
         environment = source.make_environment()
         bar = trainer.progress_bar_callback
         returns: list[float] = []
@@ -85,12 +85,3 @@ class Evaluate(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
-
-
-def _source(trainer: L.Trainer) -> ReplayDataModule:
-    source = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(source, ReplayDataModule):
-        raise TypeError(
-            f"Evaluate counts environment steps, which {type(source).__name__} does not; fit with a ReplayDataModule."
-        )
-    return source

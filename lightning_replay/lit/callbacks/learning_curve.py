@@ -9,13 +9,15 @@ from pathlib import Path
 import lightning as L
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.callbacks.generalization import GeneralizationGap
+from lightning_replay.lit.env_step_source import source_of
 from lightning_replay.pictures import import_pyplot
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
+_MOST_EPISODES = 1_000
 
 
 class LearningCurve(L.Callback):
@@ -36,16 +38,27 @@ class LearningCurve(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
-        source = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(source, ReplayDataModule)
+        source = source_of(trainer, self)
         curves: dict[str, Curve] = {}
         if source.collection.episodes:
-            curves["training episodes"] = [(e.env_steps, e.episode_return) for e in source.collection.episodes]
+            curves |= _training_curve([(e.env_steps, e.episode_return) for e in source.collection.episodes])
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Evaluate) and callback.history:
+            if isinstance(callback, GeneralizationGap) and callback.history:
+                curves |= {"held-out levels": callback.history, "levels trained on": callback.training_history}
+            elif isinstance(callback, Evaluate) and callback.history:
                 curves["evaluation"] = callback.history
         path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
         draw_learning_curves(curves, path)
+
+
+def _training_curve(episodes: Curve) -> dict[str, Curve]:
+    """Each episode, or of many the means of as many consecutive ones as leave a readable line."""
+    if len(episodes) <= _MOST_EPISODES:
+        return {"training episodes": episodes}
+    size = -(-len(episodes) // (_MOST_EPISODES // 5))
+    groups = [episodes[start : start + size] for start in range(0, len(episodes), size)]
+    means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+    return {f"training episodes, means of {size}": means}
 
 
 def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "") -> None:

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.env_step_source import EnvStepSource, source_of
 
 __all__ = ["ReplayProgressBar"]
 
@@ -47,7 +47,7 @@ class ReplayProgressBar(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Opens the bar."""
         source = trainer.datamodule  # type: ignore[attr-defined]
-        if not self._is_enabled or not isinstance(source, ReplayDataModule):
+        if not self._is_enabled or not isinstance(source, EnvStepSource):
             return
         self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
         self._last_updates, self._last_time = source.updates_done, time.perf_counter()
@@ -70,14 +70,14 @@ class ReplayProgressBar(ProgressBar):
         self._bar.set_description_str(what, refresh=bool(what))
 
     def _refresh(self, trainer: L.Trainer, now: float) -> None:
-        source: ReplayDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        source = source_of(trainer, self)
         assert self._bar is not None
         updates = source.updates_done - self._last_updates
         shown = {"return": source.collection.recent_return}
         if "eval/return" in trainer.callback_metrics:
             shown["eval/return"] = float(trainer.callback_metrics["eval/return"])
-        postfix = {name: f"{value:.1f}" for name, value in shown.items() if not math.isnan(value)}
-        postfix["updates/s"] = f"{updates / max(now - self._last_time, 1e-9):.0f}"
+        shown["updates/s"] = updates / max(now - self._last_time, 1e-9)
+        postfix = {name: _short(value) for name, value in shown.items() if not math.isnan(value)}
         self._bar.set_postfix(postfix, refresh=False)
         self._bar.n = source.env_steps_done
         self._bar.refresh()
@@ -89,3 +89,7 @@ class ReplayProgressBar(ProgressBar):
             self._refresh(trainer, time.perf_counter())
             self._bar.close()
             self._bar = None
+
+
+def _short(value: float) -> str:
+    return f"{value:.{1 if abs(value) >= 10 else 2}f}"

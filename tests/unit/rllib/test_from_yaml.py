@@ -100,7 +100,10 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
     [
         ({"algorithm": None}, "the file has no key 'algorithm'"),
         ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
-        ({"algorithm": "PPO"}, "algorithm is 'PPO'; accepted are DQN, SAC, TQC"),
+        ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, SAC, TQC, PPO, APPO, IMPALA"),
+        ({"algorithm": "PPO"}, "the file has no key 'levels'; algorithm, environment, levels and stop are needed"),
+        ({"algorithm": "PPO", "levels": {"levels": 9}}, "PPO has no replay; DQN, SAC, TQC replay steps, PPO, APPO"),
+        ({"levels": {"levels": 9}}, "DQN has no levels; DQN, SAC, TQC replay steps"),
         ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),
         ({"trainig": {}}, "the file has no 'trainig'; accepted are algorithm, .*training. Did you mean 'training'?"),
         ({"offline_data": {}}, "the file has no 'offline_data'"),
@@ -197,13 +200,21 @@ TINY_IMAGES = [
 ]
 
 
+TINY_PPO = [
+    *("--set", "stop.env_steps=80", "--set", "training.train_batch_size_per_learner=40"),
+    *("--set", "training.minibatch_size=20", "--set", "training.num_epochs=1"),
+    *("--set", "env_runners={num_env_runners: 0, num_envs_per_env_runner: 2, rollout_fragment_length: 10}"),
+    *("--set", "levels.levels=2", "--set", "environment.env_config.max_steps=9"),
+]
+
+
 # Where remote EnvRunners are not the point the driver's own plays: each remote one starts for seconds.
 ONE_RUNNER = ("--set", "env_runners.num_env_runners=1", "--set", "env_runners.num_envs_per_env_runner=4")
 RUNNERS = {"rllib/two_learners_dqn_cartpole.yaml": (), "rllib/dpcer_sac_point_maze.yaml": ONE_RUNNER}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "plr" not in name])
 def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     settings, waiting = [*TINY, *RUNNERS.get(name, ("--set", "env_runners.num_env_runners=0"))], 0
@@ -218,6 +229,19 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
     assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("minigrid")
+    monkeypatch.chdir(tmp_path)
+    main([str(config_directory() / "rllib/plr_ppo_multiroom.yaml"), *TINY_PPO])
+    header, *lines, last = printed(capsys)
+    assert header.split() == ["env_steps", "return", "levels", "episodes"]
+    env_steps, _, levels, episodes = lines[-1].split()
+    assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
+    folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
+    assert last == f"checkpoint with the level buffer: {folder}" and (folder / "levels").is_dir()
 
 
 @pytest.mark.slow

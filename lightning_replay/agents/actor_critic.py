@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy and a value on one trunk: perceptrons over flat observations, convolutions over images."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ActorCritic", "ImagePlanes"]
+
+
+class ActorCritic(nn.Module):
+    """Logits of discrete actions and the value of an observation, both linear in the trunk's last hidden layer.
+
+    Weights start orthogonal, those of the policy small, so that all actions are about equally likely at first.
+
+    Args:
+        observation_shape: ``(size,)`` of flat observations or ``(height, width, channels)`` of images.
+        observation_high: largest number of an image.
+        num_actions: number of actions.
+        hidden_sizes: widths of the fully connected layers, behind the convolutions where there are such.
+        channels: of the convolutions, one number each; likewise ``kernel_sizes`` and ``strides``. Flat observations
+            pass none.
+        kernel_sizes: side of each convolution's kernel.
+        strides: of each convolution.
+        categories: see :class:`ImagePlanes`.
+
+    Attributes:
+        trunk: observations ``[B, ...]`` to hidden units ``[B, H]``.
+        policy: hidden units to logits ``[B, num_actions]``.
+        value: hidden units to values ``[B, 1]``.
+
+    Raises:
+        ValueError: no hidden layer; convolutions that are not given alike, or leave nothing of so small an image.
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        observation_high: float,
+        num_actions: int,
+        *,
+        hidden_sizes: Sequence[int],
+        channels: Sequence[int],
+        kernel_sizes: Sequence[int],
+        strides: Sequence[int],
+        categories: Sequence[int] | None,
+    ) -> None:
+        super().__init__()
+        if not hidden_sizes:
+            raise ValueError("hidden_sizes is empty; the policy and the value need at least one hidden layer.")
+        layers: list[nn.Module] = []
+        size = observation_shape[0]
+        if len(observation_shape) == 3:
+            planes = ImagePlanes(observation_shape[2], observation_high, categories)
+            layers = [planes, *_convolutions(planes.count, channels, kernel_sizes, strides), nn.Flatten()]
+            size = _flat_size(observation_shape, channels, kernel_sizes, strides)
+        for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
+            layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
+        self.trunk = nn.Sequential(*layers)
+        self.policy = _orthogonal(nn.Linear(hidden_sizes[-1], num_actions), 0.01)
+        self.value = _orthogonal(nn.Linear(hidden_sizes[-1], 1), 1.0)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, num_actions]`` and values ``[B, 1]``."""
+        hidden = self.trunk(observation)
+        return self.policy(hidden), self.value(hidden)
+
+
+class ImagePlanes(nn.Module):
+    """Images ``[B, H, W, C]`` as planes ``[B, P, H, W]`` for convolutions.
+
+    The numbers are divided by the largest one. With ``categories`` they are names instead, as in MiniGrid's encoding of
+    a cell by object, colour and state (11, 6 and 4 of them): each becomes one plane that is 1 where it stands.
+
+    Args:
+        channels: C.
+        observation_high: largest number.
+        categories: how many names each channel has, one count per channel; a larger number lights no plane.
+
+    Raises:
+        ValueError: not one count per channel.
+    """
+
+    channel: Tensor
+    name: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int, observation_high: float, categories: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if categories is not None and (len(categories) != channels or min(categories) < 1):
+            raise ValueError(
+                f"categories is {list(categories)} for images of {channels} channels; give one count, at least 1, for "
+                "each channel, or None to scale the numbers."
+            )
+        self.has_names = categories is not None
+        counts = categories or [1] * channels
+        self.count = sum(counts)
+        self.register_buffer("channel", torch.arange(channels).repeat_interleave(torch.tensor(counts)), False)
+        self.register_buffer("name", torch.cat([torch.arange(count) for count in counts]), False)
+        self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Planes, float32."""
+        if self.has_names:
+            return (observation[..., self.channel] == self.name).float().movedim(-1, 1)
+        return (observation * self.scale).movedim(-1, 1)
+
+
+def _convolutions(
+    planes: int, channels: Sequence[int], kernel_sizes: Sequence[int], strides: Sequence[int]
+) -> list[nn.Module]:
+    if not len(channels) == len(kernel_sizes) == len(strides) > 0:
+        raise ValueError(
+            f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have one "
+            "number for each convolution, of which images need at least one."
+        )
+    layers: list[nn.Module] = []
+    for (before, after), kernel_size, stride in zip(
+        itertools.pairwise([planes, *channels]), kernel_sizes, strides, strict=True
+    ):
+        layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
+    return layers
+
+
+def _flat_size(
+    shape: Sequence[int], channels: Sequence[int], kernel_sizes: Sequence[int], strides: Sequence[int]
+) -> int:
+    """Numbers the convolutions make of an image."""
+    sides = []
+    for side in shape[:2]:
+        for kernel_size, stride in zip(kernel_sizes, strides, strict=True):
+            side = (side - kernel_size) // stride + 1
+        sides.append(side)
+    if min(sides) < 1:
+        raise ValueError(
+            f"convolutions with kernel_sizes {list(kernel_sizes)} and strides {list(strides)} leave nothing of images "
+            f"{list(shape)} (height, width, channels). Give fewer or smaller ones."
+        )
+    return sides[0] * sides[1] * channels[-1]
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
+    assert layer.bias is not None
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proximal policy optimisation for discrete actions, one training step per rollout."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor
+from torch.distributions import Categorical
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from lightning_replay.agents.actor_critic import ActorCritic
+from lightning_replay.agents.sized_agent import SizedAgent
+
+__all__ = ["PPO"]
+
+_LOSSES = {"policy_loss": "loss_objective", "value_loss": "loss_critic", "entropy_loss": "loss_entropy"}
+_MEASURES = {"entropy": "entropy", "clip_fraction": "clip_fraction", "kl_divergence": "kl_approx"}
+
+
+class PPO(SizedAgent):
+    """Maximises ``E[min(r A, clip(r, 1 ± clip_range) A)]``, r the ratio of new to old action probability.
+
+    Each ``training_step`` takes one rollout, a TensorDict ``[N, T]`` as :class:`~lightning_replay.lit.LevelDataModule`
+    collects them: advantages by TorchRL's GAE with the values recorded during collection (a time limit bootstraps
+    from the episode's last observation, a termination does not), normalised over the rollout, then ``epochs`` passes
+    over ``minibatches`` with TorchRL's ``ClipPPOLoss``. Rows whose ``is_trained`` is False take part in neither. Of the
+    gradient steps of a rollout the last is counted by Lightning: ``global_step`` is the number of rollouts learned
+    from.
+
+    Policy and value share a trunk: a perceptron over flat float observations; for images ``uint8 [H, W, C]``
+    convolutions over their numbers divided by the largest one, or, with ``categories``, over one plane per name.
+    Schulman et al. 2017, https://arxiv.org/abs/1707.06347; the defaults are those of Jiang et al. 2021 on MiniGrid
+    (https://arxiv.org/abs/2010.03934, appendix).
+
+    Args:
+        observation_shape: ``(size,)`` or ``(height, width, channels)``; read from the environment if absent.
+        observation_high: largest number of an image; read from the environment with the shape, else 255.
+        num_actions: number of actions; read from the environment if absent.
+        hidden_sizes: widths of the fully connected layers.
+        channels: of the convolutions over images, one number each.
+        kernel_sizes: of the convolutions.
+        strides: of the convolutions.
+        categories: names in each channel of images that encode things, (11, 6, 4) for MiniGrid's; ``None`` scales.
+        learning_rate: Adam's.
+        adam_epsilon: Adam's.
+        discount: γ.
+        gae_lambda: λ.
+        clip_range: how far the ratio r may pay off.
+        value_clip: how far a value may move from the recorded one and pay off; ``None`` does not clip.
+        entropy_coefficient: weight of the entropy that is maximised.
+        value_coefficient: weight of the mean squared error of the values.
+        gradient_norm: the gradient's norm is cut to this; ``None`` leaves it.
+        epochs: passes over a rollout.
+        minibatches: parts a rollout is cut into for each pass; fewer of that size where rows are left out.
+
+    Returned by each training step, means over its gradient steps, 0 where no row was trained on:
+        loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence: scalars.
+
+    Raises:
+        ValueError: a count below 1, a factor outside its range.
+
+    Example:
+        >>> agent = PPO(observation_shape=(4,), num_actions=2)
+        >>> agent.act(torch.zeros(5, 4), explore=True).shape
+        torch.Size([5])
+    """
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "num_actions")
+
+    def __init__(
+        self,
+        observation_shape: tuple[int, ...] | None = None,
+        observation_high: float | None = None,
+        num_actions: int | None = None,
+        hidden_sizes: tuple[int, ...] = (64,),
+        channels: tuple[int, ...] = (16, 32, 32),
+        kernel_sizes: tuple[int, ...] = (2, 2, 2),
+        strides: tuple[int, ...] = (1, 1, 1),
+        categories: tuple[int, ...] | None = None,
+        learning_rate: float = 7e-4,
+        adam_epsilon: float = 1e-5,
+        discount: float = 0.999,
+        gae_lambda: float = 0.95,
+        clip_range: float = 0.2,
+        value_clip: float | None = 0.2,
+        entropy_coefficient: float = 0.01,
+        value_coefficient: float = 0.5,
+        gradient_norm: float | None = 0.5,
+        epochs: int = 4,
+        minibatches: int = 8,
+    ) -> None:
+        super().__init__()
+        if epochs < 1 or minibatches < 1:
+            raise ValueError(f"epochs is {epochs} and minibatches {minibatches}; both must be at least 1.")
+        if not (0 < discount <= 1 and 0 <= gae_lambda <= 1):
+            raise ValueError(
+                f"discount is {discount} and gae_lambda {gae_lambda}; the one must be in (0, 1], the other in [0, 1]."
+            )
+        if (
+            clip_range <= 0
+            or (value_clip is not None and value_clip <= 0)
+            or (gradient_norm is not None and gradient_norm <= 0)
+        ):
+            raise ValueError(
+                f"clip_range is {clip_range}, value_clip {value_clip} and gradient_norm {gradient_norm}; each must be "
+                "positive (value_clip=None and gradient_norm=None leave values and gradients as they are)."
+            )
+        self.save_hyperparameters()
+        self.build_if_sized()
+
+    @classmethod
+    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
+        """Shape and range of the observations and number of actions."""
+        if not isinstance(action_space, Discrete) or action_space.start != 0:
+            raise ValueError(
+                f"{cls.__name__} got the action space {action_space}; it needs Discrete actions that start at 0."
+            )
+        shape: tuple[int, ...] = observation_space.shape if isinstance(observation_space, Box) else ()
+        is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
+        is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
+        if not (is_flat or is_image):
+            raise ValueError(
+                f"{cls.__name__} got the observation space {observation_space}; it needs flat observations, a "
+                "one-dimensional Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
+                "Wrap the environment, for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
+            )
+        return {
+            "observation_shape": [int(size) for size in shape],
+            "observation_high": float(observation_space.high.max()) if is_image else None,
+            "num_actions": int(action_space.n),
+        }
+
+    def build(self) -> None:
+        """Creates the network and the loss."""
+        options = self.hparams
+        network = ActorCritic(
+            options["observation_shape"],
+            255.0 if options["observation_high"] is None else options["observation_high"],
+            options["num_actions"],
+            **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
+        )
+        actor = ProbabilisticTensorDictSequential(
+            # the value reads what the policy's pass left of the trunk: one pass for both
+            TensorDictModule(network.trunk, ["observation"], ["hidden"]),
+            TensorDictModule(network.policy, ["hidden"], ["logits"]),
+            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
+        )
+        self.loss = ClipPPOLoss(
+            actor,
+            TensorDictModule(network.value, ["hidden"], ["state_value"]),
+            clip_epsilon=options["clip_range"],
+            clip_value=options["value_clip"],
+            entropy_coeff=options["entropy_coefficient"],
+            critic_coeff=options["value_coefficient"],
+            loss_critic_type="l2",
+            functional=False,
+        )
+        self._network = (network,)  # in a tuple: its parameters already belong to the loss
+        # in a tuple as well: its two numbers are no weights to be saved
+        self._advantages = (GAE(gamma=options["discount"], lmbda=options["gae_lambda"], value_network=None),)
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Actions, int64 ``[N]``: drawn from the policy, or the most probable."""
+        logits, _ = self._network[0](observation)
+        return Categorical(logits=logits).sample() if explore else logits.argmax(dim=-1)
+
+    def act_with_value(self, observation: Tensor) -> TensorDict:
+        """Actions drawn for observations ``[N, ...]`` and what a rollout records with them.
+
+        Returns:
+            TensorDict ``[N]``: action int64 ``[N]``, action_log_prob float32 ``[N]``, logits float32 ``[N, A]``,
+            state_value float32 ``[N, 1]``.
+        """
+        logits, value = self._network[0](observation)
+        policy = Categorical(logits=logits)
+        action = policy.sample()
+        return TensorDict(
+            {"action": action, "action_log_prob": policy.log_prob(action), "logits": logits, "state_value": value},
+            batch_size=action.shape,
+        )
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Values of observations, float32 ``[N, 1]``."""
+        return self._network[0](observation)[1]
+
+    def training_step(self, batch: TensorDictBase, batch_idx: int) -> dict[str, Tensor]:
+        """All gradient steps on one rollout ``[N, T]``."""
+        rows = self.trained_rows(batch)
+        if len(rows) == 0:
+            return {name: torch.zeros(()) for name in ("loss", *_LOSSES, *_MEASURES)}
+        raw: Any = self.optimizers(use_pl_optimizer=False)
+        counted: Any = self.optimizers()
+        size = -(-batch.numel() // self.hparams["minibatches"])
+        parts = -(-len(rows) // size)
+        epochs = self.hparams["epochs"]
+        sums: dict[str, Tensor] = {}
+        for epoch in range(epochs):
+            order = torch.randperm(len(rows), device=rows["advantage"].device)
+            for part, index in enumerate(order.tensor_split(parts)):
+                is_last = epoch == epochs - 1 and part == parts - 1
+                for name, number in self._step(rows[index], counted if is_last else raw).items():
+                    sums[name] = sums[name] + number if name in sums else number
+        return {name: number / (epochs * parts) for name, number in sums.items()}
+
+    def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
+        """The rows ``[M]`` of a rollout that are learned from, with normalised ``advantage`` and ``value_target``."""
+        with torch.no_grad():
+            rollout = self._advantages[0](rollout.copy())
+        rows = rollout.exclude("next").reshape(-1)
+        is_trained = rows.get("is_trained", None)
+        if is_trained is not None and not is_trained.all():
+            rows = rows[is_trained.reshape(-1)]
+        advantage = rows["advantage"]
+        spread = advantage.std() if len(rows) > 1 else advantage.new_ones(())
+        rows["advantage"] = (advantage - advantage.mean()) / (spread + 1e-5) if len(rows) > 0 else advantage
+        return rows
+
+    def _step(self, rows: TensorDictBase, optimizer: Any) -> dict[str, Tensor]:
+        found = self.loss(rows)
+        parts = {name: found[key] for name, key in _LOSSES.items()}
+        loss = torch.stack([part.reshape(()) for part in parts.values()]).sum()
+        optimizer.zero_grad()
+        self.take_gradients(loss)
+        if self.hparams["gradient_norm"] is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), self.hparams["gradient_norm"])
+        optimizer.step()
+        measures = {name: found[key] for name, key in _MEASURES.items()}
+        return {name: number.detach() for name, number in ({"loss": loss} | parts | measures).items()}
+
+    def on_fit_start(self) -> None:
+        """Refuses a precision that scales gradients, and a data module that discounts otherwise."""
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                f"precision is {self.trainer.precision}, which scales gradients between steps; PPO takes many steps "
+                "per training step. Use precision 32-true or bf16-mixed."
+            )
+        datamodule: Any = getattr(self.trainer, "datamodule", None)
+        parts = {
+            "return_normalization": getattr(datamodule, "return_normalization", None),
+            "levels.score": getattr(getattr(datamodule, "levels", None), "score", None),
+        }
+        for owner, part in parts.items():
+            for name in ("discount", "gae_lambda"):
+                if getattr(part, name, self.hparams[name]) != self.hparams[name]:
+                    raise ValueError(
+                        f"{owner} of the data module has {name} {getattr(part, name)}, the agent {self.hparams[name]}; "
+                        "give both the same."
+                    )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        options = self.hparams
+        return torch.optim.Adam(
+            list(self.parameters()), lr=options["learning_rate"], eps=options["adam_epsilon"], fused=True
+        )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an environment must be for levels to be chosen: asked once, of how it resets and of first observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from lightning_replay.levels.level_ids import LEVEL_IDS
+
+__all__ = [
+    "LEVEL_IDS",
+    "checked_level",
+    "checked_probes",
+    "require_levels_by_seed",
+    "require_levels_to_show",
+    "require_no_autoreset",
+]
+
+_PROBES = tuple(range(8))
+_ACCEPTED = (
+    "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
+    "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
+    "before reset. Mend the environment, or give check=False if its level does not show in the first observation"
+)
+
+
+def checked_level(level_id: Any) -> int:
+    """The identity of a level as a plain int.
+
+    Raises:
+        ValueError: anything but an integer from 0 to ``2**31 - 1``.
+    """
+    if isinstance(level_id, bool) or not isinstance(level_id, int | np.integer) or not 0 <= level_id < LEVEL_IDS:
+        raise ValueError(f"level id is {level_id!r}; the ids of levels are integers from 0 to 2**31 - 1")
+    return int(level_id)
+
+
+def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
+    """The levels that the check plays: none for ``False``, 0 to 7 for ``True``, else those given.
+
+    Raises:
+        ValueError: fewer than two different levels, or an identity that is none.
+    """
+    if isinstance(check, bool):
+        return _PROBES if check else ()
+    probes = tuple(dict.fromkeys(checked_level(level_id) for level_id in check))
+    if len(probes) < 2:
+        raise ValueError(f"check is {list(check)}; True, False or at least two different level ids are accepted")
+    return probes
+
+
+def require_levels_to_show(
+    first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
+) -> None:
+    """One level twice must begin alike, and not all levels alike; three resets when the environment is right.
+
+    Args:
+        first_observations: resets each environment to its level and returns the observations, one of each.
+        probes: the levels to compare, at least two.
+        num_envs: how many environments are asked at once.
+        name: of the environment, for the error.
+
+    Raises:
+        ValueError: an environment that ignores its level, or that is not fixed by it.
+    """
+    rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
+    first, again = first_observations(rounds[0]), first_observations(rounds[0])
+    for level_id, before, after in zip(rounds[0], first, again, strict=True):
+        if not data_equivalence(before, after):
+            raise ValueError(
+                f"{name} does not follow its level: level {level_id}, begun twice, gave two different first "
+                f"observations. {_ACCEPTED}"
+            )
+    alike = list(range(num_envs))
+    for level_ids in rounds[1:]:
+        following = first_observations(level_ids)
+        alike = [row for row in alike if data_equivalence(first[row], following[row], exact=True)]
+        if not alike:
+            return
+    raise ValueError(
+        f"{name} ignores its level: the levels {', '.join(map(str, sorted(probes)))} all gave the same first "
+        f"observation. {_ACCEPTED}"
+    )
+
+
+def require_no_autoreset(env: VectorEnv) -> None:
+    """Raises ``ValueError`` for a vector environment that begins episodes by itself."""
+    # the metadata is shared by all vectors of one environment class, so the last one built would answer for all
+    mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
+    if mode != AutoresetMode.DISABLED:
+        raise ValueError(
+            f"{env} resets its sub-environments by itself (autoreset_mode is {mode}), before a level can be chosen; "
+            "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
+            "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
+        )
+
+
+def require_levels_by_seed(env: VectorEnv) -> None:
+    """Raises ``ValueError`` for sub-environments with ``set_level`` that no :class:`LevelWrapper` calls."""
+    call = getattr(env.unwrapped, "call", None)
+    if call is None:
+        return
+    sets = call("has_wrapper_attr", "set_level")
+    wrapped = call("has_wrapper_attr", "plays_level_ids")
+    if any(has and not reaches for has, reaches in zip(sets, wrapped, strict=True)):
+        raise ValueError(
+            f"the sub-environments of {env} have a method set_level, which a seed does not reach; build the vector by "
+            "make_level_vector(env, num_envs, levels), or put LevelWrapper(env, check=False) around each of them"
+        )

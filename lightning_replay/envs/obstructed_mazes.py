@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ObstructedMazeGamut of the level-replay paper on MiniGrid: mazes of locked doors, the level's seed says which."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra where MiniGrid is missing
+
+from minigrid.core.constants import COLOR_NAMES  # isort: skip
+from minigrid.core.mission import MissionSpace  # isort: skip
+from minigrid.core.roomgrid import RoomGrid  # isort: skip
+from minigrid.core.world_object import Ball  # isort: skip
+from minigrid.envs.obstructedmaze import ObstructedMazeEnv  # isort: skip
+from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1  # isort: skip
+
+__all__ = ["MAZES", "Maze", "ObstructedMazeGamut"]
+
+
+class Maze(NamedTuple):
+    """One of MiniGrid's obstructed mazes.
+
+    Attributes:
+        name: MiniGrid's: how many locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
+            ``b``: a ball obstructs the door.
+        quarters: of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them.
+        agent_room: column and row of the room where the agent starts.
+        is_key_in_box: whether boxes hide the keys.
+        is_blocked: whether balls obstruct the locked doors.
+        rooms_visited: how many rooms the time limit allows for.
+    """
+
+    name: str
+    quarters: int
+    agent_room: tuple[int, int]
+    is_key_in_box: bool
+    is_blocked: bool
+    rooms_visited: int
+
+
+MAZES = (
+    Maze("1Dl", 0, (0, 0), False, False, 2),
+    Maze("1Dlh", 0, (0, 0), True, False, 2),
+    Maze("1Dlhb", 0, (0, 0), True, True, 2),
+    Maze("2Dl", 1, (2, 1), False, False, 4),
+    Maze("2Dlh", 1, (2, 1), True, False, 4),
+    Maze("2Dlhb", 1, (2, 1), True, True, 4),
+    Maze("1Q", 1, (1, 1), True, True, 5),
+    Maze("2Q", 2, (2, 1), True, True, 11),
+    Maze("Full", 4, (1, 1), True, True, 25),
+)
+_ROOM_SIZE, _ROOMS = 7, 3
+
+
+class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
+    """Pick up the blue ball behind locked doors; as ``ObstructedMazeGamut-Easy-v0``, ``-Medium-v0`` and ``-Hard-v0``.
+
+    A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`, whose number is
+    the level's ``difficulty``. All are drawn into 3 x 3 rooms of 7 cells a side, walls included; rooms that a maze does
+    not use are closed. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels.
+
+    Keys are placed after all balls, as in MiniGrid's own ``-v1`` mazes: before, a ball could replace a box with the
+    key in it, and the level had no solution.
+
+    Args:
+        num_mazes: how many of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
+        render_mode: ``None`` or ``"rgb_array"``.
+
+    Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or
+    the box ahead), done.
+
+    Observation: uint8 ``[19, 19, 3]``, the whole grid; see :class:`~lightning_replay.envs.full_grid.FullGrid`. What
+    the agent carries does not show.
+
+    Reward: ``1 - 0.9 * steps / max_steps`` for the ball, which terminates the episode; else 0. The time limit is
+    MiniGrid's, 4 x 49 steps for each room to visit: 392 steps in the first three mazes, 784, 980, 2156 and 4900.
+    """
+
+    def __init__(self, num_mazes: int, *, render_mode: str | None = None) -> None:
+        if not 1 <= num_mazes <= len(MAZES):
+            raise ValueError(f"num_mazes is {num_mazes}; there are {len(MAZES)} mazes, at least one is needed")
+        self.num_mazes = num_mazes
+        mission = MissionSpace(self._gen_mission, ordered_placeholders=[[COLOR_NAMES[0]]])
+        # past ObstructedMazeEnv, whose rooms are 6 wide and as many as one maze needs
+        RoomGrid.__init__(
+            self,
+            room_size=_ROOM_SIZE,
+            num_rows=_ROOMS,
+            num_cols=_ROOMS,
+            mission_space=mission,
+            render_mode=render_mode,
+            highlight=False,
+        )
+        self._become(0)
+        self.observation_space = self.grid_space()
+
+    @property
+    def maze(self) -> Maze:
+        """The maze that the level is."""
+        return MAZES[self.difficulty]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode of the maze that the seed says; without a seed, of any."""
+        self._become(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
+        return super().reset(seed=seed, options=options)
+
+    def _become(self, difficulty: int) -> None:
+        self.difficulty = difficulty
+        self.num_quarters, self.agent_room = self.maze.quarters, self.maze.agent_room
+        self.key_in_box, self.blocked = self.maze.is_key_in_box, self.maze.is_blocked
+        self.max_steps = 4 * self.maze.rooms_visited * _ROOM_SIZE**2
+
+    def _gen_grid(self, width: int, height: int) -> None:
+        if self.num_quarters:
+            super()._gen_grid(width, height)
+        else:
+            self._gen_two_rooms(width, height)
+
+    def _gen_two_rooms(self, width: int, height: int) -> None:
+        ObstructedMazeEnv._gen_grid(self, width, height)
+        color = self.door_colors[0]
+        self.add_locked_door(0, 0, color=color, blocked=self.blocked)
+        self.add_key(0, 0, color=color, key_in_box=self.key_in_box)
+        self.obj = Ball(self.ball_to_find_color)
+        self.place_in_room(1, 0, self.obj)
+        self.place_agent(*self.agent_room)

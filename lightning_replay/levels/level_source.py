@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of choosing levels has in common: who plays what, and the feedback by which it is told."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+
+from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, Segment
+from lightning_replay.state_files import read_state, write_state
+
+__all__ = ["LevelSource", "checked_actor"]
+
+_FORMAT = 1
+
+
+class LevelSource(ABC):
+    """Says which level each actor plays next: :meth:`next_level` when an episode starts, :meth:`update` with its steps.
+
+    Steps may come later than the next episode's start: so an actor may have several levels in flight, and an update
+    names its level.
+
+    Attributes:
+        running: the episodes in flight.
+    """
+
+    def __init__(self) -> None:
+        self.running = RunningLevels()
+
+    @property
+    @abstractmethod
+    def episodes(self) -> int:
+        """Episodes that all actors began."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Levels with a score."""
+
+    def next_level(self, actor: Actor) -> int:
+        """The level an actor plays from now on; all levels become one episode older.
+
+        Args:
+            actor: number or name of whoever plays one episode at a time.
+
+        Returns:
+            Its id.
+
+        Raises:
+            TypeError: an actor that is neither.
+        """
+        return self._next(checked_actor(actor))
+
+    @abstractmethod
+    def _next(self, actor: Actor) -> int:
+        """Chooses a level and begins it."""
+
+    def start(self, actor: Actor, level_id: int) -> None:
+        """Notes that an actor plays a level that another chose for it: it counts as one more episode.
+
+        Raises:
+            TypeError: an actor that is neither a number nor a name.
+            ValueError: none of the levels.
+        """
+        actor = checked_actor(actor)
+        self._play(actor, self.checked(level_id))
+
+    @abstractmethod
+    def _play(self, actor: Actor, level_id: int) -> None:
+        """Begins a level."""
+
+    @abstractmethod
+    def checked(self, level_id: int) -> int:
+        """The id of a level that can be played.
+
+        Raises:
+            ValueError: none of the levels.
+        """
+
+    def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
+        """Learns from steps of a level, once they are made and valued; a long episode may come in several pieces.
+
+        The steps belong to the episode that the actor has played longest on this level. Two actors on one level never
+        mix; both episodes count, and the later score stays.
+
+        Args:
+            actor: who made them.
+            level_id: under which they were made.
+            steps: TensorDict ``[T]``, T at least 1: ``state_value``, ``logits`` where the score needs them, ``("next",
+                "reward" | "state_value" | "terminated" | "truncated" | "done")``, each ``[T]`` or ``[T, 1]``.
+            episode_done: whether the episode ended with the last of them; equals its ``done``.
+
+        Returns:
+            The level's new score, if the episode is done and scored.
+
+        Raises:
+            ValueError: the actor does not play this level; steps that are none, NaN, or of several episodes; a score
+                that is NaN. Nothing is changed.
+        """
+        episode = self.running.oldest(actor, level_id)
+        segment = Segment(steps, episode_done)
+        score = self._learn(episode, segment, episode_done)
+        if episode_done:
+            self._end(actor, episode)
+        return score
+
+    @abstractmethod
+    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
+        """Takes up the steps; raises before anything is changed."""
+
+    def _end(self, actor: Actor, episode: RunningLevel) -> None:
+        self.running.end(actor, episode)
+
+    def flush(self) -> None:  # noqa: B027  there is nothing to flush where nothing is scored
+        """Makes scores of the steps of unfinished episodes, and begins their means anew.
+
+        The released code of the paper does so after every policy update; the paper itself joins the pieces of an
+        episode, which is what happens if this is never called.
+        """
+
+    def trains_on(self, actor: Actor, level_id: int) -> bool:
+        """Whether the learner may learn from the episode the actor began last on this level; ask before the next one.
+
+        Raises:
+            ValueError: the actor does not play this level.
+        """
+        self.running.oldest(actor, level_id)
+        return next(one.trains for one in reversed(self.running.of(actor)) if one.level_id == level_id)
+
+    def in_flight(self, actor: Actor) -> list[int]:
+        """Levels the actor began and that are not done, oldest first."""
+        return [episode.level_id for episode in self.running.of(actor)]
+
+    def abandon(self, actor: Actor) -> int:
+        """Forgets the levels in flight of an actor that was lost; how many they were."""
+        return self._abandon(actor, list(self.running.of(actor)))
+
+    def abandon_all_but_newest(self, actor: Actor) -> int:
+        """Forgets an actor's levels in flight except the one begun last, as after a resume; how many they were."""
+        return self._abandon(actor, self.running.of(actor)[:-1])
+
+    def _abandon(self, actor: Actor, episodes: list[RunningLevel]) -> int:
+        for episode in episodes:
+            self._end(actor, episode)
+        return len(episodes)
+
+    @abstractmethod
+    def probabilities(self) -> TensorDict:
+        """Of the levels with a score, ``[L]``; all others have probability 0.
+
+        Returns:
+            ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
+        """
+
+    def stats(self) -> dict[str, float]:
+        """Figures for a log."""
+        return {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and plain values; the next choices are the same after :meth:`load_state_dict`.
+
+        Levels in flight are kept. Where environments start new episodes on resuming, let every actor choose first, then
+        forget the old ones with :meth:`abandon_all_but_newest`: so the choices are those of a run without a break.
+        """
+        return {"version": _FORMAT, "kind": type(self).__name__, "running": self.running.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict` of a source built with the same arguments.
+
+        Raises:
+            ValueError: the state is of another format, another class or other levels.
+        """
+        if state.get("version") != _FORMAT or state.get("kind") != type(self).__name__:
+            raise ValueError(
+                f"the state is version {state.get('version')} of a {state.get('kind')}; this is a "
+                f"{type(self).__name__} and reads version {_FORMAT}"
+            )
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(
+                f"the state lacks or adds {sorted(set(state) ^ expected)}; it was not saved by state_dict()"
+            )
+        self._load(state)
+        self.running.load_state_dict(state["running"])
+
+    @abstractmethod
+    def _load(self, state: dict[str, Any]) -> None:
+        """Restores what the subclass adds to the state; changes nothing if the state does not fit."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""
+        write_state(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            DamagedFileError: a file is missing or damaged.
+            ValueError: see :meth:`load_state_dict`.
+        """
+        self.load_state_dict(read_state(path))
+
+
+def checked_actor(actor: Any) -> Actor:
+    """A number or a name.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(actor, str):
+        return actor
+    try:
+        return operator.index(actor)
+    except TypeError:
+        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels that were never scored: a known set of them, or ids drawn without end."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
+
+__all__ = [
+    "GeneratedLevels",
+    "KnownLevels",
+    "LevelGenerator",
+    "NewLevels",
+    "fingerprint",
+    "levels_and_room",
+]
+
+LevelGenerator = Callable[[torch.Generator], int]
+_DRAWS = 1_000  # of a generator, until it is believed to know no other level
+
+
+class NewLevels(ABC):
+    """Where levels come from that have no score yet."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int | None:
+        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+
+    @property
+    @abstractmethod
+    def is_exhausted(self) -> bool:
+        """Whether every level has a score."""
+
+    @property
+    @abstractmethod
+    def has_idle(self) -> bool:
+        """Whether some level without a score is played by nobody."""
+
+    @abstractmethod
+    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        """A level without a score, if possible one that nobody plays.
+
+        Args:
+            generator: of the choice.
+            is_known: whether a level has a score or is being played.
+        """
+
+    @abstractmethod
+    def check(self, level_id: int) -> None:
+        """Refuses an id that is none of the levels."""
+
+    @abstractmethod
+    def begin(self, level_id: int) -> None:
+        """An actor begins to play the level."""
+
+    @abstractmethod
+    def end(self, level_id: int) -> None:
+        """An actor plays the level no more, with a score or without."""
+
+    @abstractmethod
+    def scored(self, level_id: int) -> None:
+        """The level has a score."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+
+    @abstractmethod
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of other levels with a ``ValueError``."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, which was checked."""
+
+
+class KnownLevels(NewLevels):
+    """A set of levels; drawing, starting and scoring one cost the same however many there are.
+
+    Args:
+        level_ids: distinct, not negative.
+    """
+
+    def __init__(self, level_ids: list[int]) -> None:
+        self._count = len(level_ids)
+        self._fingerprint = fingerprint(level_ids)
+        self._members = frozenset(level_ids)
+        self._idle = _Bag(level_ids)
+        self._played = _Bag([])
+        self._times: dict[int, int] = {}  # how many actors play a level without a score
+
+    @property
+    def count(self) -> int:
+        """Of all levels."""
+        return self._count
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every level has a score."""
+        return not self._idle.items and not self._played.items
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether some level without a score is played by nobody."""
+        return bool(self._idle.items)
+
+    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        """One that nobody plays; of those that are played, if there is no other."""
+        bag = (self._idle if self._idle.items else self._played).items
+        return bag[int(torch.randint(len(bag), (), generator=generator))]
+
+    def check(self, level_id: int) -> None:
+        """Refuses an id that is none of the levels.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if level_id not in self._members:
+            raise ValueError(f"level {level_id} is none of the {self._count} levels that were given")
+
+    def begin(self, level_id: int) -> None:
+        """An actor begins to play the level."""
+        if level_id in self._idle:
+            self._idle.remove(level_id)
+            self._played.add(level_id)
+        if level_id in self._played:
+            self._times[level_id] = self._times.get(level_id, 0) + 1
+
+    def end(self, level_id: int) -> None:
+        """An actor plays the level no more, with a score or without."""
+        if level_id in self._played:
+            self._times[level_id] -= 1
+            if self._times[level_id] == 0:
+                del self._times[level_id]
+                self._played.remove(level_id)
+                self._idle.add(level_id)
+
+    def scored(self, level_id: int) -> None:
+        """The level has a score."""
+        for bag in (self._idle, self._played):
+            if level_id in bag:
+                bag.remove(level_id)
+        self._times.pop(level_id, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Levels without a score, in the order of the bags, and who they are."""
+        return {
+            "fingerprint": self._fingerprint,
+            "idle": torch.tensor(self._idle.items, dtype=torch.int64),
+            "played": torch.tensor(self._played.items, dtype=torch.int64),
+            "times": torch.tensor([self._times[level] for level in self._played.items], dtype=torch.int64),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of other levels.
+
+        Raises:
+            ValueError: it is.
+        """
+        if state.get("fingerprint") != self._fingerprint:
+            raise ValueError(
+                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
+                "levels in the same order"
+            )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, which was checked."""
+        self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
+        self._times = dict(zip(self._played.items, state["times"].tolist(), strict=True))
+
+
+class GeneratedLevels(NewLevels):
+    """Ids drawn until one is neither stored nor being played.
+
+    Args:
+        generate: draws an id; uniform below 2^31 if absent. One that repeats itself is allowed: after many tries in
+            vain a known level is played again.
+    """
+
+    count = None
+    is_exhausted = False
+    has_idle = True
+
+    def __init__(self, generate: LevelGenerator | None) -> None:
+        self._generate = generate or _any_seed
+
+    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        """The first unknown id."""
+        for _ in range(_DRAWS):
+            level_id = checked_level_id(self._generate(generator))
+            if not is_known(level_id):
+                break
+        return level_id
+
+    def check(self, level_id: int) -> None:
+        """Every id is accepted."""
+
+    def begin(self, level_id: int) -> None:
+        """Nothing to note."""
+
+    def end(self, level_id: int) -> None:
+        """Nothing to note."""
+
+    def scored(self, level_id: int) -> None:
+        """Nothing to note."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of a known set of levels.
+
+        Raises:
+            ValueError: it is.
+        """
+        if state:
+            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+
+
+def levels_and_room(
+    levels: int | Iterable[int] | None, capacity: int | None, generate: LevelGenerator | None, *, is_edited: bool
+) -> tuple[NewLevels, list[int], int]:
+    """Levels without a score, the ids of a known set, and how many levels have room among those with a score.
+
+    Args:
+        levels: ids or their number; ``None`` for levels without end.
+        capacity: needed for levels without end.
+        generate: of levels without end.
+        is_edited: whether levels are made from others, for which there must be no end of them.
+
+    Raises:
+        ValueError: arguments that contradict each other, or what :func:`checked_level_ids` refuses.
+    """
+    if levels is None:
+        if capacity is None or capacity < 1:
+            raise ValueError(f"capacity is {capacity}; levels without end need one of at least 1, or give levels=...")
+        return GeneratedLevels(generate), [], capacity
+    ids = checked_level_ids(levels)
+    if capacity is not None and capacity != len(ids):
+        raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
+    if is_edited or generate is not None:
+        raise ValueError("editor and generate make other levels than those given; leave levels out for them")
+    return KnownLevels(ids), ids, len(ids)
+
+
+def fingerprint(level_ids: list[int]) -> str:
+    """Equal for equal ids in the same order."""
+    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
+
+
+class _Bag:
+    """Distinct numbers, any of which can be removed or picked by position at once."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = list(items)
+        self._position = {item: place for place, item in enumerate(self.items)}
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._position
+
+    def add(self, item: int) -> None:
+        self._position[item] = len(self.items)
+        self.items.append(item)
+
+    def remove(self, item: int) -> None:
+        place, last = self._position.pop(item), self.items.pop()
+        if last != item:
+            self.items[place] = last
+            self._position[last] = place
+
+
+def _any_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(LEVEL_IDS, (), generator=generator))

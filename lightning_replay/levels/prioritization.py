@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From scores of levels to the chance of replaying each: by rank, in proportion, greedily or by a Boltzmann rule.
+
+Every rule says the same distribution twice: :meth:`Prioritization.probabilities` of all rows at once, and
+:meth:`Prioritization.draw`, whose cost grows with the logarithm of the number of levels.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from typing import Self
+
+import numpy as np
+import torch
+from sortedcontainers import SortedList
+
+from lightning_replay.levels.sum_tree import SumTree
+
+__all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
+
+_FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
+
+
+class Prioritization(ABC):
+    """What turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it."""
+
+    score_temperature: float = math.nan
+
+    def bind(self, score_temperature: float) -> Self:
+        """An empty one of the same options.
+
+        Args:
+            score_temperature: β of the paper, above 0; :class:`Greedy` needs none.
+
+        Raises:
+            ValueError: the temperature is not above 0.
+        """
+        if not 0.0 < score_temperature < math.inf:
+            raise ValueError(
+                f"score_temperature is {score_temperature}; it must be above 0. For the highest score alone use "
+                "prioritization=Greedy()"
+            )
+        bound = copy.copy(self)
+        bound.score_temperature = score_temperature
+        bound.fill(np.zeros(0), np.zeros(0, np.int64))
+        return bound
+
+    @abstractmethod
+    def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Replaces all rows: row k has ``scores[k]`` and was played at ``timestamps[k]``, both ``[L]``."""
+
+    @abstractmethod
+    def put(self, row: int, score: float, timestamp: int) -> None:
+        """Adds a row, or changes its score or timestamp."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> int:
+        """A row, with its probability; there is at least one."""
+
+    @abstractmethod
+    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Probability of each row, float64 ``[L]``, which sum to 1."""
+
+
+class _Ordered(Prioritization):
+    """Rows from the highest score to the lowest; of equal ones that played longer ago first, then the lower row."""
+
+    _order: SortedList
+    _keys: list[tuple[float, int, int]]
+
+    def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Replaces all rows."""
+        rows = range(len(scores))
+        self._keys = list(zip((-scores).tolist(), timestamps.tolist(), rows, strict=True))
+        self._order = SortedList(self._keys)
+
+    def put(self, row: int, score: float, timestamp: int) -> None:
+        """Adds a row, or moves it."""
+        key = (-score, timestamp, row)
+        if row < len(self._keys):
+            self._order.remove(self._keys[row])
+            self._keys[row] = key
+        else:
+            self._keys.append(key)
+        self._order.add(key)
+
+
+class Rank(_Ordered):
+    """Probability proportional to ``(1 / rank) ** (1 / score_temperature)``, rank 1 the highest score.
+
+    The default of Jiang et al. 2021, section 3. Ranks are among levels with a score alone. Of equal scores the level
+    played longer ago has the better rank.
+    """
+
+    def __init__(self) -> None:
+        self._weights = np.zeros(0)
+        self._cumulative = np.zeros(0)
+
+    def bind(self, score_temperature: float) -> Self:
+        """An empty one of the same options; see :meth:`Prioritization.bind`."""
+        bound = super().bind(score_temperature)
+        bound._weights = np.zeros(0)
+        return bound
+
+    def draw(self, generator: torch.Generator) -> int:
+        """A row, with its probability."""
+        count = len(self._order)
+        self._know_weights(count)
+        point = _fraction(generator) * self._cumulative[count - 1]
+        rank = int(np.searchsorted(self._cumulative[:count], point, side="right"))
+        return int(self._order[min(rank, count - 1)][2])
+
+    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Probability of each row."""
+        count = len(scores)
+        self._know_weights(count)
+        weights = np.empty(count)
+        weights[by_rank(scores, timestamps)] = self._weights[:count]
+        return weights / self._cumulative[count - 1]
+
+    def _know_weights(self, count: int) -> None:
+        """Computes the weights of ranks 1, 2, ..., relative to the first, and their sums."""
+        if count > len(self._weights):
+            self._weights = np.exp(-np.log(np.arange(1, max(2 * count, 64) + 1)) / self.score_temperature)
+            self._cumulative = np.cumsum(self._weights)
+
+
+class Greedy(_Ordered):
+    """The highest score, each with the same probability where several are equal; the temperature has no effect.
+
+    Args:
+        epsilon: share of draws that take any level.
+    """
+
+    def __init__(self, epsilon: float = 0.0) -> None:
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"epsilon is {epsilon}; it must be in [0, 1]")
+        self.epsilon = epsilon
+
+    def draw(self, generator: torch.Generator) -> int:
+        """A row, with its probability."""
+        if self.epsilon > 0.0 and _fraction(generator) < self.epsilon:
+            equals = len(self._order)
+        else:
+            equals = self._order.bisect_left((self._order[0][0], math.inf))
+        return int(self._order[int(torch.randint(equals, (), generator=generator))][2])
+
+    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Probability of each row."""
+        best = scores == scores.max()
+        return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
+
+
+class _Weighted(Prioritization):
+    """Rows in proportion to a weight of their own, whose logarithm is what the subclass says."""
+
+    _tree: SumTree
+    _logs: list[float]
+    _reference: float
+
+    @abstractmethod
+    def log_weights(self, scores: np.ndarray) -> np.ndarray:
+        """Logarithm of each row's weight, ``-inf`` for none; ``[L]``."""
+
+    def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Replaces all rows."""
+        self._logs = self.log_weights(scores).tolist()
+        self._tree = SumTree()
+        self._refer()
+
+    def _refer(self) -> None:
+        """Measures all weights from the largest, so that sums neither overflow nor vanish."""
+        self._reference = max((log for log in self._logs if log > -math.inf), default=0.0)
+        self._tree.fill([self._weight(log) for log in self._logs])
+
+    def _weight(self, log: float) -> float:
+        """Relative to the reference; never 0 for a row that has any, so that it is found once the others have gone."""
+        return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
+
+    def put(self, row: int, score: float, timestamp: int) -> None:
+        """Adds a row, or changes its weight."""
+        log = float(self.log_weights(np.array([score]))[0])
+        if row < len(self._logs):
+            self._logs[row] = log
+        else:
+            self._logs.append(log)
+        if log - self._reference > _FARTHEST_LOG:
+            self._refer()
+            return
+        self._tree[row] = self._weight(log)
+        if 0.0 < self._tree.total < math.exp(-_FARTHEST_LOG):
+            self._refer()
+
+    def draw(self, generator: torch.Generator) -> int:
+        """A row, with its probability; any row where no score has weight."""
+        if self._tree.total == 0.0:
+            return int(torch.randint(len(self._logs), (), generator=generator))
+        return self._tree.find(_fraction(generator) * self._tree.total)
+
+    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Probability of each row; the same for all where no score has weight."""
+        logs = self.log_weights(scores)
+        if not np.isfinite(logs).any():
+            return np.full(len(scores), 1.0 / len(scores))
+        weights = np.exp(logs - logs.max())
+        return weights / weights.sum()
+
+
+class Proportional(_Weighted):
+    """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``; uniform where no score is above 0."""
+
+    def log_weights(self, scores: np.ndarray) -> np.ndarray:
+        """Logarithm of each row's weight."""
+        logs = np.full(len(scores), -math.inf)
+        np.log(scores, out=logs, where=scores > 0.0)
+        return logs / self.score_temperature
+
+
+class Boltzmann(_Weighted):
+    """Probability proportional to ``exp(score / score_temperature)``."""
+
+    def log_weights(self, scores: np.ndarray) -> np.ndarray:
+        """Logarithm of each row's weight."""
+        return scores / self.score_temperature
+
+
+def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    """Rows from the highest score to the lowest, int64 ``[L]``; of equal scores the one played longer ago first."""
+    falling = -scores
+    order = np.argsort(falling)
+    ordered = falling[order]
+    if (ordered[1:] == ordered[:-1]).any():  # the sort that knows what to do then takes ten times as long
+        order = np.lexsort((timestamps, falling))
+    return order
+
+
+def _fraction(generator: torch.Generator) -> float:
+    return torch.rand((), generator=generator, dtype=torch.float64).item()

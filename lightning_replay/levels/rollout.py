@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole rollouts of several actors, cut where episodes end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.levels.level_source import LevelSource
+from lightning_replay.levels.running_levels import Actor
+
+__all__ = ["segments", "update_rollout"]
+
+_NEXT_KEYS = ("reward", "state_value", "terminated", "truncated", "done")
+_KEYS = ("state_value", "logits", *(("next", key) for key in _NEXT_KEYS))
+
+
+def update_rollout(
+    levels: LevelSource, rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None = None
+) -> None:
+    """Gives the steps of a rollout to the levels they were made on, actor after actor, episode after episode.
+
+    Call it before the policy is updated, with the values predicted during collection.
+
+    Args:
+        levels: to be told.
+        rollout: ``[actors, T]`` with the keys of :meth:`LevelSource.update`; others are passed over.
+        level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
+        actors: their names; 0, 1, 2, ... if absent.
+
+    Raises:
+        ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
+    """
+    cut = list(segments(rollout, level_id, actors))
+    for actor, level, _, _ in cut:  # so that nothing is learned of a rollout that is refused
+        levels.running.oldest(actor, level)
+    for actor, level, steps, done in cut:
+        levels.update(actor, level, steps, done)
+
+
+def segments(
+    rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None = None
+) -> Iterator[tuple[Actor, int, TensorDictBase, bool]]:
+    """Actor, level, steps ``[T']`` and whether the episode is done, of every piece of an episode in a rollout.
+
+    An episode that ends with the last step of a rollout leaves nothing for the next one. Arguments and errors as
+    :func:`update_rollout`.
+    """
+    names = list(range(rollout.shape[0])) if actors is None else list(actors)
+    if level_id.ndim == 3 and level_id.shape[-1] == 1:
+        level_id = level_id.squeeze(-1)
+    if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
+        raise ValueError(
+            f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)} and there are {len(names)} "
+            "actors; give [actors, T] for both"
+        )
+    steps = rollout.select(*_KEYS, strict=False).cpu()
+    if steps.get(("next", "done"), None) is None:
+        raise ValueError(f"the rollout has no ('next', 'done'); it has {sorted(map(str, rollout.keys(True, True)))}")
+    ends = steps["next", "done"].reshape(steps.shape).tolist()
+    played = level_id.tolist()
+    for row, actor in enumerate(names):
+        start = 0
+        for stop in range(1, steps.shape[1] + 1):
+            if ends[row][stop - 1] or stop == steps.shape[1]:
+                if len(set(played[row][start:stop])) > 1:
+                    raise ValueError(
+                        f"steps {start} to {stop - 1} of actor {actor!r} are one episode on the levels "
+                        f"{sorted(set(played[row][start:stop]))}; level_id is that of the step's own observation"
+                    )
+                yield actor, played[row][start], steps[row, start:stop], bool(ends[row][stop - 1])
+                start = stop

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a policy could still learn from a level: scores of one episode, for segments and as pure functions.
+
+The classes take a segment of an episode in TorchRL's layout, a TensorDict ``[T]``, and are what
+:class:`~lightning_replay.levels.LevelBuffer` is given; any function from a segment to a number may take their place.
+The pure functions, of tensors, are those of :mod:`~lightning_replay.levels.score_functions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.levels.score_functions import (
+    gae,
+    generalized_advantages,
+    l1_value_loss,
+    least_confidence,
+    max_mc,
+    min_margin,
+    one_step_td_error,
+    policy_entropy,
+    positive_value_loss,
+    td_errors,
+)
+
+__all__ = [
+    "L1ValueLoss",
+    "LeastConfidence",
+    "MaxMC",
+    "MinMargin",
+    "OneStepTdError",
+    "PolicyEntropy",
+    "PositiveValueLoss",
+    "Score",
+    "SignedGae",
+    "gae",
+    "generalized_advantages",
+    "l1_value_loss",
+    "least_confidence",
+    "max_mc",
+    "min_margin",
+    "one_step_td_error",
+    "policy_entropy",
+    "positive_value_loss",
+    "td_errors",
+]
+
+# what it returns is a tensor or a float; jsonargparse takes a union in this place for a class that is to be built
+Score = Callable[[TensorDictBase], Any]
+
+
+class _ValueScore:
+    """A score of rewards and values.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
+        _check_share("discount", discount)
+        _check_share("gae_lambda", gae_lambda)
+        self.discount = discount
+        self.gae_lambda = gae_lambda
+
+    def _inputs(self, steps: TensorDictBase) -> dict[str, Any]:
+        values = _value_columns(steps)
+        return values | {"done": values.pop("done"), "discount": self.discount, "gae_lambda": self.gae_lambda}
+
+
+class L1ValueLoss(_ValueScore):
+    """:func:`l1_value_loss` of a segment, the default of level replay.
+
+    Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``, and the learner's γ and λ.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return l1_value_loss(**self._inputs(steps))
+
+
+class PositiveValueLoss(_ValueScore):
+    """:func:`positive_value_loss` of a segment; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return positive_value_loss(**self._inputs(steps))
+
+
+class SignedGae(_ValueScore):
+    """:func:`gae` of a segment, which may be negative; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return gae(**self._inputs(steps))
+
+
+class OneStepTdError:
+    """:func:`one_step_td_error` of a segment; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+    """
+
+    def __init__(self, discount: float = 0.999) -> None:
+        _check_share("discount", discount)
+        self.discount = discount
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        values = _value_columns(steps)
+        del values["done"]
+        return one_step_td_error(**values, discount=self.discount)
+
+
+class PolicyEntropy:
+    """:func:`policy_entropy` of a segment's ``logits``, ``[T, A]``."""
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return policy_entropy(_leaf(steps, "logits"))
+
+
+class MinMargin:
+    """:func:`min_margin` of a segment's ``logits``, ``[T, A]``."""
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return min_margin(_leaf(steps, "logits"))
+
+
+class LeastConfidence:
+    """:func:`least_confidence` of a segment's ``logits``, ``[T, A]``."""
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return least_confidence(_leaf(steps, "logits"))
+
+
+class MaxMC:
+    """:func:`max_mc` of a segment.
+
+    The level buffer adds the key ``best_return``, ``[T]``: the largest undiscounted return of an episode on this level,
+    this one included once it is done. Before any was finished, the return so far.
+    """
+
+    needs_best_return = True
+
+    def __call__(self, steps: TensorDictBase) -> Tensor:
+        """Score of a segment ``[T]``."""
+        return max_mc(_leaf(steps, "state_value"), _leaf(steps, "best_return"))
+
+
+def _value_columns(steps: TensorDictBase) -> dict[str, Tensor]:
+    following = steps.get("next", None)
+    if following is None:
+        raise KeyError(f"a segment has no 'next'; it has {sorted(steps.keys())}. Give TorchRL's layout")
+    return {
+        "reward": _leaf(following, "reward"),
+        "state_value": _leaf(steps, "state_value"),
+        "next_state_value": _leaf(following, "state_value"),
+        "terminated": _leaf(following, "terminated"),
+        "done": _leaf(following, "done"),
+    }
+
+
+def _leaf(steps: TensorDictBase, key: str) -> Tensor:
+    leaf = steps.get(key, None)
+    if leaf is None:
+        raise KeyError(f"the score needs {key!r}, which the segment lacks; it has {sorted(map(str, steps.keys(True)))}")
+    return leaf
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value}; it must be in [0, 1]")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over the rows of a table that change one at a time, and draws in proportion to them."""
+
+from __future__ import annotations
+
+__all__ = ["StalenessTree", "SumTree"]
+
+
+class SumTree:
+    """Numbers of rows and the sum of any block of them: setting one and finding a prefix take log2(rows) steps.
+
+    Sums are recomputed from their two halves, never added to, so that nothing drifts; Python's integers stay exact.
+    """
+
+    def __init__(self) -> None:
+        self._size = 1
+        self.nodes: list[float] = [0, 0]  # node 1 is the root, rows start at _size
+
+    @property
+    def total(self) -> float:
+        """Sum over all rows."""
+        return self.nodes[1]
+
+    @property
+    def first_leaf(self) -> int:
+        """Node of row 0."""
+        return self._size
+
+    def __getitem__(self, row: int) -> float:
+        """The number of a row, 0 if it was never set."""
+        return self.nodes[self._size + row] if row < self._size else 0
+
+    def __setitem__(self, row: int, value: float) -> None:
+        if row >= self._size:
+            self._grow(row)
+        nodes, node = self.nodes, self._size + row
+        nodes[node] = value
+        while node > 1:
+            node >>= 1
+            nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
+
+    def fill(self, values: list[float]) -> None:
+        """Replaces all rows at once."""
+        self._size = 1 << max(len(values) - 1, 0).bit_length()
+        self.nodes = [0] * self._size + values + [0] * (self._size - len(values))
+        for node in range(self._size - 1, 0, -1):
+            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+
+    def find(self, prefix: float) -> int:
+        """The row in whose share of the total ``prefix`` lies; never one whose number is 0, if the total is not.
+
+        Args:
+            prefix: at least 0 and below :attr:`total`.
+        """
+        nodes, node = self.nodes, 1
+        while node < self._size:
+            node *= 2
+            # rounding may lead to the very end of a half: the right one is entered only if there is anything in it
+            if prefix >= nodes[node] and nodes[node + 1] > 0:
+                prefix -= nodes[node]
+                node += 1
+        return node - self._size
+
+    def _grow(self, row: int) -> None:
+        leaves = self.nodes[self._size :]
+        self.fill(leaves + [0] * (row + 1 - len(leaves)))
+
+
+class StalenessTree:
+    """Timestamps of rows, drawn in proportion to how long ago they are; exact, in integers."""
+
+    def __init__(self) -> None:
+        self._count = SumTree()
+        self._timestamps = SumTree()
+
+    def put(self, row: int, timestamp: int) -> None:
+        """Adds a row or changes its timestamp."""
+        self._count[row] = 1
+        self._timestamps[row] = timestamp
+
+    def fill(self, timestamps: list[int]) -> None:
+        """Replaces all rows at once: row k has ``timestamps[k]``."""
+        self._count.fill([1] * len(timestamps))
+        self._timestamps.fill(list(timestamps))
+
+    def total(self, now: int) -> int:
+        """Sum of ``now - timestamp`` over the rows."""
+        return int(now * self._count.total - self._timestamps.total)
+
+    def find(self, now: int, prefix: int) -> int:
+        """The row in whose share of :meth:`total` ``prefix`` lies; ``prefix`` is at least 0 and below the total."""
+        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
+        while node < self._count.first_leaf:
+            node *= 2
+            left = now * count[node] - timestamps[node]
+            if prefix >= left:
+                prefix -= int(left)
+                node += 1
+        return node - self._count.first_leaf

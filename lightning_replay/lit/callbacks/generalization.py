@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Returns on held-out levels and on those trained on, and the gap between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+
+from lightning_replay.lit.callbacks.evaluate import Evaluate
+from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.lit.environments import make_environment
+from lightning_replay.lit.level_datamodule import LevelDataModule
+from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
+
+__all__ = ["GeneralizationGap"]
+
+
+class GeneralizationGap(Evaluate):
+    """Every ``every_n_env_steps`` plays one episode on each held-out level and on as many levels trained on.
+
+    This is the test protocol of Prioritized Level Replay: the policy acts as in training, exploration included, and
+    rewards are those of the environment. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data
+    module's ``held_out_levels``; ``eval/train_return``, that on levels drawn from those played so far; and
+    ``eval/generalization_gap``, the second minus the first. The last two exist once levels have been played. Loggers
+    get them against environment steps. It plays at the start and after the last update too; training goes on as if
+    nothing had been played.
+
+    Args:
+        every_n_env_steps: training steps between evaluations.
+        seed: of the actions, of the levels drawn and of the environments' own randomness.
+    """
+
+    def __init__(self, every_n_env_steps: int = 50_000, seed: int = 10_000) -> None:
+        super().__init__(every_n_env_steps, seed=seed)
+        self.training_history: list[tuple[int, float]] = []
+
+    @property
+    def gap(self) -> float | None:
+        """Return on levels trained on minus that on held-out ones, of the last evaluation that had both."""
+        held_out = dict(self.history)
+        if not self.training_history or self.training_history[-1][0] not in held_out:
+            return None
+        steps, trained = self.training_history[-1]
+        return trained - held_out[steps]
+
+    def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        source = level_source_of(trainer, self)
+        if not self.history:
+            self.training_history.clear()
+        played = source.collection.played_levels
+        both = sorted(set(source.held_out_levels) & set(played))
+        if both:
+            raise ValueError(
+                f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that "
+                "are not among those of the buffer."
+            )
+        trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
+        self.history.append((source.env_steps_done, self._mean_return(source, agent, source.held_out_levels)))
+        if played:
+            mean = self._mean_return(source, agent, trained_on)
+            self.training_history.append((source.env_steps_done, mean))
+        self._publish(trainer)
+        for logger in trainer.loggers:
+            logger.log_metrics(self._metrics(), step=source.env_steps_done)
+
+    def _mean_return(self, source: LevelDataModule, agent: L.LightningModule, level_ids: list[int]) -> float:
+        env = partial(make_environment, source.env, source.evaluation_env_kwargs)
+        with stochastic_policy(agent, self.seed) as policy:
+            return float(level_returns(policy, env, level_ids, source.pace.num_envs, self.seed).mean())
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = {"eval/return": self.history[-1][1]}
+        if self.gap is not None:
+            metrics |= {"eval/train_return": self.training_history[-1][1], "eval/generalization_gap": self.gap}
+        return metrics
+
+    def _publish(self, trainer: L.Trainer) -> None:
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations so far."""
+        return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the evaluations."""
+        super().load_state_dict(state_dict)
+        self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of which levels were replayed: the curriculum over time, scores against staleness at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import lightning as L
+import numpy as np
+from tensordict import TensorDictBase
+
+from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.pictures import import_pyplot
+
+__all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
+
+Difficulty = Callable[[int], float]
+Curriculum = Sequence[tuple[int, Mapping[float, float]]]
+_CURRICULUM = "the picture of the level curriculum"
+_SCATTER = "the picture of scores against staleness"
+
+
+class LevelCurriculum(L.Callback):
+    """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
+
+    At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
+    without scores have no such probabilities; for them nothing is drawn.
+    Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install lightning-replay[plots]``.
+
+    Args:
+        difficulty: of a level's id, one of a few numbers; if absent, ``info["difficulty"]`` of a reset to that level in
+            an environment of its own. Each level is asked once.
+        every_n_rollouts: rollouts between two records.
+        path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
+
+    Raises:
+        ValueError: a count below 1; in the run an environment whose infos name no difficulty.
+    """
+
+    def __init__(
+        self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
+    ) -> None:
+        if every_n_rollouts < 1:
+            raise ValueError(f"every_n_rollouts is {every_n_rollouts}; it must be at least 1.")
+        self.difficulty = difficulty
+        self.every_n_rollouts = every_n_rollouts
+        self.path = path
+        self.history: list[tuple[int, dict[float, float]]] = []
+        self._known: dict[int, float] = {}
+        self._environment: gymnasium.Env | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds out before the training, not after it, that matplotlib is missing."""
+        import_pyplot(_CURRICULUM)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forgets the records of another run."""
+        if self.history and self.history[-1][0] > level_source_of(trainer, self).env_steps_done:
+            self.history.clear()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records when due, and at the end."""
+        source = level_source_of(trainer, self)
+        if (source.updates_done % self.every_n_rollouts and not source.is_finished) or len(source.levels) == 0:
+            return
+        levels = source.levels.probabilities()
+        masses: dict[float, float] = {}
+        for level_id, probability in zip(levels["level_id"].tolist(), levels["probability"].tolist(), strict=True):
+            if level_id not in self._known:
+                self._known[level_id] = self._measure(trainer, level_id)
+            masses[self._known[level_id]] = masses.get(self._known[level_id], 0.0) + probability
+        self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
+        expected = sum(difficulty * mass for difficulty, mass in masses.items())
+        for logger in trainer.loggers:
+            logger.log_metrics({"levels/expected_difficulty": expected}, step=source.env_steps_done)
+
+    def _measure(self, trainer: L.Trainer, level_id: int) -> float:
+        if self.difficulty is not None:
+            return float(self.difficulty(level_id))
+        if self._environment is None:
+            self._environment = level_source_of(trainer, self).make_environment()
+        _, info = self._environment.reset(seed=level_id)
+        if "difficulty" not in info:
+            raise ValueError(
+                f'a reset of {self._environment} gives no info["difficulty"], only {sorted(map(str, info))}; give '
+                "LevelCurriculum(difficulty=...), a function from a level's id to a number."
+            )
+        return float(info["difficulty"])
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the picture."""
+        if self.history:
+            draw_level_curriculum(self.history, _path(self.path, trainer, "level_curriculum.png"))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Closes the environment that was asked."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The records so far."""
+        return {"history": [[steps, list(masses.items())] for steps, masses in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the records."""
+        self.history = [
+            (int(steps), {float(d): float(m) for d, m in masses}) for steps, masses in state_dict["history"]
+        ]
+
+
+class ScoreAgainstStaleness(L.Callback):
+    """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
+
+    For sources without scores nothing is drawn. Needs matplotlib: ``pip install lightning-replay[plots]``.
+
+    Args:
+        path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds out before the training, not after it, that matplotlib is missing."""
+        import_pyplot(_SCATTER)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the picture."""
+        levels = level_source_of(trainer, self).levels.probabilities()
+        if len(levels):
+            draw_score_against_staleness(levels, _path(self.path, trainer, "score_against_staleness.png"))
+
+
+def draw_level_curriculum(history: Curriculum, path: Path) -> None:
+    """Writes a PNG file with one stacked area per difficulty.
+
+    Args:
+        history: environment steps and the probability of each difficulty then; one that is missing has none.
+        path: of the file.
+    """
+    pyplot = import_pyplot(_CURRICULUM)
+    difficulties = sorted({difficulty for _, masses in history for difficulty in masses})
+    areas = [[masses.get(difficulty, 0.0) for _, masses in history] for difficulty in difficulties]
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    colors = pyplot.get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
+    axes.stackplot([steps for steps, _ in history], areas, labels=[f"{d:g}" for d in difficulties], colors=colors)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("probability of replay")
+    axes.set_ylim(0.0, 1.0)
+    axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _save(figure, path)
+
+
+def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
+    """Writes a PNG file with one point per level of ``levels.probabilities()``."""
+    pyplot = import_pyplot(_SCATTER)
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    points = axes.scatter(levels["staleness"].numpy(), levels["score"].numpy(), c=levels["probability"].numpy(), s=12)
+    axes.set_xlabel("staleness (episodes since the level was played)")
+    axes.set_ylabel("score")
+    figure.colorbar(points, label="probability of replay")
+    _save(figure, path)
+
+
+def _path(given: str | None, trainer: L.Trainer, name: str) -> Path:
+    return Path(given) if given else Path(trainer.log_dir or ".") / name
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    import_pyplot("the picture").close(figure)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays levels chosen by their scores and hands Lightning one rollout after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from tensordict import TensorDictBase
+
+from lightning_replay.envs.level_check import LEVEL_IDS
+from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
+from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.lit.environments import make_environment
+from lightning_replay.lit.level_collection import LevelCollection
+from lightning_replay.lit.level_evaluation import LevelEvaluationStream
+from lightning_replay.lit.return_normalization import ReturnNormalization
+from lightning_replay.lit.rollout_pace import RolloutPace
+from lightning_replay.lit.rollout_stream import RolloutStream
+
+__all__ = ["LevelDataModule"]
+
+
+class LevelDataModule(L.LightningDataModule):
+    """Rollouts of ``num_envs`` environments, each of whose episodes plays the level that ``levels`` chooses for it.
+
+    Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
+    :class:`~lightning_replay.agents.PPO`. For each update it collects ``rollout_length`` steps per environment, scores
+    the levels played with the values recorded meanwhile, and only then hands the rollout to ``training_step``. It stops
+    the trainer when ``env_steps`` are collected; its two clocks are ``env_steps_done`` and ``updates_done`` (rollouts).
+
+    Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
+    choices are those of a run without a break; the environments start new episodes.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment, which takes its level as the seed of ``reset``
+            or by a method ``set_level``.
+        levels: chooses the levels: a :class:`~lightning_replay.levels.LevelBuffer`, or a baseline such as
+            :class:`~lightning_replay.levels.UniformLevels`.
+        env_steps: environment steps of the whole run.
+        num_envs: environments stepped together.
+        rollout_length: steps of each environment per rollout.
+        rollouts_per_epoch: rollouts in one of Lightning's epochs.
+        asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
+        flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
+            does; else the pieces of an episode are joined, as in the paper.
+        return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
+        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31, which no training
+            reaches where levels are seeds.
+        env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: of those, what is otherwise in evaluation.
+        check: whether to check at the start that the environment follows its level; or ids of levels to check with,
+            where not all of 0 to 7 exist.
+        seed: of the environments' own randomness, where levels are set by ``set_level``. Levels are chosen by the
+            generator of ``levels``.
+
+    Raises:
+        ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
+            level.
+
+    Example:
+        >>> from lightning_replay.levels import LevelBuffer
+        >>> data = LevelDataModule("CartPole-v1", LevelBuffer(levels=100, seed=0), env_steps=1_000, num_envs=4)
+        >>> data.remaining_updates, data.held_out_levels[-1] == 2**31 - 1
+        (1, True)
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env],
+        levels: LevelSource,
+        env_steps: int,
+        num_envs: int = 16,
+        rollout_length: int = 256,
+        rollouts_per_epoch: int = 10,
+        asynchronous: bool = False,
+        flush_unfinished: bool = False,
+        return_normalization: ReturnNormalization | None = None,
+        held_out_levels: int | Sequence[int] = 100,
+        env_kwargs: dict[str, Any] | None = None,
+        evaluation_env_kwargs: dict[str, Any] | None = None,
+        check: bool | Sequence[int] = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if rollouts_per_epoch < 1:
+            raise ValueError(f"rollouts_per_epoch is {rollouts_per_epoch}; it must be at least 1.")
+        self.pace = RolloutPace(env_steps, num_envs, rollout_length)
+        self.env = env
+        self.levels = levels
+        self.rollouts_per_epoch = rollouts_per_epoch
+        self.flush_unfinished = flush_unfinished
+        self.return_normalization = return_normalization
+        self.held_out_levels = _held_out(held_out_levels)
+        self.env_kwargs = dict(env_kwargs or {})
+        self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
+        self.updates_done = 0
+        self._asynchronous = asynchronous
+        self._check = check
+        self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
+        self._limit_val_batches: int | float | None = None
+
+    def _make_environments(self, seed: int) -> LevelVectorWrapper:
+        make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
+        return make_level_vector(
+            partial(make, **self.env_kwargs),
+            self.pace.num_envs,
+            self.levels,
+            asynchronous=self._asynchronous,
+            seed=seed,
+            check=self._check,
+        )
+
+    def make_environment(self) -> gymnasium.Env:
+        """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
+        return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces; collects nothing yet."""
+        if self.trainer is not None and self.trainer.world_size > 1:
+            raise ValueError(
+                f"the trainer runs {self.trainer.world_size} processes; LevelDataModule supports one, because each "
+                "would choose levels of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+            )
+        if not hasattr(self, "observation_space"):
+            probe = self.make_environment()
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            probe.close()
+        if self.trainer is not None:
+            self._limit_validation(stage == TrainerFn.FITTING)
+            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _limit_validation(self, is_fitting: bool) -> None:
+        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
+        assert self.trainer is not None
+        if self._limit_val_batches is not None:
+            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
+        if is_fitting:
+            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
+
+    def train_dataloader(self) -> RolloutStream:
+        """A plain iterable with a length, so that each rollout is collected with the newest policy."""
+        return RolloutStream(self, self.rollouts_per_epoch)
+
+    def val_dataloader(self) -> LevelEvaluationStream:
+        """The held-out levels for ``trainer.validate``; during ``fit`` ``GeneralizationGap`` plays them."""
+        return LevelEvaluationStream(self)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The rollout itself: :meth:`draw` has put it there."""
+        return batch
+
+    @property
+    def remaining_updates(self) -> int:
+        """Rollouts until the end of the run."""
+        return self.pace.updates_after(self.env_steps_done)
+
+    @property
+    def env_steps_done(self) -> int:
+        """Environment steps collected."""
+        return self.collection.env_steps
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all environment steps are collected."""
+        return self.remaining_updates == 0
+
+    def start_epoch(self) -> None:
+        """Called by the stream: says so where a run has nothing left to do."""
+        if self.is_finished:
+            rank_zero_warn(
+                f"all {self.pace.env_steps} env_steps are collected; nothing is left to train. Give a larger env_steps "
+                "to go on, or a new LevelDataModule to start anew."
+            )
+
+    def request_stop(self) -> None:
+        """Called by the stream with the last rollout: the trainer ends after it."""
+        if self.trainer is not None:
+            self.trainer.should_stop = True
+
+    def draw(self) -> TensorDictBase:
+        """Collects the next rollout ``[num_envs, T]``, scores its levels, and returns it on the agent's device.
+
+        Its keys are those of :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
+        """
+        assert self.trainer is not None
+        agent = self.trainer.lightning_module
+        rollout = self.collection.collect(agent, self.pace.length_after(self.env_steps_done))
+        update_rollout(self.levels, rollout, rollout["level_id"])
+        if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
+            self.levels.flush()
+        self.updates_done += 1
+        return rollout.to(agent.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Levels, clocks and generators: tensors and plain values only."""
+        state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "levels": self.levels.state_dict()}
+        state["num_envs"] = self.pace.num_envs
+        state["collection"] = self.collection.state_dict()
+        state["torch_generator"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda_generators"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores levels, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        self.levels.load_state_dict(state["levels"])
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
+            self.levels.abandon(actor)
+        self.updates_done = state["updates"]
+        self.collection.load_state_dict(state["collection"])
+        torch.set_rng_state(state["torch_generator"].cpu())
+        if "cuda_generators" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
+
+    def teardown(self, stage: str) -> None:
+        """Closes the environments."""
+        self.collection.close()
+        if self.trainer is not None:
+            self._limit_validation(False)
+
+
+def _held_out(levels: int | Sequence[int]) -> list[int]:
+    ids = list(range(LEVEL_IDS - levels, LEVEL_IDS)) if isinstance(levels, int) else list(levels)
+    if not ids or min(ids) < 0 or max(ids) >= LEVEL_IDS or len(set(ids)) < len(ids):
+        raise ValueError(
+            f"held_out_levels is {levels!r}; give how many, at least 1, or different ids from 0 to 2**31 - 1."
+        )
+    return ids

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level buffer as a part of an RLlib algorithm's checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import fs
+from ray import cloudpickle
+
+from lightning_replay.state_files import read_state, write_state
+
+if TYPE_CHECKING:
+    from rllib_ext.levels.remote import RemoteLevels
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "levels"
+
+
+class CheckpointedLevels:
+    """Saves the level buffer into the folder ``levels`` of each checkpoint, and restores it from there.
+
+    RLlib 2.60 has no hook around a checkpoint, so :meth:`install` puts this object's methods over the algorithm's
+    ``save_to_path`` and ``restore_from_path``, which ``from_checkpoint`` and Tune call too. A restore reads the levels
+    and tries them on a copy before anything is changed.
+
+    Args:
+        algorithm: whose levels they are.
+        levels: of the algorithm.
+        packed: the level buffer as it was built, as cloudpickle has it.
+    """
+
+    def __init__(self, algorithm: Any, levels: RemoteLevels, packed: bytes) -> None:
+        self._algorithm, self._levels, self._packed = algorithm, levels, packed
+        self._save_algorithm, self._restore_algorithm = algorithm.save_to_path, algorithm.restore_from_path
+
+    def install(self) -> None:
+        """From now on the algorithm's checkpoints hold the levels."""
+        self._algorithm.save_to_path = self.save_to_path
+        self._algorithm.restore_from_path = self.restore_from_path
+
+    def save_to_path(
+        self, path: str | Path | None = None, *, filesystem: fs.FileSystem | None = None, **options: Any
+    ) -> str:
+        """``Algorithm.save_to_path``, and the levels; returns the path.
+
+        Args:
+            path: a directory, or a URI of any file system of pyarrow.
+            filesystem: of ``path``.
+            options: RLlib's ``state`` and ``use_msgpack``.
+        """
+        state = self._levels.state_dict()
+        saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
+        if path is not None and filesystem is None:
+            filesystem, _ = fs.FileSystem.from_uri(str(path))
+        folder = Path(saved) / FOLDER
+        if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
+            write_state(folder, state)
+        else:
+            with tempfile.TemporaryDirectory() as local:
+                write_state(local, state)
+                fs.copy_files(local, folder.as_posix(), destination_filesystem=filesystem)
+        return saved
+
+    def restore_from_path(
+        self,
+        path: str | Path,
+        *,
+        component: str | None = None,
+        filesystem: fs.FileSystem | None = None,
+        restore_levels: bool = True,
+        **options: Any,
+    ) -> None:
+        """``Algorithm.restore_from_path``, and the levels. Episodes that run meanwhile are not scored.
+
+        Args:
+            path: of a checkpoint, a directory or a URI.
+            component: of the algorithm, to restore that alone; the levels stay as they are then.
+            filesystem: of ``path``.
+            restore_levels: ``False`` leaves the levels as they are. ``from_checkpoint`` takes it too.
+            options: RLlib's own.
+
+        Raises:
+            FileNotFoundError: the checkpoint has no levels.
+            DamagedFileError: a file of them is missing or damaged; nothing is changed.
+            ValueError: other levels than the algorithm's; nothing is changed.
+        """
+        if component is not None:
+            options["component"] = component
+        state = self._read(path, filesystem) if component is None and restore_levels else None
+        self._restore_algorithm(path, filesystem=filesystem, **options)
+        if state is not None:
+            self._levels.load_state_dict(state)
+
+    def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> dict[str, Any]:
+        location = str(path)
+        if filesystem is None:
+            filesystem, location = fs.FileSystem.from_uri(location)
+        folder = Path(location) / FOLDER
+        if filesystem.get_file_info(folder.as_posix()).type == fs.FileType.NotFound:
+            raise FileNotFoundError(
+                f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure_levels, or the folder is gone. "
+                "Nothing was restored; restore_levels=False restores the algorithm alone"
+            )
+        if isinstance(filesystem, fs.LocalFileSystem):
+            state = read_state(folder)
+        else:
+            with tempfile.TemporaryDirectory() as local:
+                fs.copy_files(folder.as_posix(), local, source_filesystem=filesystem)
+                state = read_state(local)
+        cloudpickle.loads(self._packed).load_state_dict(state)
+        return state

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm's config and a level buffer must fulfil before they can work together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import gymnasium
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.impala import IMPALA
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.env.env_context import EnvContext
+from ray.tune.registry import ENV_CREATOR, _global_registry
+from tensordict import TensorDict
+
+from lightning_replay.envs.level_check import LEVEL_IDS
+from lightning_replay.envs.level_wrappers import LevelWrapper
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import LevelSource
+
+logger = logging.getLogger(__name__)
+
+_PROBED = 8
+_DRAWN = 64
+
+
+def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
+    """Refuses algorithms in which levels cannot be scored.
+
+    Args:
+        config: of any algorithm.
+        only_scores: whether there may be episodes that are not learned from.
+
+    Raises:
+        ValueError: another algorithm than PPO, APPO and IMPALA; the old API stack; no environment; several agents;
+            aggregator actors; a pipeline of Learner connectors without RLlib's; environments that are not in the
+            EnvRunner's process; APPO or IMPALA with episodes that are not learned from.
+    """
+    algorithm = config.algo_class
+    name = getattr(algorithm, "__name__", str(algorithm))
+    if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
+        raise ValueError(
+            f"{name} does not learn from whole episodes with a value function; levels are replayed with PPO, APPO and "
+            "IMPALA"
+        )
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise ValueError(
+            "the config is on the old API stack, which has no callback before an episode's reset. Remove "
+            ".api_stack(...), or set both of its options to True"
+        )
+    if config.env is None:
+        raise ValueError("the config has no environment; call .environment(...) before configure_levels")
+    if config.is_multi_agent:
+        raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
+    if getattr(config, "num_aggregator_actors_per_learner", 0):
+        raise ValueError(
+            f"num_aggregator_actors_per_learner is {config.num_aggregator_actors_per_learner}; the modules of "
+            "aggregators are never updated, so they cannot score. Give 0, and batches are built by the Learners"
+        )
+    if not config.add_default_connectors_to_learner_pipeline:
+        raise ValueError(
+            "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's "
+            "connectors make. Leave them in, .learners(learner_connector=...) adds to them"
+        )
+    mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
+    if mode is not gymnasium.VectorizeMode.SYNC:
+        raise ValueError(
+            f"gym_env_vectorize_mode is {mode.value!r}; each environment is told its level in the EnvRunner's process: "
+            'give "sync", and more EnvRunners where environments are slow'
+        )
+    if only_scores and not issubclass(algorithm, PPO):
+        raise ValueError(
+            f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
+            "batches from all of them. Use PPO, or train on all levels"
+        )
+
+
+def check_updates(config: AlgorithmConfig, flush: bool) -> None:
+    """Refuses scores after each update where updates are not one after the other.
+
+    Raises:
+        ValueError: several Learners, or APPO or IMPALA.
+    """
+    if flush and (config.num_learners > 1 or not issubclass(config.algo_class, PPO)):
+        raise ValueError(
+            "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
+            "others get pieces of one episode in several updates at once. Leave it out"
+        )
+
+
+def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
+    """Ids of held-out levels, or so many of the largest ids there are.
+
+    Raises:
+        ValueError: no level, one twice, or an id that is none.
+    """
+    ids: Sequence[int] = range(LEVEL_IDS - levels, LEVEL_IDS) if isinstance(levels, int) else tuple(levels)
+    if not ids or min(ids) < 0 or max(ids) >= LEVEL_IDS or len(set(ids)) < len(ids):
+        raise ValueError(
+            f"held_out_levels is {levels!r}; give how many, at least 1, or different ids from 0 to 2**31 - 1"
+        )
+    return ids
+
+
+def check_apart(held_out: Iterable[int], training: Iterable[int]) -> None:
+    """Refuses held-out levels that are trained on.
+
+    Raises:
+        ValueError: with some of them.
+    """
+    both = sorted({*held_out} & {*training})
+    if both:
+        raise ValueError(
+            f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then they "
+            "are the largest ids there are"
+        )
+
+
+def draw_levels(trial: LevelSource) -> list[int]:
+    """Some levels of a buffer that is thrown away, distinct, the first one of actor 0.
+
+    Raises:
+        ValueError: ids that are no seeds.
+    """
+    drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
+    beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
+    if beyond:
+        raise ValueError(f"level {beyond[0]} is drawn; the ids of levels are integers from 0 to 2**31 - 1")
+    return list(dict.fromkeys(drawn))
+
+
+def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
+    """Warns of a score with another discount than the Learner's."""
+    discount = getattr(getattr(levels, "score", None), "discount", config.gamma)
+    if discount != config.gamma:
+        logger.warning(
+            "levels are scored with discount %s, the algorithm learns with gamma %s; give "
+            "score=L1ValueLoss(discount=%s, gae_lambda=...)",
+            discount,
+            config.gamma,
+            config.gamma,
+        )
+
+
+def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:
+    """Scores an episode in a buffer that is thrown away.
+
+    Args:
+        trial: whose actor 0 plays the level.
+        level_id: that it plays.
+        actions: of the environment, if known.
+
+    Raises:
+        ValueError: a score that cannot be computed from what the Learners know.
+    """
+    discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
+    two = torch.ones(2)
+    ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
+    columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
+    if discrete:
+        columns["logits"] = torch.zeros(2, 2 if actions is None else int(actions.n))
+    try:
+        trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
+    except Exception as error:
+        raise ValueError(
+            f"the score of the level buffer cannot be computed: {error!r}. Learners tell it state_value, "
+            f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"
+            f"{'' if discrete else '; logits only where actions are discrete'}"
+        ) from error
+
+
+def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
+    """Makes the environment once and plays the beginnings of a few levels.
+
+    What goes wrong on an EnvRunner has it started again and again, without a word.
+
+    Args:
+        config: whose environment it is.
+        level_ids: levels that are trained on.
+        held_out: levels that evaluation plays.
+
+    Returns:
+        Its action space.
+
+    Raises:
+        ValueError: an environment that ignores its level, is not fixed by it, or does not know a held-out one.
+    """
+    probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
+    environment = LevelWrapper(environment_maker(config)(), check=probes)
+    try:
+        environment.reset(seed=level_ids[0])
+        if config.evaluation_interval or config.evaluation_num_env_runners:
+            _begin_held_out(environment, held_out[-1])
+        return environment.action_space
+    finally:
+        environment.close()
+
+
+def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
+    try:
+        environment.reset(seed=level_id)
+    except Exception as error:
+        raise ValueError(
+            f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
+            "configure_levels(config, ..., held_out_levels=[...])"
+        ) from error
+
+
+def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
+    """What makes one environment as the first EnvRunner does."""
+    context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
+    if isinstance(config.env, str) and not _global_registry.contains(ENV_CREATOR, config.env):
+        return lambda: gymnasium.make(config.env, **config.env_config)
+    creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
+    return lambda: creator(context)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grids of the level-replay paper as RLlib's convolutions take them; importing this module registers them.
+
+``.environment("rllib_ext.levels.grids:MultiRoom-N4-Random-OneHot-v0")`` imports it wherever environments are made. They
+need the extra ``grids``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import register, registry
+
+_SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
+_GRIDS = (
+    "MultiRoom-N4-Random",
+    *(f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")),
+)
+
+
+class OneHotGrid(gymnasium.ObservationWrapper):
+    """Numbers of kind, colour and state as one-hot vectors, for networks that would take them as amounts.
+
+    Args:
+        env: whose observations are uint8 ``[W, H, 3]``.
+
+    Observation: float32 ``[W, H, 21]``, 0 or 1.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        width, height, _ = env.observation_space.shape or (0, 0, 0)
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (width, height, int(_SIZES.sum())), np.float32)
+        self._offsets = np.cumsum(_SIZES) - _SIZES
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """The grid, ``[W, H, 21]``."""
+        hot = np.zeros(self.observation_space.shape, np.float32)
+        np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
+        return hot
+
+
+def make(name: str, **options: object) -> gymnasium.Env:
+    """One of the grids, one-hot.
+
+    Args:
+        name: as in :mod:`lightning_replay.envs`, without its version.
+        options: of the environment.
+
+    Raises:
+        ModuleNotFoundError: MiniGrid is not installed.
+    """
+    return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
+
+
+for _name in _GRIDS:
+    if f"{_name}-OneHot-v0" not in registry:
+        register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))

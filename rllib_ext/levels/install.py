@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs around an algorithm; light, because the config that names it travels to every EnvRunner."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from rllib_ext.levels.playing import follow
+
+_LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
+_LEAST_EPISODES = 1024  # of one environment that may wait for their scores
+
+
+def install(
+    algorithm: Any,
+    *,
+    packed: bytes,
+    flush: bool,
+    only_scores: bool,
+    **ignored: Any,
+) -> None:
+    """What RLlib calls as ``on_algorithm_init``: starts the level buffer, and has EnvRunners and Learners use it.
+
+    Args:
+        algorithm: just built.
+        packed: the level buffer, as cloudpickle has it.
+        flush: whether unfinished episodes are scored after every update.
+        only_scores: whether there may be episodes that are not learned from.
+        ignored: what else RLlib passes.
+    """
+    from rllib_ext.levels import scoring
+    from rllib_ext.levels.checkpoint import CheckpointedLevels
+    from rllib_ext.levels.evaluation import GeneralizationGap
+    from rllib_ext.levels.remote import RemoteLevels
+    from rllib_ext.levels.scored_only import ScoredOnly
+    from rllib_ext.task_assignment import num_actors
+
+    config = algorithm.config
+    environments = num_actors(config)
+    levels = RemoteLevels(
+        packed,
+        GeneralizationGap(config.seed),
+        environments=environments,
+        patience=_LEARNER_LAG * max(config.num_learners, 1),
+        most=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),  # each may have a single step
+        flush=flush,
+    )
+    levels.check()  # what has to be said of its start is said now
+    algorithm.levels = levels
+    algorithm.env_runner_group.foreach_env_runner(functools.partial(follow, server=levels.actor))
+    told = functools.partial(scoring.follow, server=levels.actor)
+    for result in algorithm.learner_group.foreach_learner(told):
+        if not result.ok:
+            raise result.get()
+    if only_scores:
+        ScoredOnly(algorithm.learner_group, levels.actor).install()
+    CheckpointedLevels(algorithm, levels, packed).install()
+    stop = algorithm.cleanup
+
+    def stop_all() -> None:
+        stop()
+        levels.stop()
+
+    algorithm.cleanup = stop_all
+
+
+def tell_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
+    """What RLlib calls as ``on_env_runners_recreated``: EnvRunners that came back learn where the levels are."""
+    if not is_evaluation:
+        # Not waited for: calls of an actor keep their order, so that it knows before it samples again.
+        algorithm.env_runner_group.foreach_env_runner(
+            functools.partial(follow, server=algorithm.levels.actor),
+            remote_worker_ids=list(env_runner_indices),
+            local_env_runner=False,
+            timeout_seconds=0.0,
+        )
+
+
+def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> None:
+    """What RLlib calls as ``on_train_result``: figures of the levels, under ``levels``.
+
+    Raises:
+        RuntimeError: levels could not be chosen.
+    """
+    runners = set(range(1, algorithm.config.num_env_runners + 1))
+    lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
+    result["levels"] = algorithm.levels.report(sorted(lost))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An algorithm's level buffer, as the driver has it."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rllib_ext.levels.server import LevelServer
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from rllib_ext.levels.evaluation import GeneralizationGap
+
+
+class RemoteLevels:
+    """The level buffer of an algorithm, a named Ray actor on the driver's node that asks for no CPU.
+
+    Args:
+        packed: the level buffer, as cloudpickle has it.
+        gap: of evaluations.
+        options: of :class:`~rllib_ext.levels.server.LevelServer`.
+
+    Attributes:
+        name: of the actor; ``ray.get_actor(name)`` finds it from any process of the job.
+        actor: its handle.
+    """
+
+    def __init__(self, packed: bytes, gap: GeneralizationGap, **options: Any) -> None:
+        self.gap = gap
+        self.name = f"levels_{uuid.uuid4().hex}"
+        self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(LevelServer)
+        self.actor = kind.options(name=self.name, scheduling_strategy=here).remote(
+            packed, spare=self._spare.name, **options
+        )
+
+    def check(self) -> None:
+        """Waits until the actor has started.
+
+        Raises:
+            RuntimeError: levels could not be chosen.
+        """
+        ray.get(self.actor.check.remote())
+
+    def probabilities(self) -> TensorDict:
+        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        return ray.get(self.actor.probabilities.remote())
+
+    def played_levels(self) -> list[int]:
+        """Levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
+        played: list[int] = ray.get(self.actor.played_levels.remote())
+        return played
+
+    def stats(self) -> dict[str, float]:
+        """The figures that results have under ``levels``."""
+        figures: dict[str, float] = ray.get(self.actor.stats.remote())
+        return figures
+
+    def report(self, lost_runners: list[int]) -> dict[str, float]:
+        """See :meth:`~rllib_ext.levels.server.LevelServer.report`."""
+        figures: dict[str, float] = ray.get(self.actor.report.remote(lost_runners))
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
+        state: dict[str, Any] = ray.get(self.actor.state.remote())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from :meth:`state_dict`; episodes that run are not scored.
+
+        Raises:
+            ValueError: a state of other levels; nothing is changed.
+        """
+        ray.get(self.actor.load_state.remote(state))
+
+    def save(self, path: str | Path) -> None:
+        """Writes what :meth:`~lightning_replay.levels.LevelSource.load` reads."""
+        from lightning_replay.state_files import write_state
+
+        write_state(path, self.state_dict())
+
+    def stop(self) -> None:
+        """Ends the process."""
+        ray.kill(self.actor)
+        self._spare.cleanup()
+
+
+def level_buffer(algorithm: Any) -> RemoteLevels:
+    """The level buffer of an algorithm whose config went through :func:`rllib_ext.configure_levels`.
+
+    Raises:
+        ValueError: it did not.
+    """
+    levels = getattr(algorithm, "levels", None)
+    if not isinstance(levels, RemoteLevels):
+        raise ValueError(
+            "the algorithm has no level buffer: call rllib_ext.configure_levels(config, ...) before config.build_algo()"
+        )
+    return levels

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prioritized Level Replay under Lightning as a user starts it: learning, the command line, the example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+
+from lightning_replay.agents import PPO
+from lightning_replay.levels import LevelBuffer, UniformLevels
+from lightning_replay.lit import GeneralizationGap, LevelDataModule, ReturnNormalization
+from lightning_replay.lit.cli import main
+from lightning_replay.shipped_configs import config_directory
+from tests.unit.lit.level_toys import Doors
+from tests.unit.lit.toys import make_trainer
+
+ROOT = Path(__file__).parents[2]
+FILE = "lightning/plr_ppo_multiroom.yaml"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        pytest.param(lambda: LevelBuffer(60, staleness_weight=0.3, seed=0), id="plr"),
+        pytest.param(lambda: LevelBuffer(None, capacity=30, train_on_new_levels=False, seed=0), id="robust"),
+        pytest.param(lambda: UniformLevels(60, seed=0), id="uniform"),
+    ],
+)
+def test_ppo_learns_and_generalises(tmp_path: Path, levels) -> None:
+    L.seed_everything(0, verbose=False)
+    data = LevelDataModule(
+        Doors,
+        levels(),
+        env_steps=4_096,
+        num_envs=8,
+        rollout_length=32,
+        held_out_levels=12,
+        return_normalization=ReturnNormalization(),
+    )
+    gap = GeneralizationGap(every_n_env_steps=4_096)
+    make_trainer(tmp_path, [gap]).fit(PPO(learning_rate=3e-3), datamodule=data)
+    before, after = gap.history[0][1], gap.history[-1][1]
+    assert before < 2.5 < 3.3 < after and abs(gap.gap) < 0.5  # of 4; chance is 4/3
+
+
+def run_tiny(*more: str) -> None:
+    main(
+        [
+            "fit",
+            f"-c={config_directory() / FILE}",
+            "--data.init_args.env_steps=128",
+            "--data.init_args.num_envs=4",
+            "--data.init_args.rollout_length=16",
+            "--data.init_args.held_out_levels=2",
+            "--trainer.accelerator=cpu",
+            *more,
+        ]
+    )
+
+
+def test_the_file_trains_resumes_and_leaves_pictures(tmp_path: Path) -> None:
+    run_tiny()
+    run = tmp_path / "lightning_logs" / "version_0"
+    assert (run / "checkpoints" / "step=2.ckpt").exists() and (run / "learning_curve.png").exists()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["data"]["init_args"]["levels"]["init_args"]["levels"] == 4_000
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["LevelDataModule"]
+    assert saved["updates"] == 2 and saved["collection"]["env_steps"] == 128
+
+    run_tiny("--data.init_args.env_steps=192", f"--ckpt_path={run}/checkpoints/last.ckpt")
+    again = tmp_path / "lightning_logs" / "version_1"
+    assert (again / "checkpoints" / "step=3.ckpt").exists()
+    agent = PPO.load_from_checkpoint(again / "checkpoints" / "step=3.ckpt")
+    assert list(agent.hparams["observation_shape"]) == [14, 14, 3] and agent.is_built
+
+
+def test_one_word_swaps_the_levels(tmp_path: Path) -> None:
+    run_tiny("--data.init_args.levels=UniformLevels")
+    config = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
+    levels = config["data"]["init_args"]["levels"]
+    assert levels == {"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 4_000, "seed": 0}}
+    run_tiny("--data.init_args.levels=lightning_replay.levels.tscl", "--data.init_args.levels.epsilon=0.4")
+    config = yaml.safe_load((tmp_path / "lightning_logs/version_1/config.yaml").read_text())
+    levels = config["data"]["init_args"]["levels"]
+    assert levels["class_path"] == "lightning_replay.levels.tscl" and levels["init_args"]["levels"] == 4_000
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", str(config_directory() / FILE), *options, "--print_config"])
+    output = capsys.readouterr()
+    assert end.value.code == 0, output.err
+    return yaml.safe_load(output.out)
+
+
+def test_print_config_is_complete_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    config = printed(capsys)
+    levels = config["data"]["init_args"]["levels"]["init_args"]
+    assert levels["levels"] == 4_000 and levels["score_step_size"] == 1.0
+    assert levels["prioritization"]["class_path"] == "lightning_replay.levels.Rank"
+    assert config["model"]["init_args"]["minibatches"] == 8
+
+
+def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    levels = "--data.init_args.levels"
+    config = printed(
+        capsys,
+        f"{levels}.score=lightning_replay.levels.scores.PositiveValueLoss",
+        f"{levels}.score.gae_lambda=0.9",
+        f"{levels}.prioritization=lightning_replay.levels.Greedy",
+        f"{levels}.prioritization.epsilon=0.2",
+        "--trainer.callbacks=lightning_replay.lit.LevelCurriculum",
+        "--trainer.callbacks.difficulty=math.sqrt",
+    )
+    found = config["data"]["init_args"]["levels"]["init_args"]
+    assert found["score"]["class_path"].endswith("PositiveValueLoss")
+    assert found["score"]["init_args"] == {"discount": 0.999, "gae_lambda": 0.9}
+    assert found["prioritization"]["init_args"] == {"epsilon": 0.2}
+    assert config["trainer"]["callbacks"][0]["init_args"]["difficulty"] == "math.sqrt"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("levels.staleness_wait=0.5", "staleness_wait"), ("levels.staleness_weight=1.5", "staleness_weight is 1.5")],
+)
+def test_bad_options_are_named(option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((SystemExit, ValueError)) as end:
+        run_tiny(f"--data.init_args.{option}")
+    assert said in f"{capsys.readouterr().err}{end.value}"
+
+
+def test_without_a_class_path_the_data_module_is_that_of_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--model=DQN", "--data.replay=uniform", "--data.env=CartPole-v1", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["class_path"] == "lightning_replay.lit.ReplayDataModule"
+
+
+def test_the_example(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/lightning_plr.py", "--fast", "--directory", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "4096 steps" in result.stdout and "on held-out levels" in result.stdout
+    assert (tmp_path / "level_curriculum.png").is_file() and (tmp_path / "best.ckpt").is_file()

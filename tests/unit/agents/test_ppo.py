@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO on numbers worked out by hand: advantages, clipping, left-out rows, planes, clocks, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_replay.agents import PPO
+
+# fitted without a data module here
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+SIZES = {"observation_shape": (3,), "num_actions": 2, "hidden_sizes": (8,)}
+ONE_STEP = {"epochs": 1, "minibatches": 1}
+
+
+def make_rollout(actors: int, steps: int, **columns: torch.Tensor) -> TensorDict:
+    """Random rows; given columns ``[N, T]`` take their place, of ``next`` by the names reward, terminated..."""
+    shape = (actors, steps)
+    following = {name: torch.randn(shape) for name in ("reward", "state_value")}
+    following |= {name: torch.zeros(shape, dtype=torch.bool) for name in ("terminated", "truncated")}
+    rows = {
+        "observation": torch.randn(*shape, 3),
+        "action": torch.randint(2, shape),
+        "action_log_prob": torch.full(shape, 0.5).log(),
+        "state_value": torch.randn(shape),
+        "is_trained": torch.ones(shape, dtype=torch.bool),
+    }
+    for name, column in columns.items():
+        (following if name in following or name == "next_state_value" else rows)[name] = column
+    if "next_state_value" in following:
+        following["state_value"], rows["state_value"] = following.pop("next_state_value"), columns["value"]
+        del rows["value"]
+    following["done"] = following["terminated"] | following["truncated"]
+    rows["state_value"] = rows["state_value"].unsqueeze(-1)
+    rows["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, shape)
+    return TensorDict(rows, shape)
+
+
+class Rollouts:
+    """A train loader of given rollouts."""
+
+    def __init__(self, rollouts: list[TensorDict]) -> None:
+        self.rollouts = rollouts
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def __iter__(self):
+        return iter(self.rollouts)
+
+
+class Outputs(L.Callback):
+    def __init__(self) -> None:
+        self.outputs = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+
+
+def fit(agent: PPO, rollouts: list[TensorDict], directory: Path):
+    record = Outputs()
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[record],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+    )
+    trainer.fit(agent, Rollouts(rollouts))
+    return trainer, record.outputs
+
+
+def two_actors() -> TensorDict:
+    """With γ = λ = 1/2.
+
+    actor 0   r  1     0    2 terminated     actor 1   r  0     1 truncated   0
+              V  1/2   1/4  1                          V  1     2             0
+              V' 1/4   1    4                          V' 2     8             4
+              δ  5/8   1/4  1                          δ  0     3             2
+              A  3/4   1/2  1                          A  3/4   3             2
+    """
+    flags = torch.zeros(2, 3, dtype=torch.bool)
+    terminated, truncated = flags.clone(), flags.clone()
+    terminated[0, 2] = truncated[1, 1] = True
+    return make_rollout(
+        2,
+        3,
+        reward=torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]]),
+        value=torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 0.0]]),
+        next_state_value=torch.tensor([[0.25, 1.0, 4.0], [2.0, 8.0, 4.0]]),
+        terminated=terminated,
+        truncated=truncated,
+    )
+
+
+ADVANTAGE = torch.tensor([0.75, 0.5, 1.0, 0.75, 3.0, 2.0])
+
+
+def test_advantages_stop_at_terminations_and_bootstrap_at_truncations() -> None:
+    rollout = two_actors()
+    rows = PPO(**SIZES, discount=0.5, gae_lambda=0.5).trained_rows(rollout)
+    assert torch.equal(rows["value_target"].flatten(), ADVANTAGE + rollout["state_value"].flatten())
+    assert torch.allclose(rows["advantage"].flatten(), (ADVANTAGE - ADVANTAGE.mean()) / (ADVANTAGE.std() + 1e-5))
+    assert rollout.get("advantage", None) is None
+
+
+def test_rows_left_out_take_no_part_in_the_normalisation() -> None:
+    rollout = two_actors()
+    rollout["is_trained"][1, :2] = False
+    rows = PPO(**SIZES, discount=0.5, gae_lambda=0.5).trained_rows(rollout)
+    kept = ADVANTAGE[[0, 1, 2, 5]]
+    assert torch.allclose(rows["advantage"].flatten(), (kept - kept.mean()) / (kept.std() + 1e-5))
+    assert torch.equal(rows["action"], rollout["action"].flatten()[[0, 1, 2, 5]])
+
+
+def indifferent(**options) -> PPO:
+    """Both actions at 1/2 and every value 0, whatever the observation."""
+    agent = PPO(**SIZES, **options)
+    for layer in (agent._network[0].policy, agent._network[0].value):
+        nn.init.zeros_(layer.weight)
+    return agent
+
+
+def test_the_ratio_pays_off_up_to_the_clip(tmp_path: Path) -> None:
+    # one-step episodes with V = 0: advantages are the rewards, 1 and -1, and normalised 1/√2 and -1/√2
+    ended = torch.ones(2, 1, dtype=torch.bool)
+    rollout = make_rollout(2, 1, reward=torch.tensor([[1.0], [-1.0]]), terminated=ended)
+    rollout["state_value"].zero_()
+    # ratios 3/2 and 1/2, of which 1.2 and 0.8 count: min(1.5, 1.2) and min(-0.5, -0.8)
+    rollout["action_log_prob"] = torch.tensor([[1 / 3], [1.0]]).log()
+    _, (outputs,) = fit(indifferent(**ONE_STEP), [rollout], tmp_path)
+    assert outputs["policy_loss"].item() == pytest.approx(-(1.2 - 0.8) / 2 / 2**0.5, abs=1e-5)
+    assert outputs["clip_fraction"].item() == 1.0
+    assert outputs["entropy_loss"].item() == pytest.approx(-0.01 * np.log(2), abs=1e-6)
+    _, (wide,) = fit(indifferent(**ONE_STEP, clip_range=0.6), [rollout], tmp_path)
+    assert wide["policy_loss"].item() == pytest.approx(-(1.5 - 0.5) / 2 / 2**0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("value_clip", "squares"), [(None, (4.0, 1.0)), (0.2, (4.0, 3.24))])
+def test_the_value_is_clipped_at_the_recorded_one(tmp_path: Path, value_clip, squares) -> None:
+    # the network says 0 where 1 was recorded: clipped 0.8; targets 2 and -1
+    ended = torch.ones(2, 1, dtype=torch.bool)
+    rollout = make_rollout(2, 1, reward=torch.tensor([[2.0], [-1.0]]), terminated=ended)
+    rollout["state_value"].fill_(1.0)
+    _, (outputs,) = fit(indifferent(**ONE_STEP, value_clip=value_clip), [rollout], tmp_path)
+    assert outputs["value_loss"].item() == pytest.approx(0.5 * sum(squares) / 2, abs=1e-6)
+
+
+def trained(rollout: TensorDict, directory: Path, **options) -> torch.Tensor:
+    torch.manual_seed(0)
+    agent = PPO(**SIZES, **options)
+    fit(agent, [rollout], directory)
+    return nn.utils.parameters_to_vector(agent.parameters()).detach()
+
+
+def test_rows_left_out_change_nothing(tmp_path: Path) -> None:
+    rollout = make_rollout(2, 8)
+    rollout["is_trained"][1] = False
+    weights = trained(rollout, tmp_path, minibatches=4)
+    # the same minibatches of four rows each
+    assert torch.equal(weights, trained(rollout[:1], tmp_path, minibatches=2))
+    rollout["is_trained"][1] = True
+    assert not torch.equal(weights, trained(rollout, tmp_path, minibatches=4))
+
+
+def test_a_rollout_with_nothing_to_train_on_is_passed_over(tmp_path: Path) -> None:
+    rollout = make_rollout(2, 8)
+    nothing = rollout.clone()
+    nothing["is_trained"].zero_()
+    agent = PPO(**SIZES)
+    before = nn.utils.parameters_to_vector(agent.parameters()).clone()
+    trainer, (outputs,) = fit(agent, [nothing], tmp_path)
+    assert torch.equal(before, nn.utils.parameters_to_vector(agent.parameters()))
+    assert trainer.global_step == 0 and outputs["loss"] == 0.0
+    trainer, outputs = fit(agent, [nothing, rollout], tmp_path)
+    assert trainer.global_step == 1 and outputs[0].keys() == outputs[1].keys()
+
+
+def test_one_row_trains_without_a_spread(tmp_path: Path) -> None:
+    rollout = make_rollout(1, 3)
+    rollout["is_trained"][0, :2] = False
+    _, (outputs,) = fit(PPO(**SIZES), [rollout], tmp_path)
+    assert all(torch.isfinite(value) for value in outputs.values())
+
+
+def test_every_row_is_seen_once_per_epoch(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(PPO):
+        def _step(self, rows, optimizer):
+            seen.append(rows["observation"][:, 0].tolist())
+            return super()._step(rows, optimizer)
+
+    rollout = make_rollout(3, 7)
+    trainer, _ = fit(Watching(**SIZES, epochs=2, minibatches=4), [rollout, rollout], tmp_path)
+    assert [len(rows) for rows in seen] == [6, 5, 5, 5] * 4
+    assert trainer.global_step == 2
+    for epoch in range(4):
+        drawn = [number for rows in seen[4 * epoch : 4 * epoch + 4] for number in rows]
+        assert sorted(drawn) == sorted(rollout["observation"][..., 0].flatten().tolist())
+    assert seen[:4] != seen[4:8]
+
+
+def test_acting_records_what_training_finds_again() -> None:
+    agent = PPO(**SIZES)
+    observation = torch.randn(1_000, 3)
+    with torch.no_grad():
+        recorded = agent.act_with_value(observation)
+        found = agent.loss(
+            recorded.clone().update(
+                {
+                    "observation": observation,
+                    "advantage": torch.zeros(1_000, 1),
+                    "value_target": agent.value(observation),
+                }
+            )
+        )
+    assert found["max_ratio"].item() == pytest.approx(1.0, abs=1e-6)
+    assert found["loss_critic"].item() == 0.0
+    assert 0.4 < recorded["action"].float().mean() < 0.6  # indifferent at first
+    greedy = agent.act(observation, explore=False)
+    assert torch.equal(greedy, recorded["logits"].argmax(-1))
+
+
+def test_sizes_from_the_environment(tmp_path: Path) -> None:
+    agent = PPO.for_env("CartPole-v1", hidden_sizes=(8,))
+    assert agent.hparams["observation_shape"] == [4] and agent.hparams["num_actions"] == 2
+    rollout = make_rollout(2, 8)
+    rollout["observation"] = torch.randn(2, 8, 4)
+    trainer, _ = fit(agent, [rollout], tmp_path)
+    trainer.save_checkpoint(tmp_path / "agent.ckpt")
+    again = PPO.load_from_checkpoint(tmp_path / "agent.ckpt")
+    observation = torch.randn(5, 4)
+    assert torch.equal(again.value(observation), agent.value(observation))
+
+
+BOX = gymnasium.spaces.Box
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (BOX(-1, 1, (3,)), BOX(-1, 1, (2,)), "it needs Discrete actions that start at 0"),
+        (BOX(-1, 1, (3,)), gymnasium.spaces.Discrete(2, start=1), "it needs Discrete actions that start at 0"),
+        (BOX(-1, 1, (3, 3)), gymnasium.spaces.Discrete(2), "it needs flat observations"),
+        (BOX(0, 255, (3, 14, 14), np.uint8), gymnasium.spaces.Discrete(2), "(height, width, channels)"),
+        (gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2), "it needs flat observations"),
+    ],
+)
+def test_spaces_it_cannot_act_in(observation, action, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        PPO.sizes_from(observation, action)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs is 0 and minibatches 8"),
+        ({"minibatches": 0}, "epochs is 4 and minibatches 0"),
+        ({"discount": 1.5}, "discount is 1.5"),
+        ({"gae_lambda": -0.1}, "gae_lambda -0.1"),
+        ({"clip_range": 0.0}, "clip_range is 0.0"),
+        ({"value_clip": -1.0}, "value_clip -1.0"),
+        ({"gradient_norm": -1.0}, "gradient_norm -1.0"),
+    ],
+)
+def test_bad_options(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PPO(**options)
+
+
+def test_scaled_gradients_are_refused(tmp_path: Path) -> None:
+    agent = PPO(**SIZES)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False)
+    trainer.strategy.precision_plugin.scaler = object()
+    agent.trainer = trainer
+    with pytest.raises(ValueError, match="Use precision 32-true or bf16-mixed"):
+        agent.on_fit_start()
+
+
+def test_one_pass_of_the_trunk_serves_policy_and_value(tmp_path: Path) -> None:
+    agent = PPO(**SIZES, **ONE_STEP)
+    passes = []
+    agent._network[0].trunk.register_forward_hook(lambda *_: passes.append(1))
+    fit(agent, [make_rollout(2, 8)], tmp_path)
+    assert len(passes) == 1

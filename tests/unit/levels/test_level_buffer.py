@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level buffer by hand: numeric cases, rules one at a time, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_replay.levels import (
+    Greedy,
+    LevelBuffer,
+    LevelSource,
+    Proportional,
+    Rank,
+    SequentialLevels,
+    UniformLevels,
+    tscl,
+)
+from lightning_replay.levels import scores as level_scores
+from tests.level_steps import first_reward, scored, segment
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SEGMENTATION = json.loads((FIXTURES / "plr_rollout_segmentation.json").read_text())
+STALENESS = json.loads((FIXTURES / "plr_staleness.json").read_text())
+
+
+def buffer(levels=10, **options) -> LevelBuffer:
+    return LevelBuffer(levels, **{"score": first_reward, "seed": 0, **options})
+
+
+def play(levels: LevelBuffer, level_id: int, score: float, actor: int | str = 0) -> float | None:
+    levels.start(actor, level_id)
+    return levels.update(actor, level_id, scored(score), episode_done=True)
+
+
+def column(levels: LevelBuffer, name: str) -> dict[int, float]:
+    shown = levels.probabilities()
+    return dict(zip(shown["level_id"].tolist(), shown[name].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("case", STALENESS["cases"], ids=lambda case: case["name"])
+def test_staleness_as_in_the_numeric_cases(case):
+    levels = buffer(case["inputs"]["levels"])
+    for level_id, expected in zip(case["inputs"]["sampled_level_per_episode"], case["expected"], strict=True):
+        play(levels, level_id, 0.5)
+        assert column(levels, "staleness") == {
+            int(level): stale for level, stale in expected["staleness_of_sampled_levels"].items()
+        }
+
+
+@pytest.mark.parametrize("case", SEGMENTATION["cases"], ids=lambda case: case["name"])
+def test_episodes_across_rollouts_as_in_the_numeric_cases(case):
+    inputs = case["inputs"]
+    levels = LevelBuffer(
+        inputs["level_ids"], score=level_scores.L1ValueLoss(inputs["gamma"], inputs["gae_lambda"]), seed=0
+    )
+    running: dict[int, int | None] = {0: None, 1: None}
+    for rollout, expected in zip(inputs["rollouts"], case["expected"], strict=True):
+        for actor in range(inputs["actors"]):
+            for level_id, steps, done in pieces(rollout, actor):
+                if running[actor] is None:
+                    levels.start(actor, level_id)
+                levels.update(actor, level_id, steps, done)
+                running[actor] = None if done else level_id
+        compare(levels, expected["after_scoring"], inputs["level_ids"])
+        if inputs["mode"] == "flush":
+            levels.flush()
+        compare(levels, expected["after_policy_update"], inputs["level_ids"])
+
+
+def pieces(rollout: dict, actor: int):
+    """Level, steps and end of each piece of an episode of one actor."""
+    ends = [bool(row[actor]) for row in rollout["terminal"]]
+    start = 0
+    for stop in range(1, len(ends) + 1):
+        if ends[stop - 1] or stop == len(ends):
+            values = [row[actor] for row in rollout["values"]]
+            last = [*values, rollout["value_after_last_step"][actor]][stop]
+            steps = segment(
+                [row[actor] for row in rollout["rewards"][start:stop]],
+                values[start:stop],
+                done=ends[stop - 1],
+                last_value=last,
+            )
+            yield rollout["level_of_step"][start][actor], steps, ends[stop - 1]
+            start = stop
+
+
+def compare(levels: LevelBuffer, expected: dict, level_ids: list[int]) -> None:
+    scores = column(levels, "score")
+    assert [level in scores for level in level_ids] == expected["visited"]
+    for level, score in zip(level_ids, expected["scores"], strict=True):
+        assert scores.get(level, 0.0) == pytest.approx(score, abs=SEGMENTATION["tolerance_abs"])
+    for actor, (means, counts) in enumerate(zip(expected["partial_mean"], expected["partial_steps"], strict=True)):
+        partial = {one.level_id: one for one in levels.running.of(actor)}
+        for level, mean, count in zip(level_ids, means, counts, strict=True):
+            assert (partial[level].steps if level in partial else 0) == count
+            assert (partial[level].mean if level in partial else 0.0) == pytest.approx(mean, abs=1e-7)
+
+
+def test_ranks_and_staleness_by_hand():
+    # scores 0.5 > 0.2 > 0.1 give 1, 1/2, 1/3 of 11/6; played in the episodes 1, 2, 3 of 3: staleness 2, 1, 0 of 3
+    levels = buffer(score_temperature=1.0, staleness_weight=0.3)
+    for level_id, score in ((4, 0.2), (7, 0.5), (1, 0.1)):
+        play(levels, level_id, score)
+    assert column(levels, "probability") == pytest.approx(
+        {4: 0.7 * 3 / 11 + 0.3 * 2 / 3, 7: 0.7 * 6 / 11 + 0.3 / 3, 1: 0.7 * 2 / 11}
+    )
+    assert len(levels) == 3
+    assert levels.episodes == 3
+
+
+def test_of_equal_scores_the_level_played_longer_ago_ranks_first():
+    levels = buffer(score_temperature=1.0, staleness_weight=0.0)
+    for level_id in (2, 9, 5):
+        play(levels, level_id, 0.5)
+    play(levels, 2, 0.5)
+    ranked = sorted(column(levels, "probability").items(), key=lambda item: -item[1])
+    assert [level for level, _ in ranked] == [9, 5, 2]
+
+
+def test_a_level_just_played_is_not_replayed_for_its_staleness():
+    levels = buffer(3, staleness_weight=1.0, replay_probability=1.0)
+    for level_id in range(3):
+        play(levels, level_id, 0.5)
+    previous = 2
+    for _ in range(50):
+        level_id = levels.next_level(0)
+        levels.abandon(0)
+        assert level_id != previous
+        previous = level_id
+
+
+def test_one_level_just_played_is_replayed_all_the_same():
+    levels = buffer(1, staleness_weight=1.0)
+    play(levels, 0, 0.5)
+    assert column(levels, "probability") == {0: 1.0}
+    assert levels.next_level(0) == 0
+
+
+@pytest.mark.parametrize("prioritization", [Rank(), Proportional(), Greedy()])
+def test_scores_of_nothing_but_zero_give_every_level_a_chance(prioritization):
+    levels = buffer(3, prioritization=prioritization, staleness_weight=0.0)
+    for level_id in range(3):
+        play(levels, level_id, 0.0)
+    if not isinstance(prioritization, Rank):
+        assert column(levels, "probability") == pytest.approx(dict.fromkeys(range(3), 1 / 3))
+    for _ in range(20):
+        assert levels.next_level(0) in range(3)
+
+
+def test_negative_scores_rank_among_levels_with_a_score():
+    levels = buffer(5, score_temperature=1.0, staleness_weight=0.0)
+    play(levels, 3, -2.0)
+    play(levels, 1, -1.0)
+    assert column(levels, "probability") == pytest.approx({3: 1 / 3, 1: 2 / 3})
+
+
+def test_two_actors_on_one_level_never_mix_and_the_later_score_stays():
+    levels = buffer()
+    levels.start(0, 4)
+    levels.start(1, 4)
+    levels.update(0, 4, scored(0.25, done=False), episode_done=False)
+    levels.update(1, 4, scored(1.0), episode_done=True)
+    assert column(levels, "score") == {4: 1.0}
+    assert levels.update(0, 4, scored(0.75), episode_done=True) == 0.5
+    assert column(levels, "score") == {4: 0.5}
+    assert levels.episodes == 2
+
+
+def test_an_actor_may_have_several_levels_in_flight_also_the_same_twice():
+    levels = buffer()
+    for level_id in (4, 6, 4):
+        levels.start(0, level_id)
+    assert levels.in_flight(0) == [4, 6, 4]
+    levels.update(0, 4, scored(0.5), episode_done=True)
+    assert levels.in_flight(0) == [6, 4]
+    levels.update(0, 4, scored(0.75), episode_done=True)
+    assert column(levels, "score") == {4: 0.75}
+    assert levels.abandon_all_but_newest(0) == 0
+
+
+def test_abandoned_levels_are_new_again():
+    levels = buffer(2, replay_probability=0.0)
+    assert {levels.next_level(0), levels.next_level(1)} == {0, 1}
+    given_up = levels.in_flight(0)[0]
+    assert levels.next_level(2) in (0, 1), "all are played, so one is played twice"
+    levels.abandon(2)
+    assert levels.abandon(0) == 1
+    assert levels.abandon("nobody") == 0
+    for _ in range(8):
+        assert levels.next_level(3) == given_up, "nobody else plays it"
+        levels.abandon(3)
+
+
+def test_a_resumed_run_keeps_only_what_is_played_now():
+    levels = buffer(10)
+    old = levels.next_level(0)
+    new = levels.next_level(0)
+    assert levels.in_flight(0) == [old, new]
+    assert levels.abandon_all_but_newest(0) == 1
+    assert levels.in_flight(0) == [new]
+
+
+def test_the_gate_holds_replay_back():
+    levels = buffer(4, min_fill=0.75, replay_probability=1.0)
+    seen = set()
+    for _ in range(3):
+        level_id = levels.next_level(0)
+        assert level_id not in seen
+        seen.add(level_id)
+        levels.update(0, level_id, scored(0.5), episode_done=True)
+    assert levels.next_level(0) in seen
+
+
+def test_scores_are_averaged_with_a_step_size_but_the_first_is_taken_whole():
+    levels = buffer(score_step_size=0.25)
+    assert play(levels, 2, 1.0) == 1.0
+    assert play(levels, 2, 0.0) == 0.75
+
+
+def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_higher():
+    # staleness_weight 1: the least stale level is the least probable one
+    levels = LevelBuffer(capacity=2, score=first_reward, staleness_weight=1.0, seed=0)
+    for level_id, score in ((11, 0.9), (12, 0.1), (13, 0.1)):
+        play(levels, level_id, score)
+    assert set(column(levels, "score")) == {11, 12}, "0.1 is not below 0.1"
+    play(levels, 14, 0.2)
+    assert column(levels, "score") == {11: 0.9, 14: 0.2}
+    assert levels.replay.storage.get(slice(None))["level_id"].tolist() == [11, 14]
+    play(levels, 15, 0.15)
+    assert set(column(levels, "score")) == {11, 14}
+    assert levels.stats()["refused"] == 2
+
+
+def test_an_evicted_level_that_is_still_played_competes_as_a_new_one():
+    levels = LevelBuffer(capacity=1, score=first_reward, seed=0)
+    play(levels, 11, 0.2)
+    levels.start(1, 11)
+    play(levels, 12, 0.5)
+    assert set(column(levels, "score")) == {12}
+    levels.update(1, 11, scored(0.9), episode_done=True)
+    assert column(levels, "score") == {11: 0.9}
+
+
+def test_a_generator_that_repeats_itself_plays_a_known_level_again():
+    levels = LevelBuffer(capacity=3, score=first_reward, replay_probability=0.0, generate=lambda _: 5, seed=0)
+    for _ in range(2):
+        assert levels.next_level(0) == 5
+        levels.update(0, 5, scored(0.5), episode_done=True)
+    assert len(levels) == 1
+
+
+def test_robust_replay_learns_from_replayed_levels_only():
+    levels = buffer(3, train_on_new_levels=False)
+    levels.start(0, 1)
+    assert not levels.trains_on(0, 1)
+    levels.update(0, 1, scored(0.5), episode_done=True)
+    levels.start(0, 1)
+    assert levels.trains_on(0, 1)
+    ordinary = buffer()
+    assert ordinary.trains_on(0, ordinary.next_level(0))
+
+
+def test_a_replayed_level_is_edited_and_its_child_scored_but_not_learned_from():
+    levels = LevelBuffer(
+        capacity=4, score=first_reward, replay_probability=1.0, editor=lambda parent, generator: parent + 100, seed=0
+    )
+    play(levels, 7, 0.5)
+    assert levels.next_level(0) == 7, "new levels have no children"
+    levels.update(0, 7, scored(0.5), episode_done=True)
+    state = levels.state_dict()
+    assert levels.next_level(1) == 107
+    assert not levels.trains_on(1, 107)
+    levels.update(1, 107, scored(0.4), episode_done=True)
+    assert set(column(levels, "score")) == {7, 107}
+    levels.load_state_dict(state)
+    assert levels.next_level(1) == 107, "children that wait are saved"
+
+
+def test_the_best_return_of_a_level_is_remembered():
+    # 0.5 so far; then the episode ends with 1.5; the second episode returns 0.25 against 1.5
+    levels = buffer(score=level_scores.MaxMC())
+    levels.start(0, 2)
+    levels.update(0, 2, segment([0.5], [0.25], done=False), episode_done=False)
+    assert levels.running.of(0)[0].mean == 0.25
+    assert levels.update(0, 2, segment([1.0], [0.5]), episode_done=True) == 0.5 * (0.25 + 1.0)
+    levels.load_state_dict(levels.state_dict())
+    levels.start(0, 2)
+    assert levels.update(0, 2, segment([0.25], [0.0]), episode_done=True) == 1.5
+
+
+def test_a_function_of_the_users_own_scores():
+    levels = buffer(score=lambda steps: steps["next", "reward"].sum())
+    levels.start(0, 3)
+    assert levels.update(0, 3, segment([1.0, 2.0]), episode_done=True) == 3.0
+
+
+@pytest.mark.parametrize("source", [UniformLevels(range(4), seed=0), SequentialLevels([5, 3, 9])])
+def test_baselines_follow_the_same_interface(source: LevelSource):
+    chosen = [source.next_level(actor) for actor in range(3)]
+    assert source.update(0, chosen[0], scored(0.5), episode_done=True) is None
+    assert source.trains_on(1, chosen[1])
+    source.flush()
+    state = source.state_dict()
+    following = [source.next_level("more") for _ in range(10)]
+    source.load_state_dict(state)
+    assert [source.next_level("more") for _ in range(10)] == following
+    assert source.probabilities().shape == (0,)
+    assert source.episodes == 13
+    if isinstance(source, SequentialLevels):
+        assert [*chosen, *following[:3]] == [5, 3, 9, 5, 3, 9]
+
+
+def test_a_save_is_read_by_torch_without_pickled_objects(tmp_path):
+    levels = buffer()
+    play(levels, 2, 0.5)
+    levels.next_level(3)
+    torch.save(levels.state_dict(), tmp_path / "state.pt")
+    other = buffer(seed=1)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert column(other, "score") == {2: 0.5}
+    assert [other.next_level(0) for _ in range(10)] == [levels.next_level(0) for _ in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": [3, 5, 3]}, "level 3 is given twice"),
+        ({"levels": [2**63]}, "be below 2\\*\\*63"),
+        ({"levels": [3, -5]}, "must not be negative.*got -5"),
+        ({"levels": []}, "at least one level"),
+        ({"levels": 0}, "at least one level"),
+        ({}, "capacity is None"),
+        ({"capacity": 0}, "capacity is 0"),
+        ({"levels": 5, "capacity": 3}, "capacity is 3 for 5 given levels"),
+        ({"levels": 5, "editor": lambda parent, generator: 1}, "leave levels out"),
+        ({"levels": 5, "score_temperature": 0.0}, "score_temperature is 0.0; it must be above 0.*Greedy"),
+        ({"levels": 5, "score_temperature": math.nan}, "score_temperature is nan"),
+        ({"levels": 5, "staleness_weight": 1.5}, "staleness_weight is 1.5"),
+        ({"levels": 5, "staleness_weight": -0.1}, "staleness_weight is -0.1"),
+        ({"levels": 5, "replay_probability": 2.0}, "replay_probability is 2.0"),
+        ({"levels": 5, "min_fill": -1.0}, "min_fill is -1.0"),
+        ({"levels": 5, "score_step_size": 0.0}, "score_step_size is 0.0"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LevelBuffer(**options)
+
+
+def test_types_that_are_refused():
+    with pytest.raises(TypeError, match="whole number; got 1.5"):
+        LevelBuffer([1.5])
+    with pytest.raises(TypeError, match="prioritization is 'rank'"):
+        LevelBuffer(5, prioritization="rank")
+    with pytest.raises(TypeError, match="score is 'l1'"):
+        LevelBuffer(5, score="l1")
+    with pytest.raises(TypeError, match="an object such as L1ValueLoss"):
+        LevelBuffer(5, score=level_scores.L1ValueLoss)
+    with pytest.raises(TypeError, match="function of tensors; give the object|, a function of tensors"):
+        LevelBuffer(5, score=level_scores.l1_value_loss)
+    levels = SequentialLevels([4, 5])
+    with pytest.raises(TypeError, match="an actor is a number or a name"):
+        levels.next_level((0, 1))
+    assert levels.next_level(np.int64(3)) == 4, "nothing was chosen for the actor that was refused"
+    assert levels.in_flight(3) == [4]
+    with pytest.raises(ValueError, match="epsilon is 2"):
+        Greedy(2)
+
+
+def cut_short_before_its_end():
+    return segment([1.0, 1.0], terminated=False).set(("next", "truncated"), torch.ones(2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("actor", "level_id", "steps", "done", "message"),
+    [
+        (0, 5, scored(0.5), True, "actor 0 does not play level 5; it plays \\[4\\]"),
+        (8, 4, scored(0.5), True, "actor 8 plays no level; those that do are \\[0\\]"),
+        (0, 4, scored(0.5), False, "episode_done is False, but the last step's done is True"),
+        (0, 4, scored(0.5)[:0], True, "at least one step"),
+        (0, 4, scored(0.5, length=2).repeat(2), True, "an episode ends at step 1 of 4"),
+        (0, 4, scored(math.nan), True, "reward of the segment is NaN"),
+        (0, 4, segment([1.0], [math.inf]), True, "state_value of the segment is NaN or infinite"),
+        (0, 4, scored(0.5).exclude(("next", "done")), True, r"\('next', 'done'\)"),
+        (0, 4, segment([1.0], logits=[[math.nan, 0.0]]), True, "logits of the segment are NaN"),
+        (0, 4, cut_short_before_its_end(), True, "a step is truncated and not done"),
+        (0, 4, segment([1.0] * 2).set(("next", "reward"), torch.zeros(2, 2)), True, r"give \[T\] or \[T, 1\]"),
+    ],
+)
+def test_updates_that_are_refused_change_nothing(actor, level_id, steps, done, message):
+    levels = buffer()
+    levels.start(0, 4)
+    before = levels.state_dict()
+    with pytest.raises(ValueError, match=message):
+        levels.update(actor, level_id, steps, episode_done=done)
+    assert str(levels.state_dict()) == str(before)
+    assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
+
+
+def test_a_score_that_is_no_number_is_refused_and_changes_nothing():
+    answers = iter([math.nan, 0.5])
+    levels = buffer(score=lambda steps: next(answers))
+    levels.start(0, 4)
+    with pytest.raises(ValueError, match="the score of level 4 is nan"):
+        levels.update(0, 4, scored(0.5), episode_done=True)
+    assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
+
+
+def test_an_editor_that_fails_changes_nothing():
+    answers = iter([-1, 1])
+    levels = LevelBuffer(capacity=4, score=first_reward, editor=lambda parent, generator: next(answers), seed=0)
+    play(levels, 7, 0.5)
+    levels.start(0, 7)
+    with pytest.raises(ValueError, match="must not be negative"):
+        levels.update(0, 7, scored(0.9), episode_done=True)
+    assert column(levels, "score") == {7: 0.5}
+    assert levels.update(0, 7, scored(0.1), episode_done=True) == pytest.approx(0.1)
+    play(levels, 1, 0.2)
+    level_id = levels.next_level(0)
+    assert levels.trains_on(0, level_id), "a child that was played meanwhile is none any more"
+
+
+def test_a_score_of_several_numbers_is_refused():
+    levels = buffer(score=lambda steps: steps["next", "reward"])
+    levels.start(0, 4)
+    with pytest.raises(ValueError, match=r"a tensor of shape \[2\]; it must give one number"):
+        levels.update(0, 4, scored(0.5, length=2), episode_done=True)
+
+
+def test_actions_without_a_chance_are_no_fault_of_a_segment():
+    levels = buffer(score=level_scores.PolicyEntropy())
+    levels.start(0, 4)
+    steps = segment([1.0], logits=[[0.0, 0.0, -math.inf]])
+    assert levels.update(0, 4, steps, episode_done=True) == pytest.approx(math.log(2) / math.log(3))
+
+
+def test_best_returns_of_levels_that_left_are_forgotten():
+    levels = LevelBuffer(capacity=1, score=level_scores.MaxMC(), seed=0)
+    for level_id in range(20):
+        levels.start(0, level_id)
+        levels.update(0, level_id, segment([float(level_id % 7)], [0.0]), episode_done=True)
+    remembered = levels.state_dict()["scoring"]["best_returns"]["level_id"]
+    assert remembered.tolist() == levels.probabilities()["level_id"].tolist()
+
+
+def test_the_gate_opens_at_its_share_and_not_one_level_later():
+    levels = buffer(100, min_fill=0.55, replay_probability=1.0)
+    for level_id in range(55):
+        play(levels, level_id, 0.5)
+    assert levels.next_level(0) < 55
+
+
+def test_a_level_that_was_not_given_is_refused():
+    with pytest.raises(ValueError, match="level 77 is none of the 10 levels"):
+        buffer().start(0, 77)
+    with pytest.raises(ValueError, match="level 77 is none of the 3 levels"):
+        UniformLevels(3).start(0, 77)
+
+
+def test_states_of_other_buffers_are_refused():
+    state = buffer().state_dict()
+    with pytest.raises(ValueError, match="keeps 10 levels, this one 9"):
+        buffer(9).load_state_dict(state)
+    with pytest.raises(ValueError, match="not the 10 levels"):
+        buffer(range(1, 11)).load_state_dict(state)
+    with pytest.raises(ValueError, match="known set"):
+        LevelBuffer(capacity=10).load_state_dict(state)
+    with pytest.raises(ValueError, match="a LevelBuffer; this is a UniformLevels"):
+        UniformLevels(10).load_state_dict(state)
+    with pytest.raises(ValueError, match="not those this was built with"):
+        UniformLevels([7, 8]).load_state_dict(UniformLevels([1, 2]).state_dict())
+    with pytest.raises(ValueError, match="levels is None"):
+        SequentialLevels(None)
+
+
+@pytest.mark.parametrize("other", [tscl(10).state_dict(), LevelBuffer(10).state_dict() | {"capacity": 3}, None])
+def test_a_refused_state_changes_nothing(other):
+    levels = buffer()
+    play(levels, 3, 0.5)
+    before = str(levels.state_dict())
+    state = other or {name: part for name, part in levels.state_dict().items() if name != "sampler"}
+    with pytest.raises(ValueError, match=r"keeps 3 levels|scored by segments|lacks or adds \['sampler'\]|not the 10"):
+        levels.load_state_dict(state)
+    assert str(levels.state_dict()) == before
+    assert levels.next_level(0) in range(10)

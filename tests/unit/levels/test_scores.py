@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of segments: the numeric cases, hand-worked ones, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_replay.levels import scores
+from tests.level_steps import segment
+
+CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "plr_score_functions.json").read_text())
+TOLERANCE = CASES["tolerance_abs"]
+
+
+@pytest.fixture(params=CASES["cases"], ids=lambda case: case["name"])
+def case(request):
+    return request.param
+
+
+def steps_of(inputs: dict) -> torch.Tensor:
+    done = inputs["last_step_is_terminal"]
+    steps = segment(
+        inputs["rewards"],
+        inputs["values"],
+        done=True,
+        terminated=done,
+        last_value=inputs["value_of_state_after_last_step"],
+        logits=inputs["logits"],
+    )
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("policy_entropy_normalised", lambda gamma, lam: scores.PolicyEntropy()),
+        ("policy_min_margin", lambda gamma, lam: scores.MinMargin()),
+        ("policy_least_confidence", lambda gamma, lam: scores.LeastConfidence()),
+        ("one_step_td_error", lambda gamma, lam: scores.OneStepTdError(gamma)),
+        ("gae_signed", scores.SignedGae),
+        ("gae_magnitude_l1_value_loss", scores.L1ValueLoss),
+        ("positive_value_loss", scores.PositiveValueLoss),
+    ],
+)
+def test_segments_score_as_in_the_numeric_cases(case, name, build):
+    inputs = case["inputs"]
+    score = build(inputs["gamma"], inputs["gae_lambda"])
+    assert float(score(steps_of(inputs))) == pytest.approx(case["expected"][name], abs=TOLERANCE)
+    columns = steps_of(inputs).apply(lambda leaf: leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf)
+    assert float(score(columns)) == pytest.approx(case["expected"][name], abs=TOLERANCE), "columns [T, 1] are accepted"
+
+
+def test_step_by_step_numbers(case):
+    inputs, steps = case["inputs"], steps_of(case["inputs"])
+    values = (steps["next", "reward"], steps["state_value"], steps["next", "state_value"], steps["next", "terminated"])
+    deltas = scores.td_errors(*values, discount=inputs["gamma"])
+    torch.testing.assert_close(
+        deltas, torch.tensor(case["expected"]["td_errors"], dtype=torch.float64), atol=TOLERANCE, rtol=0
+    )
+    advantages = scores.generalized_advantages(
+        *values, steps["next", "done"], discount=inputs["gamma"], gae_lambda=inputs["gae_lambda"]
+    )
+    torch.testing.assert_close(
+        advantages, torch.tensor(case["expected"]["advantages"], dtype=torch.float64), atol=TOLERANCE, rtol=0
+    )
+
+
+def test_one_step_has_its_own_td_error():
+    only = segment([1.0], [0.25], last_value=8.0)
+    assert float(scores.OneStepTdError(0.5)(only)) == 0.75
+    assert float(scores.L1ValueLoss(0.5, 0.5)(only)) == 0.75
+    cut = segment([1.0], [0.25], terminated=False, last_value=8.0)
+    assert float(scores.L1ValueLoss(0.5, 0.5)(cut)) == 4.75, "a time limit bootstraps"
+
+
+def test_nothing_is_summed_across_an_end():
+    ends = torch.tensor([True, False])
+    advantages = scores.generalized_advantages(
+        torch.tensor([1.0, 2.0]), torch.zeros(2), torch.zeros(2), ends, ends, discount=1.0, gae_lambda=1.0
+    )
+    assert advantages.tolist() == [1.0, 2.0]
+
+
+def test_max_mc_by_hand():
+    assert float(scores.max_mc(torch.tensor([0.5, 1.0]), 2.0)) == 1.25
+
+
+def test_certain_policies_have_no_entropy():
+    logits = torch.tensor([[0.0, -math.inf], [50.0, 50.0]])
+    assert float(scores.policy_entropy(logits)) == pytest.approx(0.5)
+    assert math.isnan(scores.policy_entropy(torch.full((2, 3), math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scores.policy_entropy(torch.zeros(3)), "give \\[T, A\\]"),
+        (lambda: scores.min_margin(torch.zeros(3, 1)), "two actions"),
+        (lambda: scores.max_mc(torch.zeros(0), 1.0), "no step"),
+        (lambda: scores.max_mc(torch.zeros(2, 2), 1.0), "of one episode"),
+        (lambda: scores.L1ValueLoss(discount=1.5), "discount is 1.5"),
+        (lambda: scores.SignedGae(gae_lambda=-0.1), "gae_lambda is -0.1"),
+        (lambda: scores.OneStepTdError(2.0), "discount is 2.0"),
+        (
+            lambda: scores.one_step_td_error(torch.zeros(2), torch.zeros(3), torch.zeros(2), torch.zeros(2)),
+            "one value per step",
+        ),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(KeyError, match="the score needs .*logits"):
+        scores.PolicyEntropy()(segment([1.0]))

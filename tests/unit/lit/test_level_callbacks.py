@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test protocol, figures and pictures of levels, on levels whose returns and difficulties are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_replay.levels import SequentialLevels, UniformLevels
+from lightning_replay.lit import (
+    Evaluate,
+    GeneralizationGap,
+    LearningCurve,
+    LevelCurriculum,
+    LogLevelStats,
+    ReplayDataModule,
+    ReplayProgressBar,
+    ScoreAgainstStaleness,
+    level_returns,
+)
+from lightning_replay.lit.callbacks import draw_level_curriculum
+from tests.unit.lit.level_toys import Doors, Stairs, Valuer, make_data
+from tests.unit.lit.test_callbacks import Memory
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+PICTURE = b"\x89PNG"
+
+
+def stairs_return(level: int) -> float:
+    steps = 1 + level % 4
+    return steps * level + steps * (steps + 1) / 20
+
+
+def idle(observations: np.ndarray) -> np.ndarray:
+    return np.zeros(len(observations), dtype=int)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 16])
+def test_each_level_is_played_once(num_envs: int) -> None:
+    # long and short ones, so that some environments begin the levels a second time before others end their first
+    levels = [7, 4, 8, 0, 12, 3, 16]
+    seen = []
+
+    def policy(observations):
+        seen.extend(observations[observations[:, 1] == 0, 0].tolist())
+        return idle(observations)
+
+    found = level_returns(policy, Stairs, levels, num_envs)
+    assert found == pytest.approx([stairs_return(level) for level in levels])
+    assert set(seen) == set(levels)
+
+
+def test_a_second_round_on_a_level_does_not_count() -> None:
+    played: list[int] = []
+
+    class OnlyTheFirst(Stairs):
+        """Pays for the first episode on a level alone."""
+
+        def reset(self, *, seed=None, options=None):
+            self.reward = float(seed not in played)
+            played.append(seed)
+            return super().reset(seed=seed)
+
+    levels = [0, 3, 4]  # level 0 is begun and ended again while level 3 is played
+    assert level_returns(idle, OnlyTheFirst, levels, 2) == pytest.approx([stairs_return(level) for level in levels])
+    assert len(played) > 3
+
+
+def test_each_level_is_played_by_set_level() -> None:
+    found = level_returns(lambda rows: rows[:, :3].argmax(1), Doors, [4, 5, 6], num_envs=2)
+    assert found.tolist() == [4.0, 4.0, 4.0]
+    assert level_returns(idle, Doors, [4, 5, 6]).tolist() == [0.0, 0.0, 4.0]
+
+
+def fit(directory: Path, callbacks, data=None, agent=None, **options):
+    data = data or make_data()
+    trainer = make_trainer(directory, callbacks, **options)
+    trainer.fit(agent or Valuer(), datamodule=data)
+    return trainer, data
+
+
+HELD_OUT = np.mean([stairs_return(level) for level in (100, 101, 102)])
+
+
+def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) -> None:
+    gap, logger = GeneralizationGap(every_n_env_steps=30), Memory()
+    trainer, data = fit(tmp_path, [gap], make_data(SequentialLevels([5, 8, 9])), logger=logger)
+    trained = np.mean([stairs_return(level) for level in (5, 8, 9)])
+    assert dict(gap.history) == pytest.approx({0: HELD_OUT, 30: HELD_OUT, 60: HELD_OUT})
+    assert dict(gap.training_history) == pytest.approx(
+        {30: trained, 60: trained}
+    )  # nothing was played before the start
+    metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("eval/")}
+    expected = {
+        "eval/return": HELD_OUT,
+        "eval/train_return": trained,
+        "eval/generalization_gap": trained - HELD_OUT,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-6)
+    logged = [(step, values) for step, values in logger.records if "eval/return" in values]
+    assert [step for step, _ in logged] == [0, 30, 60]
+    assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT}) and logged[1][1] == pytest.approx(expected)
+    assert data.levels.episodes > 0 and sorted(data.collection.played_levels) == [5, 8, 9]
+
+
+def test_playing_levels_does_not_disturb_training(tmp_path: Path) -> None:
+    actions = []
+    for callbacks in ([], [GeneralizationGap(every_n_env_steps=10)]):
+        torch.manual_seed(0)
+        agent = Valuer()
+        fit(tmp_path, callbacks, agent=agent)
+        actions.append(torch.cat([rollout["action"] for rollout in agent.rollouts], 1))
+        assert agent.training
+    assert torch.equal(*actions)
+
+
+def test_the_policy_acts_as_in_training_and_the_same_each_time(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(Valuer):
+        def act(self, observation, explore):
+            action = super().act(observation, explore)
+            if self.trainer.datamodule.env_steps_done in (0, 60) and torch.all(observation[:, 0] >= 100):
+                seen.append((explore, action.tolist()))
+            return action
+
+    fit(tmp_path, [GeneralizationGap(every_n_env_steps=60)], agent=Watching())
+    assert len(seen) % 2 == 0 and seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+    assert all(explore for explore, _ in seen)
+
+
+def test_held_out_levels_that_are_trained_on_are_refused(tmp_path: Path) -> None:
+    data = make_data(held_out_levels=[5, 100])
+    with pytest.raises(ValueError, match=r"held_out_levels has 1 levels that are trained on, such as \[5\]"):
+        fit(tmp_path, [GeneralizationGap(every_n_env_steps=10)], data)
+
+
+def test_a_data_module_without_levels_is_refused(tmp_path: Path) -> None:
+    for callback in (GeneralizationGap(), LogLevelStats(), LevelCurriculum(), ScoreAgainstStaleness()):
+        data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20)
+        with pytest.raises(TypeError, match=f"{type(callback).__name__} .*ReplayDataModule has no.*LevelDataModule"):
+            make_trainer(tmp_path, [callback]).fit(Tiny(), datamodule=data)
+
+
+def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
+    def callbacks():
+        saved = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+        return [GeneralizationGap(30), LevelCurriculum(every_n_rollouts=2, path=str(tmp_path / "c.png")), saved]
+
+    first = callbacks()
+    fit(tmp_path, first)
+    second = callbacks()
+    trainer = make_trainer(tmp_path, second)
+    trainer.fit(Valuer(), datamodule=make_data(env_steps=90), ckpt_path=tmp_path / "step=4.ckpt")
+    gaps, curricula = (first[0], second[0]), (first[1], second[1])
+    assert gaps[1].history[:3] == gaps[0].history and gaps[1].training_history[:2] == gaps[0].training_history
+    assert [steps for steps, _ in gaps[1].history] == [0, 30, 60, 90]
+    assert curricula[1].history[:2] == curricula[0].history
+    assert [steps for steps, _ in curricula[1].history] == [30, 60, 90]
+    # another run with the same callbacks begins anew
+    fit(tmp_path, second[:2])
+    assert [steps for steps, _ in gaps[1].history] == [0, 30, 60] == [0, *(steps for steps, _ in curricula[1].history)]
+    assert [steps for steps, _ in gaps[1].training_history] == [30, 60]
+
+
+def test_the_mass_of_each_difficulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    curriculum, logger, found = LevelCurriculum(every_n_rollouts=2), Memory(), []
+
+    class Watching(Valuer):
+        def training_step(self, batch, batch_idx):
+            levels = self.trainer.datamodule.levels.probabilities()
+            mass = torch.zeros(3, dtype=torch.float64).index_add_(0, levels["level_id"] % 3, levels["probability"])
+            found.append(mass.tolist())
+            return super().training_step(batch, batch_idx)
+
+    trainer, _ = fit(tmp_path, [curriculum], make_data(env_steps=75), Watching(), logger=logger)
+    assert [steps for steps, _ in curriculum.history] == [30, 60, 75]
+    for (_, masses), expected in zip(curriculum.history, (found[1], found[3], found[4]), strict=True):
+        assert [masses.get(float(d), 0.0) for d in range(3)] == pytest.approx(expected)
+        assert math.isclose(sum(masses.values()), 1.0)
+    (logged,) = [m["levels/expected_difficulty"] for step, m in logger.records if step == 75]
+    assert logged == pytest.approx(found[4][1] + 2 * found[4][2])
+    assert (Path(trainer.log_dir or ".") / "level_curriculum.png").read_bytes()[:4] == PICTURE
+
+
+def test_a_difficulty_of_ones_own(tmp_path: Path) -> None:
+    asked = []
+
+    def halves(level_id: int) -> float:
+        asked.append(level_id)
+        return float(level_id >= 6)
+
+    curriculum = LevelCurriculum(halves, every_n_rollouts=1, path=str(tmp_path / "mine.png"))
+    fit(tmp_path, [curriculum])
+    assert len(asked) == len(set(asked)) and set(curriculum.history[-1][1]) == {0.0, 1.0}
+    assert (tmp_path / "mine.png").exists()
+
+
+def test_an_environment_without_difficulty_is_refused(tmp_path: Path) -> None:
+    class Wide(Valuer):
+        def value(self, observation):
+            return super().value(observation[:, :2])
+
+    with pytest.raises(ValueError, match=r'no info\["difficulty"\].*give LevelCurriculum\(difficulty=...\)'):
+        fit(tmp_path, [LevelCurriculum(every_n_rollouts=1)], make_data(env=Doors), Wide())
+
+
+def test_scores_against_staleness(tmp_path: Path) -> None:
+    fit(tmp_path, [ScoreAgainstStaleness(str(tmp_path / "scores.png"))])
+    assert (tmp_path / "scores.png").read_bytes()[:4] == PICTURE
+
+
+def test_sources_without_scores_draw_nothing(tmp_path: Path) -> None:
+    pictures = [LevelCurriculum(path=str(tmp_path / "c.png")), ScoreAgainstStaleness(str(tmp_path / "s.png"))]
+    fit(tmp_path, pictures, make_data(UniformLevels(12, seed=0)))
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_levels_that_were_forgotten_leave_a_gap_in_the_picture(tmp_path: Path) -> None:
+    draw_level_curriculum([(10, {1.0: 1.0}), (20, {2.0: 0.25, 1.0: 0.75})], tmp_path / "new" / "c.png")
+    assert (tmp_path / "new" / "c.png").exists()
+
+
+def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
+    logger = Memory()
+    _, data = fit(tmp_path, [LogLevelStats(every_n_rollouts=2)], logger=logger)
+    assert [step for step, _ in logger.records] == [30, 60]
+    last = logger.records[-1][1]
+    assert last["levels/levels"] == len(data.levels) and last["levels/episodes"] == data.levels.episodes
+    assert last["train/return"] == pytest.approx(data.collection.recent_return)
+    assert last["train/loss"] == pytest.approx(1.6) and last["updates"] == 4 and last["env_steps_per_second"] > 0
+
+
+def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = {}
+    monkeypatch.setattr(
+        "lightning_replay.lit.callbacks.learning_curve.draw_learning_curves",
+        lambda found, path, title="": curves.update(found),
+    )
+    gap, bar = GeneralizationGap(30), ReplayProgressBar(refresh_seconds=0.0)
+    fit(tmp_path, [gap, bar, LearningCurve()], enable_progress_bar=True)
+    assert curves["held-out levels"] == gap.history and curves["levels trained on"] == gap.training_history
+    assert len(curves["training episodes"]) > 4
+    # without exploration, from the seeds as levels
+    evaluate = Evaluate(every_n_env_steps=30, episodes=2)
+    fit(tmp_path, [evaluate])
+    assert evaluate.history[0][1] == pytest.approx((stairs_return(10_000) + stairs_return(10_001)) / 2)
+
+
+def test_many_training_episodes_are_drawn_as_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = {}
+    monkeypatch.setattr(
+        "lightning_replay.lit.callbacks.learning_curve.draw_learning_curves",
+        lambda found, path, title="": curves.update(found),
+    )
+    data = make_data(SequentialLevels([4, 8]), env_steps=1_002, num_envs=2, rollout_length=501)  # episodes of one step
+    fit(tmp_path, [LearningCurve()], data)
+    (means,) = curves.values()
+    assert len(means) == 167 and means[-1][0] == 1_002 and all(value == pytest.approx(6.1) for _, value in means)
+
+
+@pytest.mark.parametrize("kind", [LogLevelStats, LevelCurriculum])
+def test_bad_counts(kind) -> None:
+    with pytest.raises(ValueError, match="every_n_rollouts is 0; it must be at least 1"):
+        kind(every_n_rollouts=0)
+    with pytest.raises(ValueError, match="every_n_env_steps is 0"):
+        GeneralizationGap(0)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of chosen levels under a trainer: what is recorded, scored, counted, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_replay.levels import SequentialLevels, UniformLevels, scores
+from lightning_replay.lit import ReturnNormalization
+from tests.unit.lit.level_toys import Deaf, Doors, Stairs, Valuer, fit, make_agent, make_data, make_levels, value_of
+from tests.unit.lit.toys import Tiny, make_trainer
+
+
+def pieces(rollout):
+    """Actor, level, steps and whether done, of every piece of an episode, in the order of scoring."""
+    for actor, row in enumerate(rollout):
+        start = 0
+        for stop in range(1, row.shape[0] + 1):
+            done = bool(row["next", "done"][stop - 1])
+            if done or stop == row.shape[0]:
+                yield actor, int(row["level_id"][start]), row[start:stop], done
+                start = stop
+
+
+def mean(found):
+    """Of scores of pieces, weighted by their lengths."""
+    return sum(score * length for score, length in found) / sum(length for _, length in found)
+
+
+def test_each_step_is_of_the_level_it_is_recorded_with(tmp_path: Path) -> None:
+    levels = make_levels()
+    data = make_data(levels, env_steps=120)
+    _, agent = fit(tmp_path, data)
+    assert len(agent.rollouts) == 8
+    for rollout in agent.rollouts:
+        assert torch.equal(rollout["level_id"], rollout["observation"][..., 0].long())
+        assert rollout["level_id"].dtype == torch.int64
+    together = torch.cat(agent.rollouts, 1)
+    for actor in range(3):
+        steps, done = together["observation"][actor, :, 1].tolist(), together["next", "done"][actor, :, 0].tolist()
+        expected = [0.0]
+        for ended in done[:-1]:
+            expected.append(0.0 if ended else expected[-1] + 1)
+        assert steps == expected
+        begun = [level for level, step in zip(together["level_id"][actor].tolist(), steps, strict=True) if step == 0]
+        given = [level for who, level, _, _ in levels.given if who == actor]
+        assert begun == given[: len(begun)] and len(given) - len(begun) == int(done[-1])
+    level, step = together["level_id"], together["observation"][..., 1] + 1
+    ends = step > level % 4
+    assert torch.equal(together["next", "done"][..., 0], ends)
+    assert torch.equal(together["next", "truncated"][..., 0], ends & (level % 2 == 1))
+    assert torch.equal(together["next", "terminated"][..., 0], ends & (level % 2 == 0))
+    assert torch.allclose(together["next", "reward"][..., 0], level + step / 10)
+
+
+def test_values_are_those_of_the_policy_that_collected(tmp_path: Path) -> None:
+    _, agent = fit(tmp_path, make_data(env_steps=120))
+    assert agent.weights == pytest.approx([2.0 - 0.1 * k for k in range(8)])
+    for rollout, weight in zip(agent.rollouts, agent.weights, strict=True):
+        assert torch.equal(rollout["state_value"], value_of(rollout["observation"], weight))
+        # what follows is this level's own next observation, also where a time limit ends the episode
+        behind = rollout["observation"] + torch.tensor([0.0, 1.0])
+        expected = value_of(behind, weight).masked_fill(rollout["next", "terminated"], 0.0)
+        assert torch.allclose(rollout["next", "state_value"], expected)
+    assert set(agent.modes) == {(False, False)} and agent.training
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_scores_are_those_recomputed_from_the_rollouts(tmp_path: Path, flush: bool) -> None:
+    levels = make_levels(score=scores.L1ValueLoss(discount=0.9, gae_lambda=0.5))
+    _, agent = fit(tmp_path, make_data(levels, env_steps=120, flush_unfinished=flush))
+    expected: dict[int, float] = {}
+    running: dict[int, list[tuple[float, int]]] = {actor: [] for actor in range(3)}
+    for rollout in agent.rollouts:
+        unfinished: dict[int, int] = {}
+        for actor, level, steps, done in pieces(rollout):
+            columns = [steps["next", "reward"], steps["state_value"], steps["next", "state_value"]]
+            ends = [steps["next", "terminated"], steps["next", "done"]]
+            score = scores.l1_value_loss(*columns, *ends, discount=0.9, gae_lambda=0.5)
+            running[actor].append((float(score), len(steps)))
+            if done:
+                expected[level] = mean(running.pop(actor))
+                running[actor] = []
+            else:
+                unfinished[actor] = level
+        if flush:  # after all that ended
+            for actor, level in unfinished.items():
+                expected[level] = mean(running.pop(actor))
+                running[actor] = []
+    found = levels.probabilities()
+    assert dict(zip(found["level_id"].tolist(), found["score"].tolist(), strict=True)) == pytest.approx(expected)
+    assert len(expected) > 6
+
+
+def test_levels_are_scored_before_the_policy_learns(tmp_path: Path) -> None:
+    counted = []
+
+    class Watching(Valuer):
+        def training_step(self, batch, batch_idx):
+            ended = {int(level) for level in batch["level_id"][batch["next", "done"][..., 0]]}
+            known = set(self.trainer.datamodule.levels.probabilities()["level_id"].tolist())
+            counted.append(ended <= known)
+            return super().training_step(batch, batch_idx)
+
+    fit(tmp_path, make_data(), Watching())
+    assert counted == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("env_steps", "num_envs", "rollout_length", "lengths"),
+    [(60, 3, 5, [5] * 4), (61, 3, 5, [5] * 4 + [1]), (70, 4, 8, [8, 8, 2]), (2, 4, 8, [1])],
+)
+def test_it_stops_by_itself(tmp_path: Path, env_steps: int, num_envs: int, rollout_length: int, lengths) -> None:
+    data = make_data(env_steps=env_steps, num_envs=num_envs, rollout_length=rollout_length, rollouts_per_epoch=3)
+    trainer, agent = fit(tmp_path, data)
+    assert [rollout.shape for rollout in agent.rollouts] == [(num_envs, length) for length in lengths]
+    assert data.env_steps_done == num_envs * sum(lengths) and data.env_steps_done - env_steps < num_envs
+    assert data.is_finished and data.updates_done == trainer.global_step == len(lengths)
+    assert trainer.current_epoch == -(-len(lengths) // 3)
+
+
+def test_robust_replay_trains_on_levels_that_had_a_score(tmp_path: Path) -> None:
+    levels = make_levels(train_on_new_levels=False, replay_probability=0.5)
+    _, agent = fit(tmp_path, make_data(levels, env_steps=120))
+    together = torch.cat(agent.rollouts, 1)
+    begun = together["observation"][..., 1] == 0
+    for actor in range(3):
+        given = [(level, known, trains) for who, level, known, trains in levels.given if who == actor]
+        assert all(known == trains for _, known, trains in given)
+        episode = begun[actor].cumsum(0) - 1
+        expected = torch.tensor([trains for _, _, trains in given])[episode]
+        assert torch.equal(together["is_trained"][actor], expected)
+    assert 0 < together["is_trained"].float().mean() < 1
+
+
+def test_episodes_are_counted_with_their_levels_and_unchanged_rewards(tmp_path: Path) -> None:
+    data = make_data(SequentialLevels([6, 3, 4]), return_normalization=ReturnNormalization(), env_steps=30)
+    _, agent = fit(tmp_path, data)
+    assert agent.rollouts[0]["next", "reward"][:, 1:].max() < 3.0
+    first = list(data.collection.episodes)[:4]  # levels 4, 6 and 3 end after 1, 3 and 4 steps; then comes 6
+    assert [(e.env_steps, e.length, e.level_id) for e in first] == [(3, 1, 4), (9, 3, 6), (12, 4, 3), (12, 3, 6)]
+    assert [e.episode_return for e in first] == pytest.approx([4.1, 18.6, 13.0, 18.6])
+    assert data.collection.recent_return == pytest.approx(
+        np.mean([e.episode_return for e in data.collection.episodes][-10:])
+    )
+    assert sorted(data.collection.played_levels) == [3, 4, 6]
+
+
+def test_rewards_are_divided_by_the_spread_of_returns() -> None:
+    normalization, generator = ReturnNormalization(discount=0.9, clip=2.0), np.random.default_rng(0)
+    seen, sums = [], np.zeros(4)
+    for _ in range(50):
+        reward, done = generator.normal(size=4), generator.random(4) < 0.2
+        found = normalization(reward, done)
+        sums = 0.9 * sums + reward
+        seen.append(sums.copy())
+        sums[done] = 0.0
+        assert found == pytest.approx(np.clip(reward / np.sqrt(np.var(seen) + 1e-8), -2.0, 2.0), abs=1e-6)
+    again = ReturnNormalization(discount=0.9, clip=2.0)
+    again.load_state_dict(normalization.state_dict())
+    assert again.scale == normalization.scale
+
+
+def test_environments_with_set_level(tmp_path: Path) -> None:
+    _, agent = fit(tmp_path, make_data(UniformLevels(9, seed=0), Doors), make_agent_of(4))
+    for rollout in agent.rollouts:
+        assert torch.equal(rollout["observation"][..., :3].argmax(-1), rollout["level_id"] % 3)
+
+
+def make_agent_of(size: int) -> Valuer:
+    class Wide(Valuer):
+        def value(self, observation):
+            return value_of(observation[:, :2], self.weight)
+
+    return Wide()
+
+
+def test_validate_plays_the_held_out_levels(tmp_path: Path) -> None:
+    data = make_data(held_out_levels=[100, 102])  # 100.1, and 102.1 + 102.2 + 102.3
+    trainer = make_trainer(tmp_path)
+    assert trainer.validate(Valuer(), datamodule=data, verbose=False)[0]["eval/return"] == pytest.approx(203.35)
+    assert data.env_steps_done == 0 and data.levels.episodes == 0
+
+
+def test_arguments_reach_the_environment(tmp_path: Path) -> None:
+    data = make_data(env_kwargs={"reward": 0.0}, evaluation_env_kwargs={"reward": 2.0}, held_out_levels=[100])
+    trainer, agent = fit(tmp_path, data)
+    assert not agent.rollouts[0]["next", "reward"].any()
+    assert trainer.validate(agent, datamodule=data, verbose=False)[0]["eval/return"] == pytest.approx(200.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env_steps": 0}, "env_steps is 0; it must be at least 1"),
+        ({"num_envs": 0}, "num_envs is 0; it must be at least 1"),
+        ({"rollout_length": 0}, "rollout_length is 0; it must be at least 1"),
+        ({"rollouts_per_epoch": 0}, "rollouts_per_epoch is 0; it must be at least 1"),
+        ({"held_out_levels": 0}, "held_out_levels is 0; give how many, at least 1"),
+        ({"held_out_levels": [3, 3]}, "held_out_levels is .3, 3.; give how many, at least 1, or different ids"),
+        ({"held_out_levels": [-1]}, "or different ids from 0 to 2..31 - 1"),
+        ({"return_normalization": {"clip": 0.0}}, "clip 0.0; discount must be in"),
+        ({"return_normalization": {"discount": 1.5}}, "discount is 1.5"),
+    ],
+)
+def test_bad_options(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        if "return_normalization" in options:
+            options = {"return_normalization": ReturnNormalization(**options["return_normalization"])}
+        make_data(**options)
+
+
+def test_an_environment_that_ignores_its_level_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="level"):
+        fit(tmp_path, make_data(env=Deaf))
+    fit(tmp_path, make_data(env=Deaf, check=False))
+
+
+def test_an_agent_that_cannot_collect_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="Tiny lacks act_with_value.observation. or value.observation."):
+        fit(tmp_path, make_data(), Tiny())
+
+
+def test_several_processes_are_refused() -> None:
+    data = make_data()
+
+    class Two:
+        world_size = 2
+
+    data.trainer = Two()
+    with pytest.raises(ValueError, match="the trainer runs 2 processes; LevelDataModule supports one"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
+    loader = torch.utils.data.DataLoader(make_data().train_dataloader(), num_workers=num_workers, batch_size=None)
+    with pytest.raises(RuntimeError, match="a RolloutStream cannot be wrapped in a DataLoader"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"return_normalization": ReturnNormalization(0.9)},
+            "return_normalization of the data module has discount 0.9",
+        ),
+        ({"levels": make_levels(score=scores.OneStepTdError(0.9))}, "levels.score of the data module has discount 0.9"),
+        (
+            {"levels": make_levels(score=scores.PositiveValueLoss(0.999, 0.9))},
+            "levels.score of the data module has gae_lambda 0.9, the agent 0.95",
+        ),
+    ],
+)
+def test_other_discounts_than_the_agents_are_refused(tmp_path: Path, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, make_data(**options), make_agent())
+
+
+def test_the_same_seeds_are_the_same_training(tmp_path: Path) -> None:
+    weights = []
+    for seed in (0, 0, 1):
+        _, agent = fit(tmp_path, make_data(make_levels(seed=seed)), make_agent())
+        weights.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach())
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_a_level_aware_vector_of_one(tmp_path: Path) -> None:
+    _, agent = fit(tmp_path, make_data(UniformLevels(None, seed=0), env=Stairs, num_envs=1, rollout_length=20))
+    assert [rollout.shape for rollout in agent.rollouts] == [(1, 20)] * 3

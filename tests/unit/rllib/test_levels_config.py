@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``configure_levels`` checks and adds; real EnvRunners that evaluate play held-out levels."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from tensordict import TensorDict
+
+import rllib_ext
+from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
+from rllib_ext.levels.config import built_levels
+from rllib_ext.levels.evaluation import test_of as level_test_of
+from rllib_ext.levels.playing import PlayedLevel
+
+
+class Numbered(gym.Env):
+    """Observes its level; every third step ends an episode."""
+
+    observation_space = gym.spaces.Box(0, 2.0**31, (1,), np.float64)
+    action_space: gym.Space = gym.spaces.Discrete(3)
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None
+        self.level, self.count = seed, 0
+        return np.array([self.level], np.float64), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return np.array([self.level], np.float64), 1.0, self.count == 3, False, {}
+
+
+class Constant(Numbered):
+    """Ignores its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return np.zeros_like(observation), info
+
+
+class Forgetful(Numbered):
+    """The same level begins in several ways."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return observation + np.random.default_rng().random(1), info
+
+
+class Few(Numbered):
+    """Knows ten levels, by ``set_level``."""
+
+    told = 0
+
+    def set_level(self, level_id: int) -> None:
+        if level_id >= 10:
+            raise KeyError(level_id)
+        self.told = level_id
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=self.told)
+
+
+class Steered(Numbered):
+    """Takes real actions."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+class NoLevels(Numbered):
+    """Cannot be made."""
+
+    def __init__(self, config: Any = None) -> None:
+        raise OSError("no screen")
+
+
+def plain(algorithm: type[AlgorithmConfig] = PPOConfig, env: Any = Numbered) -> AlgorithmConfig:
+    return algorithm().environment(env).env_runners(num_env_runners=0).debugging(seed=3)
+
+
+def configured(config: AlgorithmConfig, levels: Any = None, **options: Any) -> AlgorithmConfig:
+    levels = {"levels": 8} if levels is None else levels
+    return rllib_ext.configure_levels(config, levels, **{"require_cpus": False, **options})
+
+
+def hooks(config: AlgorithmConfig) -> dict[str, Any]:
+    return {name: getattr(config, f"callbacks_{name}") for name in HOOKS}
+
+
+HOOKS = (
+    *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
+    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
+)
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, APPOConfig, IMPALAConfig])
+def test_hooks_are_added_once_beside_the_users(algorithm: Any) -> None:
+    def mine(**ignored: Any) -> None:
+        """A user's."""
+
+    config = plain(algorithm).callbacks(on_episode_created=mine, on_train_result=[mine])
+    for _ in range(2):
+        configured(config)
+        assert {name: len(each) for name, each in hooks(config).items()} == {
+            name: 2 if name in ("on_episode_created", "on_train_result") else 1 for name in HOOKS
+        }
+        assert config.callbacks_on_episode_created[0] is mine
+    configured(config, generalization_gap=False)
+    assert config.callbacks_on_evaluate_end == []
+
+
+def test_the_config_travels_without_the_librarys_torch() -> None:
+    config = configured(plain())
+    (hook,) = config.callbacks_on_algorithm_init
+    assert isinstance(hook.keywords["packed"], bytes)
+    assert isinstance(cloudpickle.loads(hook.keywords["packed"]), LevelBuffer)
+
+
+def test_levels_are_an_object_or_options_or_a_class_path() -> None:
+    config = plain().training(gamma=0.9, lambda_=0.7)
+    options = {
+        "levels": 5,
+        "prioritization": {"class_path": "lightning_replay.levels.Greedy", "init_args": {"epsilon": 0.5}},
+    }
+    given = [
+        built_levels(options, config),
+        built_levels(
+            {"class_path": "lightning_replay.levels.LevelBuffer", "init_args": {"levels": 5, "seed": 1}}, config
+        ),
+        built_levels({"class_path": "lightning_replay.levels.SequentialLevels", "init_args": {"levels": 5}}, config),
+        built_levels({"class_path": "lightning_replay.levels.tscl", "init_args": {"levels": 5}}, config),
+        built_levels(UniformLevels(5, seed=0), config),
+    ]
+    assert [type(one) for one in given] == [LevelBuffer, LevelBuffer, SequentialLevels, LevelBuffer, UniformLevels]
+    assert first_score(given[0]) == pytest.approx((0.9 + 0.9 * 0.7 * 0.9) / 2)  # discount and λ are the algorithm's
+    assert first_score(given[1]) == pytest.approx((0.9 + 0.9 * 0.7 * 0.9) / 2)
+    assert first_score(built_levels({"levels": 5}, plain(IMPALAConfig))) == pytest.approx(
+        (0.99 + 0.99 * 0.95 * 0.99) / 2
+    )
+    assert torch.equal(given[0].sampler.generator.get_state(), generator_state(3))
+    assert torch.equal(given[1].sampler.generator.get_state(), generator_state(1))
+    score = {"class_path": "lightning_replay.levels.scores.PolicyEntropy"}
+    assert first_score(built_levels({"levels": 5, "score": score}, config)) == pytest.approx(1.0)
+
+
+def generator_state(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def first_score(levels: Any) -> float:
+    """Of two steps, the values 0, 0 and 1 and no rewards, ended by a time limit."""
+    levels = cloudpickle.loads(cloudpickle.dumps(levels))
+    zero, ends = torch.zeros(2), torch.tensor([False, True])
+    following = {"reward": zero, "state_value": torch.tensor([0.0, 1.0]), "terminated": ~ends & ends, "done": ends}
+    steps = TensorDict({"state_value": zero, "logits": torch.zeros(2, 4), "next": following}, [2])
+    return levels.update("actor", levels.next_level("actor"), steps, episode_done=True)
+
+
+def no_connectors(config: AlgorithmConfig) -> AlgorithmConfig:
+    return config.learners(add_default_connectors_to_learner_pipeline=False)
+
+
+def several_agents(config: AlgorithmConfig) -> AlgorithmConfig:
+    return config.multi_agent(policies={"one", "other"}, policy_mapping_fn=lambda *_, **__: "one")
+
+
+def own_level(generator: torch.Generator) -> int:
+    return 2**31
+
+
+def own_score(steps: Any) -> float:
+    return float(steps["no such key"].sum())
+
+
+def half(level_id: int, generator: torch.Generator) -> int:
+    return level_id // 2
+
+
+@pytest.mark.parametrize(
+    ("config", "levels", "message"),
+    [
+        (
+            plain(DQNConfig),
+            None,
+            "DQN does not learn from whole episodes with a value function; levels are replayed with PPO",
+        ),
+        (PPOConfig(), None, "the config has no environment"),
+        (plain().api_stack(False, False), None, "the config is on the old API stack"),
+        (several_agents(plain()), None, "levels are replayed for one agent; the config has several"),
+        (
+            plain(APPOConfig).learners(num_aggregator_actors_per_learner=1),
+            None,
+            "num_aggregator_actors_per_learner is 1",
+        ),
+        (no_connectors(plain()), None, "add_default_connectors_to_learner_pipeline is False"),
+        (plain().env_runners(gym_env_vectorize_mode="async"), None, "gym_env_vectorize_mode is 'async'"),
+        (
+            plain(IMPALAConfig),
+            {"levels": 8, "train_on_new_levels": False},
+            "must not be learned from; IMPALA builds its",
+        ),
+        (plain(APPOConfig), LevelBuffer(capacity=8, editor=half), "must not be learned from; APPO builds its"),
+        (plain(env=Constant), None, "ignores its level"),
+        (plain(env=Forgetful), None, "does not follow its level"),
+        (plain(), {"levels": [1, 1]}, "level 1 is given twice"),
+        (plain(), {"levels": [2**31, 5]}, "level 2147483648 is drawn; the ids of levels are integers from 0"),
+        (plain(), LevelBuffer(capacity=8, generate=own_level, seed=0), "level 2147483648 is drawn"),
+        (plain(), {"levels": 8, "score": own_score}, "the score of the level buffer cannot be computed: .*no such key"),
+        (
+            plain(env=Steered),
+            {"levels": 8, "score": scores.PolicyEntropy()},
+            "the score needs .*logits.*; logits only where actions are discrete",
+        ),
+        (plain(), {"levelz": 8}, "levels: LevelBuffer has no argument 'levelz'; accepted are levels, capacity"),
+        (plain(), {"class_path": "no.Such"}, "levels names 'no.Such', which cannot be imported"),
+        (
+            plain(),
+            {"class_path": "builtins.int", "args": 3},
+            r"levels has \['args'\]; beside class_path only init_args",
+        ),
+        (plain(), {"levels": 8, "score": {"class_path": "builtins.int", "x": 3}}, r"levels.score has \['x'\]"),
+    ],
+)
+def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configured(config, levels)
+    assert not any(hooks(config).values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, such as .7."),
+        ({"held_out_levels": []}, "held_out_levels is .*; give how many, at least 1"),
+        ({"held_out_levels": 0}, "held_out_levels is 0"),
+        ({"held_out_levels": [9, 9]}, "different ids from 0"),
+    ],
+)
+def test_held_out_levels_are_others(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configured(plain(), **options)
+
+
+def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
+    configured(plain(), flush=True)
+    for config in (plain().learners(num_learners=2), plain(IMPALAConfig)):
+        with pytest.raises(ValueError, match="flush=True makes scores of unfinished episodes after every update"):
+            configured(config, flush=True)
+
+
+def test_other_levels_and_too_few_cpus_are_refused() -> None:
+    with pytest.raises(TypeError, match="levels is 3; accepted are LevelBuffer"):
+        configured(plain(), 3)
+    with pytest.raises(ValueError, match="999 EnvRunners"):
+        configured(plain().env_runners(num_env_runners=999), require_cpus=True)
+
+
+def test_the_environment_is_looked_at_before_any_env_runner_is() -> None:
+    with pytest.raises(OSError, match="no screen"):
+        configured(plain(env=NoLevels))
+    configured(plain(env=NoLevels), check_environments=False)
+    evaluated = plain(env=Few).evaluation(evaluation_interval=1)
+    with pytest.raises(ValueError, match="cannot play level 2147483647, which evaluation would: KeyError"):
+        configured(evaluated)
+    configured(evaluated, held_out_levels=[8, 9])
+    configured(plain(env="CartPole-v1"))
+
+
+def test_a_score_with_another_discount_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="rllib_ext"):
+        configured(plain().training(gamma=0.9), LevelBuffer(8))
+    assert "scored with discount 0.999, the algorithm learns with gamma 0.9" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="rllib_ext"):
+        configured(plain().training(gamma=0.9))
+        configured(plain(), UniformLevels(8))
+    assert not [record for record in caplog.records if record.name.startswith("rllib_ext")]
+
+
+def evaluating(config: AlgorithmConfig, worker_index: int) -> SingleAgentEnvRunner:
+    config = config.copy(copy_frozen=False)
+    config.freeze()
+    return SingleAgentEnvRunner(config=config.get_evaluation_config_object(), worker_index=worker_index)
+
+
+def played(runner: SingleAgentEnvRunner, episodes: int) -> list[int]:
+    result = runner.sample(num_episodes=episodes, random_actions=True)
+    for episode in result:
+        assert (episode.get_observations()[:, 0] == episode.custom_data["level_id"]).all()
+    return [episode.custom_data["level_id"] for episode in result]
+
+
+def test_held_out_levels_are_played_equally_often_by_all_that_evaluate() -> None:
+    config = plain().env_runners(num_envs_per_env_runner=2).evaluation(evaluation_num_env_runners=2)
+    configured(config, held_out_levels=range(100, 112))
+    runners = [evaluating(config, index) for index in (1, 2)]
+    assert sorted(played(runners[0], 2)) == [100, 101] and sorted(played(runners[1], 2)) == [102, 103]
+    rest = [level_id for _ in range(2) for runner in runners for level_id in played(runner, 2)]
+    # levels that were told to environments and not played wait for the next evaluation
+    assert sorted(rest) == list(range(104, 112))
+    for runner in runners:
+        assert level_test_of(runner, range(100, 112)).take_returns() == [3.0] * 6
+        runner.stop()
+
+
+def test_levels_trained_on_are_played_between() -> None:
+    ended: list[int] = []
+    config = plain().callbacks(on_episode_end=lambda *, episode, **_: ended.append(episode.custom_data["level_id"]))
+    configured(config.evaluation(evaluation_interval=1), held_out_levels=range(100, 104))
+    runner = evaluating(config, 0)
+    assert played(runner, 2) == [100, 101]
+    test = level_test_of(runner, range(100, 104))
+    assert test.take_returns() == [3.0] * 2 and test.play(runner, [5, 6, 7]) == [3.0] * 3
+    assert played(runner, 3) == [102, 103, 100]
+    assert ended == [100, 101, 5, 6, 7, 102, 103, 100]
+    runner.stop()
+
+
+def test_an_environment_knows_how_far_it_is() -> None:
+    env = PlayedLevel(Numbered(), check=False)
+    states = []
+    for call in (lambda: env.tell(4, "a"), env.reset, *(functools.partial(env.step, 0) for _ in range(3))):
+        call()
+        states.append((env.waits, env.runs))
+    assert states == [(True, False), (False, True), (False, True), (False, True), (False, False)]
+    assert (env.told, env.episode_id, env.level_id) == (4, "a", 4) and Counter(states)[(False, True)] == 3

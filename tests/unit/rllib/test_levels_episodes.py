@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fragments of episodes that come in any order, twice, late or never."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rllib_ext.levels.episodes import Episode, Episodes
+from rllib_ext.levels.fragment import Fragment
+
+
+def fragment(name: str, start: int, length: int, done: bool = False) -> Fragment:
+    return Fragment(name, start, np.ones(length, np.float32), np.zeros(length + 1, np.float32), done, False)
+
+
+def begun(*names: str, patience: int = 2, most: int = 100, player: tuple[int, int] = (1, 0)) -> Episodes:
+    episodes = Episodes(patience, most)
+    for number, name in enumerate(names):
+        episodes.begin(name, Episode(name, number, player))
+    return episodes
+
+
+def taken(episodes: Episodes, *fragments: Fragment) -> tuple[list[tuple[str, int]], list[str]]:
+    """Actor and first step of what is learned, and actors given up."""
+    learned, lost = episodes.take(fragments)
+    return [(episode.actor, one.t_started) for episode, one in learned], [episode.actor for episode in lost]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_end_waits_for_all_steps_before_it(order: tuple[int, ...]) -> None:
+    #   steps  0 1 2 | 3 4 | 5 6 7 end
+    pieces = [fragment("a", 0, 3), fragment("a", 3, 2), fragment("a", 5, 3, done=True)]
+    episodes = begun("a")
+    learned = [start for place in order for _, start in taken(episodes, pieces[place])[0]]
+    assert sorted(learned) == [0, 3, 5] and learned[-1] == 5
+    assert len(episodes) == 0 and not any(episodes.counts.values())
+
+
+def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None:
+    episodes = begun("a")
+    assert taken(episodes, fragment("a", 0, 3), fragment("a", 0, 3), fragment("b", 0, 3)) == ([("a", 0)], [])
+    assert episodes.counts["fragments_dropped"] == 2
+    assert taken(episodes, fragment("a", 3, 1, done=True), fragment("a", 3, 1, done=True)) == ([("a", 3)], [])
+    assert episodes.counts["fragments_dropped"] == 3
+
+
+def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
+    # a lacks its end, b a piece in the middle, c is complete, d goes on; e of another environment has all the time
+    episodes = begun("a", "b", "c", "d", patience=2)
+    episodes.begin("e", Episode("e", 9, (1, 1)))
+    assert taken(episodes, fragment("a", 0, 2), fragment("b", 0, 2), fragment("b", 4, 1, done=True))[0] == [
+        ("a", 0),
+        ("b", 0),
+    ]  # a is overtaken for the first time
+    assert taken(episodes, fragment("c", 0, 1, done=True)) == ([("c", 0)], [])
+    assert taken(episodes, fragment("d", 0, 1)) == ([("d", 0)], ["a"])
+    assert taken(episodes, fragment("d", 1, 1)) == ([("d", 1), ("b", 4)], [])
+    assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 1}
+    assert len(episodes) == 2 and episodes.get("e") is not None
+
+
+def test_a_runner_or_too_many_episodes_of_an_environment_are_given_up() -> None:
+    episodes = begun("a", "b", "c", most=2)
+    episodes.begin("d", Episode("d", 0, (2, 0)))
+    assert [one.actor for one in episodes.lose_excess((1, 0))] == ["a"]
+    assert [one.actor for one in episodes.lose_runner(1)] == ["b", "c"]
+    assert episodes.lose("a", "unknown") == [] and episodes.counts["episodes_lost"] == 3
+    assert taken(episodes, fragment("b", 0, 1), fragment("d", 0, 1)) == ([("d", 0)], [])
+
+
+def test_an_episode_goes_on_under_another_identity() -> None:
+    episodes = begun("a", "b")
+    assert episodes.rename("a", "a again") == 0
+    assert episodes.get("a") is None and episodes.get(None) is None
+    assert taken(episodes, fragment("a again", 0, 2, done=True)) == ([("a", 0)], [])
+
+
+def test_steps_are_in_torchrls_layout() -> None:
+    values = np.arange(4, dtype=np.float32)
+    logits = np.ones((3, 2), np.float32)
+    steps = Fragment("a", 0, np.full(3, 0.5, np.float32), values, False, True, logits).steps()
+    assert steps["state_value"].tolist() == [0, 1, 2] and steps["next", "state_value"].tolist() == [1, 2, 3]
+    assert steps["next", "done"].tolist() == steps["next", "truncated"].tolist() == [False, False, True]
+    assert not steps["next", "terminated"].any() and steps["logits"].shape == (3, 2)
+    assert not fragment("a", 0, 2).steps()["next", "done"].any() and "logits" not in fragment("a", 0, 2).steps()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The level buffer behind EnvRunners and Learners, without their processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+from tensordict import TensorDict
+
+from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels
+from rllib_ext.levels.fragment import Fragment
+from rllib_ext.levels.server import LevelServer
+
+
+def server_of(levels: LevelSource, spare: Path, **options: Any) -> LevelServer:
+    given = {"environments": 2, "patience": 4, "most": 100, "flush": False, **options}
+    return LevelServer(cloudpickle.dumps(levels), spare=str(spare), **given)
+
+
+def buffer(**options: Any) -> LevelBuffer:
+    return LevelBuffer(**{"levels": 6, "staleness_weight": 0.3, "seed": 0, **options})
+
+
+def fragment(name: str, start: int = 0, rewards: tuple[float, ...] = (1.0,), done: bool = True) -> Fragment:
+    reward = np.array(rewards, np.float32)
+    return Fragment(name, start, reward, np.zeros(len(reward) + 1, np.float32), done, False)
+
+
+def played(server: LevelServer, count: int, player: tuple[int, int] = (1, 0), name: str = "e") -> list[int]:
+    """Levels of episodes that are played and scored one after the other."""
+    levels = []
+    for number in range(count):
+        levels.append(server.begin(player, "process", f"{name}{number}"))
+        server.score([fragment(f"{name}{number}", rewards=(float(levels[-1]),))])
+    return levels
+
+
+def test_it_is_the_buffer_played_by_one_actor_for_each_episode(tmp_path: Path) -> None:
+    server, direct = server_of(buffer(), tmp_path), buffer()
+    for number in range(30):
+        level_id = server.begin((1, 0), "process", f"e{number}")
+        assert level_id == direct.next_level("actor")
+        rewards = torch.arange(1.0, 4.0) * level_id
+        server.score([fragment(f"e{number}", 0, tuple(rewards[:2].tolist()), done=False)])
+        server.score([fragment(f"e{number}", 2, tuple(rewards[2:].tolist()))])
+        for part in (slice(0, 2), slice(2, 3)):
+            ends = torch.tensor([step == 2 for step in range(part.start, part.stop)])
+            zeros = torch.zeros(len(ends))
+            following = {"reward": rewards[part], "state_value": zeros, "terminated": ends, "done": ends}
+            steps = TensorDict({"state_value": zeros, "next": following}, [len(ends)])
+            direct.update("actor", level_id, steps, bool(ends[-1]))
+    assert (server.probabilities() == direct.probabilities()).all() and len(direct) == 6
+    assert server.stats()["episodes"] == direct.episodes == 30
+
+
+def test_two_episodes_of_one_environment_on_one_level_do_not_mix(tmp_path: Path) -> None:
+    server = server_of(buffer(levels=1), tmp_path)
+    assert [server.begin((1, 0), "process", name) for name in "ab"] == [0, 0]
+    server.score([fragment("a", 0, (8.0,), done=False), fragment("b", 0, (1.0,))])
+    assert server.probabilities()["score"].item() == pytest.approx(1.0)  # of b alone
+    server.score([fragment("a", 1, (4.0,))])
+    assert server.probabilities()["score"].item() == pytest.approx(6.0)
+
+
+def test_a_level_that_was_never_played_goes_to_the_next_episode(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path)
+    level_id = server.begin((1, 0), "process", "a")
+    assert server.begin((1, 0), "process", "b", instead_of="a") == level_id
+    assert server.stats()["episodes"] == 1
+    server.score([fragment("a"), fragment("b")])
+    assert server.probabilities()["level_id"].tolist() == [level_id] and server.stats()["fragments_dropped"] == 1
+    server.begin((1, 0), "process", "c", instead_of="unknown")
+    assert server.stats()["episodes"] == 2
+
+
+def test_what_was_broken_off_or_lost_is_forgotten(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path)
+    for name in "ab":
+        server.begin((1, 0), "process", name)
+    server.begin((1, 0), "process", "c", broken_off="b")
+    server.begin((2, 0), "process", "d")
+    assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (3, 1)
+    server.begin((1, 1), "new process", "e")  # EnvRunner 1 is another: a and c are lost
+    assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (2, 3)
+    server.score([fragment(name) for name in "abcde"])
+    stats = server.report(lost_runners=[2])
+    assert (stats["in_flight"], stats["levels"], stats["fragments_dropped"]) == (0, 2, 3)
+    server.begin((2, 0), "process", "f")
+    assert server.report(lost_runners=[1, 2])["in_flight"] == 0
+
+
+def test_resuming_repeats_the_next_choices_and_then_forgets_what_was_in_flight(tmp_path: Path) -> None:
+    server, again = server_of(buffer(), tmp_path / "one"), server_of(buffer(seed=7), tmp_path / "other")
+    played(server, 4)
+    server.begin((1, 0), "process", "running")
+    state = cloudpickle.loads(cloudpickle.dumps(server.state()))
+    again.begin((1, 0), "process", "stale")
+    again.load_state(state)
+    for number, in_flight in enumerate((2, 2)):  # once two environments chose, what ran before the break is given up
+        assert again.begin((1, number), "process", f"n{number}") == server.begin((1, number), "process", f"n{number}")
+        assert again.stats()["in_flight"] == in_flight
+    assert server.stats()["in_flight"] == 3
+    again.score([fragment("stale"), fragment("running"), fragment("n0")])
+    assert again.stats()["fragments_dropped"] == 2 and again.stats()["in_flight"] == 1
+
+
+def test_it_starts_again_from_the_last_report(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path)
+    played(server, 5)
+    for _ in range(3):
+        stats = server.report([])
+    played(server, 1, name="later")
+    again = server_of(buffer(), tmp_path)
+    assert again.stats() == {**stats, "restarts": 1}
+    again.report([])
+    assert server_of(buffer(), tmp_path).stats() == {**stats, "restarts": 2}
+
+
+def test_scores_after_every_update(tmp_path: Path) -> None:
+    server = server_of(buffer(levels=1), tmp_path, flush=True)
+    server.begin((1, 0), "process", "a")
+    for start, reward in enumerate((4.0, 2.0)):
+        server.score([fragment("a", start, (reward,), done=False)])
+        assert server.probabilities()["score"].item() == pytest.approx(reward)
+
+
+def test_levels_that_are_scored_only(tmp_path: Path) -> None:
+    server = server_of(buffer(train_on_new_levels=False, levels=1), tmp_path)
+    server.begin((1, 0), "process", "new")
+    assert server.trains_on(["new"]) == [False]
+    server.score([fragment("new")])
+    server.begin((1, 0), "process", "replayed")
+    assert server.trains_on(["replayed", "unknown"]) == [True, True]
+
+
+def broken(generator: torch.Generator) -> int:
+    raise OSError("no more levels")
+
+
+def test_what_goes_wrong_in_a_choice_is_said_where_it_is_heard(tmp_path: Path) -> None:
+    server = server_of(LevelBuffer(levels=None, capacity=4, generate=broken, seed=0), tmp_path)
+    assert server.begin((1, 0), "process", "a") == 0
+    with pytest.raises(RuntimeError, match="could not choose a level:(?s:.*)no more levels"):
+        server.score([])
+    server.begin((1, 0), "process", "b")
+    with pytest.raises(RuntimeError, match="no more levels"):
+        server.report([])
+
+
+def test_values_that_are_nan_are_refused(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path)
+    server.begin((1, 0), "process", "a")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        server.score([fragment("a", rewards=(float("nan"),))])
+
+
+def test_levels_that_were_played(tmp_path: Path) -> None:
+    server = server_of(UniformLevels(range(10, 13), seed=0), tmp_path)
+    assert set(played(server, 30)) == {10, 11, 12}
+    assert server.played_levels() == [10, 11, 12] and server.stats()["levels"] == 0
