@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count, cycle
 
 import numpy as np
@@ -89,26 +89,15 @@ class Actors:
     """64 actors that play in turn: a level of the one whose turn it is gets its score, and the actor its next level."""
 
     def __init__(self, levels: LevelBuffer | NumpyLevels) -> None:
-        self.levels = levels
+        self._levels = levels
         self._played, self._turn = cycle(segments()), cycle(range(ACTORS))
         self._playing = [levels.next_level(actor) for actor in range(ACTORS)]
 
     def episode(self) -> None:
         """The piece of work of T11."""
         actor = next(self._turn)
-        self.levels.update(actor, self._playing[actor], next(self._played), True)
-        self._playing[actor] = self.levels.next_level(actor)
-
-    def scoring(self, score: Score | None = None) -> Burst:
-        """A burst of episodes with this score."""
-        burst = burst_of(self.episode)
-
-        def scored(calls: int) -> float:
-            if score is not None:
-                self.levels.score = score
-            return burst(calls)
-
-        return scored
+        self._levels.update(actor, self._playing[actor], next(self._played), True)
+        self._playing[actor] = self._levels.next_level(actor)
 
 
 def visited(levels: LevelBuffer, count: int) -> LevelBuffer:
@@ -120,31 +109,28 @@ def visited(levels: LevelBuffer, count: int) -> LevelBuffer:
     return levels
 
 
-def finite(levels: int) -> dict[str, LevelBuffer]:
-    """By prioritization, a buffer that has visited all of its levels."""
-    state = visited(LevelBuffer(levels, score=free_score(), seed=0), levels).state_dict()
-    made = {name: LevelBuffer(levels, prioritization=rule(), seed=0) for name, rule in PRIORITIZATIONS.items()}
+def filled(levels: int | None, capacity: int | None, count: int, free: Callable[[], Score]) -> dict[str, LevelBuffer]:
+    """Buffers of the same scores, each prioritization with the default score and with one that costs nothing.
+
+    Args:
+        levels: how many are known; ``None`` for levels without end, half of whose episodes are on new ones.
+        capacity: without ``levels``.
+        count: of levels that were visited.
+        free: makes a score that costs nothing.
+    """
+    state = visited(LevelBuffer(levels, capacity=capacity, score=free_score(), seed=0), count).state_dict()
+    made = {}
+    for name, rule in PRIORITIZATIONS.items():
+        made[name] = LevelBuffer(levels, capacity=capacity, prioritization=rule(), seed=0)
+        made[name + FREE] = LevelBuffer(levels, capacity=capacity, score=free(), prioritization=rule(), seed=0)
     for buffer in made.values():
         buffer.load_state_dict(state)
     return made
 
 
-def unbounded(capacity: int) -> dict[str, LevelBuffer]:
-    """By prioritization, a buffer that has visited 4,000 levels; half of the episodes are on new ones."""
-    return {
-        name: visited(LevelBuffer(None, capacity, free_score(), rule(), seed=0), CAPACITY)
-        for name, rule in PRIORITIZATIONS.items()
-    }
-
-
-def contenders(buffers: dict[str, LevelBuffer], free: Callable[[], Score]) -> dict[str, Burst]:
-    """Each with the default score, and with one that costs nothing."""
-    made = {}
-    for name, buffer in buffers.items():
-        actors = Actors(buffer)
-        made[name] = actors.scoring(L1ValueLoss(discount=0.999, gae_lambda=0.95))
-        made[name + FREE] = actors.scoring(free())
-    return made
+def bursts(levels: Mapping[str, LevelBuffer | NumpyLevels]) -> dict[str, Burst]:
+    """An episode of each."""
+    return {name: burst_of(Actors(buffer).episode) for name, buffer in levels.items()}
 
 
 def main() -> None:
@@ -158,16 +144,16 @@ def main() -> None:
     table = Table(f"one episode of {STEPS} steps: its score, and the next level; {ACTORS} actors, microseconds")
     for levels in options.sizes:
         work = work_of(levels)
-        made = contenders(finite(levels), free_score)
-        table.measure(work, {**made, "numpy": Actors(NumpyLevels(levels)).scoring()}, rounds=options.rounds)
+        made = filled(levels, None, levels, free_score)
+        table.measure(work, bursts({**made, "numpy": NumpyLevels(levels)}), rounds=options.rounds)
         times = table.times[work]
         print(f"        numpy over rank with a free score: {times['numpy'] / times['rank' + FREE]:.2f}")
     score, played = L1ValueLoss(discount=0.999, gae_lambda=0.95), cycle(segments())
     table.measure("the score alone", {"L1 value loss": burst_of(lambda: score(next(played)))}, rounds=options.rounds)
     for state, capacity, free in (("filling", 25 * CAPACITY, free_score), ("full", CAPACITY, rising_score)):
-        buffers = unbounded(capacity)
-        table.measure(f"{UNBOUNDED}, {state}", contenders(buffers, free), rounds=options.rounds)
-        for name, buffer in buffers.items():
+        made = filled(None, capacity, CAPACITY, free)
+        table.measure(f"{UNBOUNDED}, {state}", bursts(made), rounds=options.rounds)
+        for name, buffer in made.items():
             print(f"        {name}: {buffer.writer.replaced:,} replaced, {buffer.writer.refused:,} refused")
     judge(table, options.sizes)
     table.finish(save=options.save, name="levels")
