@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,63 +17,124 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "levels"  # key of results
 _ATTRIBUTE = "level_test"  # of EnvRunners
+_STEPS = 10  # of each environment at a time, where an episode on each level is waited for
+
+
+class _Turns:
+    """Levels given to environments in turn, and the return of the episode on each.
+
+    Each environment has one level at a time: an episode that begins before the last one ended gets its level again.
+
+    Args:
+        levels: given in this order, and then again from the first.
+        first: place of the first that is given.
+        stride: from each place to the next.
+    """
+
+    def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
+        self._levels, self._first, self._stride = levels, first, stride
+        self._start = self._following = 0  # turns, counted from 0
+        self._given: dict[int, int] = {}  # turn by environment
+        self._returns: dict[int, float] = {}  # by turn
+
+    def begin(self, env_index: int) -> int:
+        """The level of an episode that begins."""
+        if env_index not in self._given:
+            self._given[env_index], self._following = self._following, self._following + 1
+        return self._level(self._given[env_index])
+
+    def end(self, env_index: int, value: float) -> None:
+        """Notes the return of an episode that ended."""
+        turn = self._given.pop(env_index, None)
+        if turn is not None:
+            self._returns[turn] = value
+
+    def leave(self, env_index: int) -> None:
+        """The next episode of an environment gets another level."""
+        self._given.pop(env_index, None)
+
+    def first_returns(self, count: int) -> list[float] | None:
+        """Of the first turns, in their order; ``None`` before all of them have ended."""
+        turns = range(count)
+        return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
+
+    def close(self) -> tuple[list[float], list[int]]:
+        """Ends as many turns as episodes ended since the last call: of these, returns, and levels that have none.
+
+        What was given after them is given again.
+        """
+        turns = range(self._start, self._start + len(self._returns))
+        returns = [self._returns[turn] for turn in turns if turn in self._returns]
+        late = [self._level(turn) for turn in turns if turn not in self._returns]
+        self._start = self._following = turns.stop
+        self._given, self._returns = {}, {}
+        return returns, late
+
+    def _level(self, turn: int) -> int:
+        return self._levels[(self._first + turn * self._stride) % len(self._levels)]
 
 
 class LevelTest:
     """What an EnvRunner that evaluates plays, and the returns it made.
 
-    Held-out levels are played in turn: of all environments that evaluate, each takes every ``stride``-th level from its
-    own place on, so that together they play each level equally often.
+    Held-out levels are played in turn: of all EnvRunners that evaluate, each takes every ``stride``-th level from its
+    own place on, whichever of its environments is free, so that EnvRunners that play equally many episodes play each
+    level equally often.
+
+    RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones. So
+    not the episodes that ended first count, but those on as many levels whose turn came first: a level whose episode
+    was broken off is played anew.
 
     Args:
         held_out: levels.
-        first: place of the runner's first environment.
-        stride: environments that evaluate.
+        first: place of the EnvRunner.
+        stride: EnvRunners that evaluate.
     """
 
     def __init__(self, held_out: Sequence[int], first: int, stride: int) -> None:
-        self._held_out, self._first, self._stride = held_out, first, stride
-        self._begun: dict[int, int] = {}
-        self._training: list[int] = []
-        self._place = 0
-        self.returns: list[float] = []
+        self._held_out = self._now = _Turns(held_out, first, stride)
 
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
-        """The level of an episode that begins; that of the episode before, if it never began."""
-        if env.waits:
-            return env.told
-        if self._training:
-            self._place += 1
-            return self._training[(self._place - 1) % len(self._training)]
-        turn = self._begun.get(env_index, 0)
-        self._begun[env_index] = turn + 1
-        return self._held_out[(self._first + env_index + turn * self._stride) % len(self._held_out)]
+        """The level of an episode that begins; that of the episode before, if it never began or was broken off."""
+        if not (env.waits or env.runs or env.level_id is None):  # None: made anew
+            self._now.leave(env_index)  # it ended, though nobody may have noted its return
+        return self._now.begin(env_index)
 
-    def play(self, env_runner: Any, levels: list[int]) -> list[float]:
-        """Returns of one episode on each of these levels; where held-out ones stand, they go on."""
-        environments = env_runner.env.unwrapped.envs
-        waiting = [(env, env.told if env.waits else None) for env in environments]
-        for env in environments:
-            env.waits = False
-        self._training, self._place = levels, 0
-        env_runner.sample(num_episodes=len(levels))
+    def note(self, env_index: int, value: float) -> None:
+        """Notes the return of an episode that ended."""
+        self._now.end(env_index, value)
+
+    def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
+        """Return of one episode on each of these levels, however long it is; where held-out ones stand, they go on.
+
+        Environments for which no level is left play some again until the others are done, which counts nowhere.
+        """
+        if not levels:
+            return []
+        turns = self._now = _Turns(levels)
+        try:
+            returns, is_first = None, True
+            while returns is None:
+                env_runner.sample(num_timesteps=_STEPS * env_runner.num_envs, force_reset=is_first)
+                returns, is_first = turns.first_returns(len(levels)), False
+        finally:
+            self._now = self._held_out
+            env_runner._needs_initial_reset = True  # no episode on these levels goes on
         env_runner.get_metrics()  # which would count as returns on held-out levels
-        self._training = []
-        for env, level_id in waiting:
-            env.told, env.waits = (level_id or 0), level_id is not None
-        return self.take_returns()
-
-    def take_returns(self) -> list[float]:
-        """Of the episodes that ended since the last call."""
-        returns, self.returns = self.returns, []
         return returns
+
+    def finish(self, env_runner: Any) -> list[float]:
+        """Returns on held-out levels in turn, on as many as episodes ended since the last call, each counted once."""
+        returns, late = self._held_out.close()
+        return returns + self.play(env_runner, late)
 
 
 class GeneralizationGap:
     """Mean return on training levels minus that on held-out levels, with every evaluation.
 
-    RLlib's evaluation plays the held-out levels. After it as many episodes are played on levels drawn uniformly from
-    those trained on so far, by the same EnvRunners in the same way.
+    RLlib's evaluation plays the held-out levels, of which those whose episodes it broke off are played anew after it,
+    see :class:`LevelTest`. (RLlib's own figures are of the episodes that ended first, which favours short ones.) Then
+    as many levels are drawn uniformly from those trained on so far, and the same EnvRunners play an episode on each.
 
     Args:
         seed: of the draws.
@@ -84,13 +145,14 @@ class GeneralizationGap:
 
     def measure(self, algorithm: Any, results: dict[str, Any]) -> None:
         """Adds both means and the gap to the results of an evaluation, under ``levels``."""
-        held_out = [value for returns in _each(algorithm, _take_returns) for value in returns]
+        answers = [answer for answer in _each(algorithm, _finish) if answer is not None]
+        held_out = [value for _, returns in answers for value in returns]
         figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
         training = algorithm.levels.played_levels()
         if held_out and training:
             drawn = self._draw(training, len(held_out))
-            runners = max(algorithm.eval_env_runner_group.num_healthy_remote_workers(), 1)
-            shares = [share.tolist() for share in np.array_split(drawn, min(runners, len(drawn)))]
+            parts = [part.tolist() for part in np.array_split(drawn, len(answers))]
+            shares = {runner: part for (runner, _), part in zip(answers, parts, strict=True)}
             played = [
                 value for returns in _each(algorithm, functools.partial(_play, shares=shares)) for value in returns
             ]
@@ -109,24 +171,26 @@ def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
     test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
     if test is None:
         config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
-        each = config.num_envs_per_env_runner
-        test = LevelTest(held_out, place * each, max(config.num_env_runners, 1) * each)
+        test = LevelTest(held_out, place, max(config.num_env_runners, 1))
         setattr(env_runner, _ATTRIBUTE, test)
     return test
 
 
-def note_return(*, episode: Any, env_runner: Any, prev_episode_chunks: Sequence[Any] = (), **ignored: Any) -> None:
+def note_return(
+    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
+) -> None:
     """What RLlib calls as ``on_episode_end``: notes the return of an episode played to evaluate.
 
     Args:
         episode: that ended, or its last piece.
         env_runner: that played it.
+        env_index: of the environment it was played in.
         prev_episode_chunks: its other pieces.
         ignored: what else RLlib passes.
     """
     test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
     if test is not None:
-        test.returns.append(float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
+        test.note(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
 
 
 def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
@@ -170,15 +234,16 @@ def _each(algorithm: Any, function: Any) -> list[Any]:
     )
 
 
-def _take_returns(env_runner: Any) -> list[float]:
+def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
+    """Index of the EnvRunner and its returns on held-out levels; ``None`` if it has never played any."""
     test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
-    return [] if test is None else test.take_returns()
+    return None if test is None else (env_runner.worker_index or 0, test.finish(env_runner))
 
 
-def _play(env_runner: Any, shares: list[list[int]]) -> list[float]:
+def _play(env_runner: Any, shares: Mapping[int, Sequence[int]]) -> list[float]:
+    """Returns on the levels of its share, which are by the index of the EnvRunner."""
     test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
-    place = max(env_runner.worker_index or 0, 1) - 1
-    return [] if test is None or place >= len(shares) else test.play(env_runner, shares[place])
+    return [] if test is None else test.play(env_runner, shares.get(env_runner.worker_index or 0, []))
 
 
 def _mean(values: Sequence[float]) -> float:

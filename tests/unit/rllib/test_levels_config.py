@@ -311,12 +311,12 @@ def test_held_out_levels_are_played_equally_often_by_all_that_evaluate() -> None
     config = plain().env_runners(num_envs_per_env_runner=2).evaluation(evaluation_num_env_runners=2)
     configured(config, held_out_levels=range(100, 112))
     runners = [evaluating(config, index) for index in (1, 2)]
-    assert sorted(played(runners[0], 2)) == [100, 101] and sorted(played(runners[1], 2)) == [102, 103]
+    assert sorted(played(runners[0], 2)) == [100, 102] and sorted(played(runners[1], 2)) == [101, 103]
     rest = [level_id for _ in range(2) for runner in runners for level_id in played(runner, 2)]
     # levels that were told to environments and not played wait for the next evaluation
     assert sorted(rest) == list(range(104, 112))
     for runner in runners:
-        assert level_test_of(runner, range(100, 112)).take_returns() == [3.0] * 6
+        assert level_test_of(runner, range(100, 112)).finish(runner) == [3.0] * 6
         runner.stop()
 
 
@@ -327,7 +327,7 @@ def test_levels_trained_on_are_played_between() -> None:
     runner = evaluating(config, 0)
     assert played(runner, 2) == [100, 101]
     test = level_test_of(runner, range(100, 104))
-    assert test.take_returns() == [3.0] * 2 and test.play(runner, [5, 6, 7]) == [3.0] * 3
+    assert test.finish(runner) == [3.0] * 2 and test.play(runner, [5, 6, 7]) == [3.0] * 3
     assert played(runner, 3) == [102, 103, 100]
     assert ended == [100, 101, 5, 6, 7, 102, 103, 100]
     runner.stop()
