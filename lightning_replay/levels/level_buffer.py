@@ -138,6 +138,11 @@ class LevelBuffer(LevelSource):
         """Episodes that all actors began."""
         return self.sampler.episodes
 
+    @property
+    def count(self) -> int | None:
+        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+        return self._new.count
+
     def __len__(self) -> int:
         """Levels with a score."""
         return len(self.sampler)

@@ -36,6 +36,11 @@ class LevelSource(ABC):
     def episodes(self) -> int:
         """Episodes that all actors began."""
 
+    @property
+    @abstractmethod
+    def count(self) -> int | None:
+        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Levels with a score."""
@@ -79,6 +84,14 @@ class LevelSource(ABC):
         Raises:
             ValueError: none of the levels.
         """
+
+    def may_choose(self, level_id: int) -> bool:
+        """Whether :meth:`next_level` may ever give this level; of levels without end, any."""
+        try:
+            self.checked(level_id)
+        except ValueError:
+            return False
+        return True
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
         """Learns from steps of a level, once they are made and valued; a long episode may come in several pieces.

@@ -32,6 +32,11 @@ class _Unscored(LevelSource):
         """Episodes that all actors began."""
         return self._episodes
 
+    @property
+    def count(self) -> int | None:
+        """Of all levels; ``None`` where there is no end of them."""
+        return None if self._ids is None else len(self._ids)
+
     def __len__(self) -> int:
         """0: no level has a score."""
         return 0

@@ -52,8 +52,8 @@ class LevelDataModule(L.LightningDataModule):
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
         return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
-        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31, which no training
-            reaches where levels are seeds.
+        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. Of levels without end
+            training may still reach one: then it is left out, with a warning.
         env_kwargs: further arguments of the environment.
         evaluation_env_kwargs: of those, what is otherwise in evaluation.
         check: whether to check at the start that the environment follows its level; or ids of levels to check with,
@@ -123,7 +123,17 @@ class LevelDataModule(L.LightningDataModule):
         return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces; collects nothing yet."""
+        """Reads the spaces; collects nothing yet.
+
+        Raises:
+            ValueError: several processes, or held-out levels among those that are trained on.
+        """
+        both = [level_id for level_id in self.held_out_levels if self.levels.may_choose(level_id)]
+        if self.levels.count is not None and both:
+            raise ValueError(
+                f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
+                "not among those of the buffer."
+            )
         if self.trainer is not None and self.trainer.world_size > 1:
             raise ValueError(
                 f"the trainer runs {self.trainer.world_size} processes; LevelDataModule supports one, because each "
@@ -214,6 +224,11 @@ class LevelDataModule(L.LightningDataModule):
         """Restores levels, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
         if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
+        if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
+            raise ValueError(
+                "the run that is resumed had another return_normalization, so that its scores are in other units; give "
+                "it as it was."
+            )
         self.levels.load_state_dict(state["levels"])
         for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
             self.levels.abandon(actor)

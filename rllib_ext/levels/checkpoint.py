@@ -53,7 +53,7 @@ class CheckpointedLevels:
             filesystem: of ``path``.
             options: RLlib's ``state`` and ``use_msgpack``.
         """
-        state = self._levels.state_dict()
+        state = self._levels.whole_state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         if path is not None and filesystem is None:
             filesystem, _ = fs.FileSystem.from_uri(str(path))
@@ -94,7 +94,7 @@ class CheckpointedLevels:
         state = self._read(path, filesystem) if component is None and restore_levels else None
         self._restore_algorithm(path, filesystem=filesystem, **options)
         if state is not None:
-            self._levels.load_state_dict(state)
+            self._levels.load_whole_state(state)
 
     def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> dict[str, Any]:
         location = str(path)
@@ -112,5 +112,5 @@ class CheckpointedLevels:
             with tempfile.TemporaryDirectory() as local:
                 fs.copy_files(folder.as_posix(), local, source_filesystem=filesystem)
                 state = read_state(local)
-        cloudpickle.loads(self._packed).load_state_dict(state)
+        cloudpickle.loads(self._packed).load_state_dict(state["levels"])
         return state

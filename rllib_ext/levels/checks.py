@@ -11,7 +11,7 @@ import gymnasium
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALA
-from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.env.env_context import EnvContext
 from ray.tune.registry import ENV_CREATOR, _global_registry
 from tensordict import TensorDict
@@ -106,13 +106,13 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
     return ids
 
 
-def check_apart(held_out: Iterable[int], training: Iterable[int]) -> None:
-    """Refuses held-out levels that are trained on.
+def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
+    """Refuses held-out levels that are trained on; of levels without end any may be, and evaluation warns then.
 
     Raises:
         ValueError: with some of them.
     """
-    both = sorted({*held_out} & {*training})
+    both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
     if both:
         raise ValueError(
             f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then they "
@@ -134,16 +134,17 @@ def draw_levels(trial: LevelSource) -> list[int]:
 
 
 def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
-    """Warns of a score with another discount than the Learner's."""
-    discount = getattr(getattr(levels, "score", None), "discount", config.gamma)
-    if discount != config.gamma:
-        logger.warning(
-            "levels are scored with discount %s, the algorithm learns with gamma %s; give "
-            "score=L1ValueLoss(discount=%s, gae_lambda=...)",
-            discount,
-            config.gamma,
-            config.gamma,
-        )
+    """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
+    score = getattr(levels, "score", None)
+    learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
+    for name, value in learned.items():
+        if getattr(score, name, value) != value:
+            logger.warning(
+                "levels are scored with %s %s, the algorithm learns with %s; give score=L1ValueLoss(...) the same",
+                name,
+                getattr(score, name),
+                value,
+            )
 
 
 def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:

@@ -93,7 +93,7 @@ def configure_levels(
     held_out = checked_held_out(held_out_levels)
     trial = cloudpickle.loads(packed)
     drawn = draw_levels(trial)
-    check_apart(held_out, drawn)
+    check_apart(held_out, trial)
     actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
     check_discount(config, source)
@@ -108,7 +108,7 @@ def configure_levels(
         ),
         "on_environment_created": functools.partial(playing.wrap_environments),
         "on_episode_created": functools.partial(playing.begin_episode, held_out=held_out),
-        "on_episode_end": functools.partial(evaluation.note_return),
+        "on_episode_end": functools.partial(evaluation.note_return) if generalization_gap else None,
         "on_env_runners_recreated": functools.partial(install.tell_recreated),
         "on_train_result": functools.partial(install.add_results),
         "on_evaluate_start": functools.partial(evaluation.check_evaluation, held_out=held_out),

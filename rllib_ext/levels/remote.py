@@ -71,11 +71,16 @@ class RemoteLevels:
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
+        state: dict[str, Any] = self.whole_state()["levels"]
+        return state
+
+    def whole_state(self) -> dict[str, Any]:
+        """See :meth:`~rllib_ext.levels.server.LevelServer.state`; what a checkpoint holds."""
         state: dict[str, Any] = ray.get(self.actor.state.remote())
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from :meth:`state_dict`; episodes that run are not scored.
+    def load_whole_state(self, state: dict[str, Any]) -> None:
+        """Goes on from :meth:`whole_state`; episodes that run are not scored.
 
         Raises:
             ValueError: a state of other levels; nothing is changed.

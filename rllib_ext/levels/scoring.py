@@ -64,7 +64,8 @@ class ScoreFragments(ConnectorV2):
     """The last piece of a Learner's pipeline: the module values all observations of the batch in one forward pass.
 
     Observations and rewards are therefore those the Learner learns from, whatever other pieces made of them, and the
-    values those of the module before it learns from this batch.
+    values those of the module before it learns from this batch; of APPO and IMPALA, whose Learners change the module
+    in another thread, those of some moment before.
 
     Args:
         server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.

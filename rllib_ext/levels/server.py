@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from ray import cloudpickle
 
+from lightning_replay.state_files import read_state, write_state
 from rllib_ext.levels.episodes import Episode, Episodes
 from rllib_ext.levels.fragment import Fragment
 
@@ -109,9 +111,9 @@ class LevelServer:
             self._levels.flush()
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
-        """Whether the Learner may learn from each episode; unknown ones count as such."""
+        """Whether the Learner may learn from each episode: of one that was given up nobody knows, so it may not."""
         episodes = [self._episodes.get(name) for name in episode_ids]
-        return [one is None or self._levels.trains_on(one.actor, one.level_id) for one in episodes]
+        return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
         """Gives up the episodes of EnvRunners that were lost."""
@@ -139,13 +141,17 @@ class LevelServer:
         """
         self.check()
         self.lose_runners(lost_runners)
+        self._write()
+        return self.stats()
+
+    def _write(self) -> None:
+        """Keeps what :meth:`_resume` reads; the older of two folders is written, so that a loss meanwhile is none."""
         self._writes += 1
         folder = f"levels_{self._writes % 2}"
-        self._levels.save(self._spare / folder)
+        write_state(self._spare / folder, self.state())
         mark = self._spare / f"{_NEWEST}.part"
         mark.write_text(f"{folder} {self._restarts}")
         mark.replace(self._spare / _NEWEST)
-        return self.stats()
 
     def stats(self) -> dict[str, float]:
         """Figures of the level buffer, and of what was lost."""
@@ -164,9 +170,8 @@ class LevelServer:
         return sorted({*self._levels.probabilities()["level_id"].tolist(), *self._played})
 
     def state(self) -> dict[str, Any]:
-        """Tensors and plain values of the level buffer."""
-        state: dict[str, Any] = self._levels.state_dict()
-        return state
+        """Tensors and plain values: the level buffer's state as ``levels``, and ids of levels that were ``played``."""
+        return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on from :meth:`state`; the episodes in flight are forgotten once every environment chose again.
@@ -174,10 +179,12 @@ class LevelServer:
         Raises:
             ValueError: a state of other levels; nothing is changed.
         """
-        self._levels.load_state_dict(state)
+        self._levels.load_state_dict(state["levels"])
+        self._played = dict.fromkeys(state["played"].tolist())
         self._episodes.clear()
-        self._left = [str(actor) for actor in state["running"]["actors"]]
+        self._left = [str(actor) for actor in state["levels"]["running"]["actors"]]
         self._choices = 0
+        self._write()
 
     def _forget_left(self) -> None:
         """What was in flight before a resume counts for the choices of the first episodes, as without a break."""
@@ -197,5 +204,6 @@ class LevelServer:
         if mark.exists():
             folder, restarts = mark.read_text().split()
             self._restarts = int(restarts) + 1
-            self._levels.load(self._spare / folder)
-            self.load_state(self._levels.state_dict())
+            self.load_state(read_state(self._spare / folder))
+        else:
+            self._write()

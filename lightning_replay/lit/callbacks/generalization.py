@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.levels import level_source_of
@@ -52,14 +53,16 @@ class GeneralizationGap(Evaluate):
         if not self.history:
             self.training_history.clear()
         played = source.collection.played_levels
-        both = sorted(set(source.held_out_levels) & set(played))
+        both = set(source.held_out_levels) & set(played)
+        held_out = [level_id for level_id in source.held_out_levels if level_id not in both]
+        if not held_out:
+            raise ValueError("all held_out_levels have been trained on; give levels that are not among the buffer's.")
         if both:
-            raise ValueError(
-                f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that "
-                "are not among those of the buffer."
+            rank_zero_warn(
+                f"{len(both)} of held_out_levels have been trained on meanwhile; they are left out from now."
             )
         trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
-        self.history.append((source.env_steps_done, self._mean_return(source, agent, source.held_out_levels)))
+        self.history.append((source.env_steps_done, self._mean_return(source, agent, held_out)))
         if played:
             mean = self._mean_return(source, agent, trained_on)
             self.training_history.append((source.env_steps_done, mean))

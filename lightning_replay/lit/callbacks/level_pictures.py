@@ -12,7 +12,9 @@ import lightning as L
 import numpy as np
 from tensordict import TensorDictBase
 
+from lightning_replay.envs.level_wrappers import LevelWrapper
 from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.lit.environments import make_environment
 from lightning_replay.pictures import import_pyplot
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
@@ -74,6 +76,7 @@ class LevelCurriculum(L.Callback):
             if level_id not in self._known:
                 self._known[level_id] = self._measure(trainer, level_id)
             masses[self._known[level_id]] = masses.get(self._known[level_id], 0.0) + probability
+        self._known = {level_id: self._known[level_id] for level_id in levels["level_id"].tolist()}
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
@@ -83,7 +86,8 @@ class LevelCurriculum(L.Callback):
         if self.difficulty is not None:
             return float(self.difficulty(level_id))
         if self._environment is None:
-            self._environment = level_source_of(trainer, self).make_environment()
+            source = level_source_of(trainer, self)
+            self._environment = LevelWrapper(make_environment(source.env, source.env_kwargs), check=False)
         _, info = self._environment.reset(seed=level_id)
         if "difficulty" not in info:
             raise ValueError(

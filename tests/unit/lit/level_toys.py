@@ -127,7 +127,6 @@ class Recording(LevelBuffer):
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        self.score = options.get("score")
         self.given: list[tuple[int, int, bool, bool]] = []
 
     def next_level(self, actor):

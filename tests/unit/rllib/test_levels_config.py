@@ -286,7 +286,7 @@ def test_the_environment_is_looked_at_before_any_env_runner_is() -> None:
 def test_a_score_with_another_discount_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="rllib_ext"):
         configured(plain().training(gamma=0.9), LevelBuffer(8))
-    assert "scored with discount 0.999, the algorithm learns with gamma 0.9" in caplog.text
+    assert "scored with discount 0.999, the algorithm learns with 0.9" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="rllib_ext"):
         configured(plain().training(gamma=0.9))
