@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: one thread, fixed seeds, one worker process for a file's tests and two for Ray's."""
+"""What every test shares: one thread, fixed seeds, and for those that need it one Ray for each process of tests."""
 
 from __future__ import annotations
 
@@ -27,15 +27,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        relative = item.path.relative_to(item.config.rootpath).as_posix()
-        group = relative
-        if "integration/test_rllib" in relative:  # starting actors is mostly waiting, so two clusters wait together
-            group = "ray of examples" if any(name in relative for name in ("examples", "levels")) else "ray"
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

@@ -54,7 +54,6 @@ def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray of examples")
 @pytest.mark.parametrize(("name", "code"), NEEDS_RAY, ids=lambda value: value.splitlines()[0])
 def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
