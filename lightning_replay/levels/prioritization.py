@@ -231,8 +231,13 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
     falling = -scores
     order = np.argsort(falling)
     ordered = falling[order]
-    if (ordered[1:] == ordered[:-1]).any():  # the sort that knows what to do then takes ten times as long
-        order = np.lexsort((timestamps, falling))
+    equal = ordered[1:] == ordered[:-1]
+    if equal.any():  # sorting all by both takes ten times as long
+        tied = np.zeros(len(order), np.bool_)
+        tied[1:] |= equal
+        tied[:-1] |= equal
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((timestamps[rows], falling[rows]))]
     return order
 
 
