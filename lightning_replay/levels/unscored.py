@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,8 +62,9 @@ class _Unscored(LevelSource):
         self._episodes += 1
         self.running.begin(actor, RunningLevel(level_id, self._episodes, replayed=False, trains=True))
 
+    @abstractmethod
     def _choose(self) -> int:
-        raise NotImplementedError
+        """The id of the next level."""
 
     def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> None:
         """Nothing."""
