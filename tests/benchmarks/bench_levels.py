@@ -11,7 +11,7 @@ from itertools import count, cycle
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from timing import Burst, Table, burst_of
+from timing import Burst, Table, Work, burst_of, microseconds
 
 from lightning_replay.levels import Greedy, LevelBuffer, Proportional, Rank
 from lightning_replay.levels.scores import L1ValueLoss, Score
@@ -128,9 +128,18 @@ def filled(levels: int | None, capacity: int | None, count: int, free: Callable[
     return made
 
 
+def mean_of(work: Work) -> Burst:
+    """Mean microseconds of a call: a new level costs more than a replayed one, so that a median says little."""
+
+    def burst(calls: int) -> float:
+        return microseconds(lambda: [work() for _ in range(calls)]) / calls
+
+    return burst
+
+
 def bursts(levels: Mapping[str, LevelBuffer | NumpyLevels]) -> dict[str, Burst]:
     """An episode of each."""
-    return {name: burst_of(Actors(buffer).episode) for name, buffer in levels.items()}
+    return {name: mean_of(Actors(buffer).episode) for name, buffer in levels.items()}
 
 
 def main() -> None:
