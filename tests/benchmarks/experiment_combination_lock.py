@@ -10,7 +10,8 @@ temperature 0.1, replay as likely as the share of levels visited) but for the st
 were run: a method is clearly above uniform where the mean of its paired differences in success, at the end and over
 the run, is more than three standard errors above 0. On pilot seeds (100 and 101) a step size of 2 left uniform the most
 room on both sides, of 1.5, 2 and 3; and with a critic that is not told how many stages remain, prioritized levels ended
-no better than uniform ones: its errors then are those of its blindness, which no replay mends.
+no better than uniform ones (measured with a stand-in for the level buffer): its errors then are those of its
+blindness, which no replay mends.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ also turned with the agent all there is in 500,000), and that a time limit is an
 state whose value follows (after 700,000 steps 0.65 and 0.50). With prioritized levels: the temperature. At the paper's
 0.1 seven of ten replays in a rollout take the same level, and learning fell behind uniform levels (0.56 after 700,000
 steps); 0.5 was no better (0.52), 1 was (0.62), which after two million had passed uniform (0.84 and 0.79). Both 0.1
-and 1 are run. The seeds run since (200 to 202) do not confirm the pilot: on average neither is ahead of uniform levels.
+and 1 are run. Temperature 2 (before the change of the time limit), 16 environments and another learning rate were
+tried on that seed too; the network and the time limit were decided after PLR's runs had been seen as well. The seeds
+run since (200 to 202) do not confirm the pilot: on average neither is ahead of uniform levels.
 
 Fixed before these seeds were run: the return to reach is 0.6 on the held-out levels, actions drawn from the policy,
 looked at 20 times a run; a run that does not reach it counts with all its steps.
