@@ -26,10 +26,6 @@ class SumTree:
         """Node of row 0."""
         return self._size
 
-    def __getitem__(self, row: int) -> float:
-        """The number of a row, 0 if it was never set."""
-        return self.nodes[self._size + row] if row < self._size else 0
-
     def __setitem__(self, row: int, value: float) -> None:
         if row >= self._size:
             self._grow(row)
