@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of episodes for tests of levels."""
+"""Segments of episodes and small level buffers for tests of levels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
+
+from lightning_replay.levels import LevelBuffer
 
 
 def segment(
@@ -44,3 +47,20 @@ def scored(score: float, *, done: bool = True, length: int = 1) -> TensorDict:
 def first_reward(steps: TensorDict) -> float:
     """A score that tests choose: the mean reward."""
     return float(steps["next", "reward"].mean())
+
+
+def buffer(levels: Any = 10, **options: Any) -> LevelBuffer:
+    """One scored by :func:`first_reward`."""
+    return LevelBuffer(levels, **{"score": first_reward, "seed": 0, **options})
+
+
+def play(levels: LevelBuffer, level_id: int, score: float, actor: int | str = 0) -> float | None:
+    """One episode of a single step on a level."""
+    levels.start(actor, level_id)
+    return levels.update(actor, level_id, scored(score), episode_done=True)
+
+
+def column(levels: LevelBuffer, name: str) -> dict[int, float]:
+    """A column of ``probabilities()`` by level."""
+    shown = levels.probabilities()
+    return dict(zip(shown["level_id"].tolist(), shown[name].tolist(), strict=True))

@@ -12,15 +12,17 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
+from lightning_replay.levels.fractions import fraction
 from lightning_replay.levels.level_ids import checked_level_id
 from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
 from lightning_replay.levels.new_levels import LevelGenerator, levels_and_room
 from lightning_replay.levels.prioritization import Prioritization
-from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
+from lightning_replay.levels.running_levels import Actor, RunningLevel
 from lightning_replay.levels.scores import L1ValueLoss, Score
 from lightning_replay.levels.scoring import EpisodeScore, Scoring
+from lightning_replay.levels.segment import Segment
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
@@ -182,8 +184,7 @@ class LevelBuffer(LevelSource):
         probability = self.replay_probability
         if probability is None:
             probability = _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / total
-        drawn = torch.rand((), generator=self.sampler.generator, dtype=torch.float64).item()
-        return drawn < probability or not self._new.has_idle
+        return fraction(self.sampler.generator) < probability or not self._new.has_idle
 
     def _is_known(self, level_id: int) -> bool:
         return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)

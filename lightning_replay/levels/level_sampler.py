@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
+from lightning_replay.levels.fractions import fraction
 from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.sum_tree import StalenessTree
 from lightning_replay.state_files import read_state, write_state
@@ -145,7 +146,7 @@ class LevelSampler(Sampler):
         """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
-        if self.staleness_weight > 0.0 and torch.rand((), generator=self.generator).item() < self.staleness_weight:
+        if self.staleness_weight > 0.0 and fraction(self.generator) < self.staleness_weight:
             total = self._staleness.total(self.episodes)
             if total == 0:
                 return int(torch.randint(self._count, (), generator=self.generator))

@@ -10,7 +10,8 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, Segment
+from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels
+from lightning_replay.levels.segment import Segment
 from lightning_replay.state_files import read_state, write_state
 
 __all__ = ["LevelSource", "checked_actor"]

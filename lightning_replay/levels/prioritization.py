@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
+from lightning_replay.levels.fractions import fraction
 from lightning_replay.levels.sum_tree import SumTree
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
@@ -108,7 +109,7 @@ class Rank(_Ordered):
         """A row, with its probability."""
         count = len(self._order)
         self._know_weights(count)
-        point = _fraction(generator) * self._cumulative[count - 1]
+        point = fraction(generator) * self._cumulative[count - 1]
         rank = int(np.searchsorted(self._cumulative[:count], point, side="right"))
         return int(self._order[min(rank, count - 1)][2])
 
@@ -141,7 +142,7 @@ class Greedy(_Ordered):
 
     def draw(self, generator: torch.Generator) -> int:
         """A row, with its probability."""
-        if self.epsilon > 0.0 and _fraction(generator) < self.epsilon:
+        if self.epsilon > 0.0 and fraction(generator) < self.epsilon:
             equals = len(self._order)
         else:
             equals = self._order.bisect_left((self._order[0][0], math.inf))
@@ -197,7 +198,7 @@ class _Weighted(Prioritization):
         """A row, with its probability; any row where no score has weight."""
         if self._tree.total == 0.0:
             return int(torch.randint(len(self._logs), (), generator=generator))
-        return self._tree.find(_fraction(generator) * self._tree.total)
+        return self._tree.find(fraction(generator) * self._tree.total)
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         """Probability of each row; the same for all where no score has weight."""
@@ -239,7 +240,3 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         rows = order[tied]
         order[tied] = rows[np.lexsort((timestamps[rows], falling[rows]))]
     return order
-
-
-def _fraction(generator: torch.Generator) -> float:
-    return torch.rand((), generator=generator, dtype=torch.float64).item()

@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
-from tensordict import TensorDictBase
-from torch import Tensor
-
-__all__ = ["Actor", "RunningLevel", "RunningLevels", "Segment"]
+__all__ = ["Actor", "RunningLevel", "RunningLevels"]
 
 Actor = int | str
 
@@ -115,78 +110,6 @@ class RunningLevels:
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, RunningLevel(*episode))
-
-
-class Segment:
-    """Consecutive steps of one episode, checked.
-
-    Args:
-        steps: TensorDict ``[T]`` in TorchRL's layout.
-        episode_done: whether the episode ended with the last of them.
-
-    Attributes:
-        steps: the same.
-        length: T.
-        reward_sum: of all steps.
-
-    Raises:
-        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, or another end than said.
-    """
-
-    def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
-        if steps.ndim != 1 or steps.shape[0] == 0:
-            raise ValueError(
-                f"steps have shape {list(steps.shape)}; give a TensorDict [T] of at least one step of one episode"
-            )
-        following = steps.get("next", None)
-        done = None if following is None else following.get("done", None)
-        reward = None if following is None else following.get("reward", None)
-        if done is None or reward is None:
-            raise ValueError(
-                f"steps have the keys {sorted(map(str, steps.keys(True)))}; ('next', 'done') and ('next', 'reward') "
-                "are needed, in TorchRL's layout"
-            )
-        length = steps.shape[0]
-        if done.numel() != length or reward.numel() != length:
-            raise ValueError(
-                f"of {length} steps done has shape {list(done.shape)}, reward {list(reward.shape)}; give [T] or [T, 1]"
-            )
-        ends = done.reshape(-1).tolist()
-        _check_ends(ends, following)
-        if bool(ends[-1]) != bool(episode_done):
-            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(ends[-1])}")
-        if any(ends[:-1]):
-            raise ValueError(
-                f"an episode ends at step {ends.index(True)} of {len(ends)}; the steps after it belong to another "
-                "episode. Cut there, or give whole rollouts to update_rollout"
-            )
-        columns = {
-            "state_value": steps.get("state_value", None),
-            "next state_value": following.get("state_value", None),
-        }
-        _check_finite({"reward": reward} | columns)
-        logits = steps.get("logits", None)
-        if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
-            raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
-        self.steps = steps
-        self.length = len(ends)
-        self.reward_sum = float(reward.sum(dtype=torch.float64))
-
-
-def _check_ends(ends: list[bool], following: TensorDictBase) -> None:
-    flags = {name: following.get(name, None) for name in ("terminated", "truncated")}
-    for name, column in flags.items():
-        if column is not None and any(
-            flag and not end for flag, end in zip(column.reshape(-1).tolist(), ends, strict=True)
-        ):
-            raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
-
-
-def _check_finite(columns: dict[str, Tensor | None]) -> None:
-    for name, column in columns.items():
-        # one number that is not finite makes the sum so; float64 holds the sum of any float32
-        if column is not None and not math.isfinite(column.detach().sum(dtype=torch.float64)):
-            raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
 
 
 def _some(actors: Any) -> str:

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from lightning_replay.levels.value_columns import ValueColumns, mean, numbers
+
 __all__ = [
     "gae",
     "generalized_advantages",
@@ -41,7 +43,8 @@ def td_errors(
     Raises:
         ValueError: no step, or tensors of different lengths.
     """
-    return torch.tensor(_td_errors(reward, state_value, next_state_value, terminated, discount), dtype=torch.float64)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, terminated)
+    return torch.tensor(columns.td_errors(discount), dtype=torch.float64)
 
 
 def generalized_advantages(
@@ -65,8 +68,8 @@ def generalized_advantages(
         discount: γ.
         gae_lambda: λ.
     """
-    advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
-    return torch.tensor(advantages, dtype=torch.float64)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    return torch.tensor(columns.advantages(discount, gae_lambda), dtype=torch.float64)
 
 
 def l1_value_loss(
@@ -88,8 +91,8 @@ def l1_value_loss(
         >>> float(l1_value_loss(one, 0.25 * one, 9 * one, one.bool(), one.bool()))
         0.75
     """
-    advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
-    return _mean([abs(advantage) for advantage in advantages])
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    return _scalar(mean(map(abs, columns.advantages(discount, gae_lambda))))
 
 
 def positive_value_loss(
@@ -103,8 +106,8 @@ def positive_value_loss(
     gae_lambda: float = 0.95,
 ) -> Tensor:
     """Mean of max(A_t, 0); see :func:`generalized_advantages`."""
-    advantages = _advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda)
-    return _mean([max(advantage, 0.0) for advantage in advantages])
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    return _scalar(mean(max(advantage, 0.0) for advantage in columns.advantages(discount, gae_lambda)))
 
 
 def gae(
@@ -118,14 +121,16 @@ def gae(
     gae_lambda: float = 0.95,
 ) -> Tensor:
     """Mean of A_t with its sign; see :func:`generalized_advantages`."""
-    return _mean(_advantages(reward, state_value, next_state_value, terminated, done, discount, gae_lambda))
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    return _scalar(mean(columns.advantages(discount, gae_lambda)))
 
 
 def one_step_td_error(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float = 0.999
 ) -> Tensor:
     """Mean of |δ_t|, the last step included; see :func:`td_errors`."""
-    return _mean([abs(delta) for delta in _td_errors(reward, state_value, next_state_value, terminated, discount)])
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, terminated)
+    return _scalar(mean(map(abs, columns.td_errors(discount))))
 
 
 def policy_entropy(logits: Tensor) -> Tensor:
@@ -147,60 +152,12 @@ def least_confidence(logits: Tensor) -> Tensor:
 
 def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
     """Mean of R_best - V(s_t), R_best the largest return of any episode on the level; ``state_value`` is ``[T]``."""
-    values = torch.tensor(_numbers(state_value), dtype=torch.float64)
+    values = torch.tensor(numbers(state_value), dtype=torch.float64)
     return (torch.as_tensor(best_return).to("cpu", torch.float64).reshape(-1) - values).mean()
 
 
-# Lists and not tensors: a segment has tens or hundreds of steps, and one operation of torch on them costs as much as
-# twenty of Python's.
-
-
-def _td_errors(
-    reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, discount: float
-) -> list[float]:
-    rewards, values, following, ends = map(_numbers, (reward, state_value, next_state_value, terminated))
-    if not len(rewards) == len(values) == len(following) == len(ends):
-        raise ValueError(
-            f"reward has {len(rewards)} steps, state_value {len(values)}, next_state_value {len(following)} and "
-            f"terminated {len(ends)}; give one value per step"
-        )
-    return [
-        r + (0.0 if end else discount * after) - v
-        for r, v, after, end in zip(rewards, values, following, ends, strict=True)
-    ]
-
-
-def _advantages(
-    reward: Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    discount: float,
-    gae_lambda: float,
-) -> list[float]:
-    deltas, ends = _td_errors(reward, state_value, next_state_value, terminated, discount), _numbers(done)
-    if len(ends) != len(deltas):
-        raise ValueError(f"done has {len(ends)} steps and reward {len(deltas)}; give one value per step")
-    decay, following = discount * gae_lambda, 0.0
-    advantages = [0.0] * len(deltas)
-    for t in range(len(deltas) - 1, -1, -1):
-        following = deltas[t] if ends[t] else deltas[t] + decay * following
-        advantages[t] = following
-    return advantages
-
-
-def _numbers(column: Tensor) -> list[float]:
-    if column.ndim > 1 and column.shape[1:].numel() != 1:
-        raise ValueError(f"a column of a segment has shape {list(column.shape)}; give [T] or [T, 1] of one episode")
-    numbers: list[float] = column.reshape(-1).tolist()
-    if not numbers:
-        raise ValueError("a segment has no step; give at least one")
-    return numbers
-
-
-def _mean(terms: list[float]) -> Tensor:
-    return torch.tensor(math.fsum(terms) / len(terms), dtype=torch.float64)
+def _scalar(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ The pure functions, of tensors, are those of :mod:`~lightning_replay.levels.scor
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from lightning_replay.levels.score_functions import (
     positive_value_loss,
     td_errors,
 )
+from lightning_replay.levels.value_columns import ValueColumns, mean
 
 __all__ = [
     "L1ValueLoss",
@@ -37,6 +40,7 @@ __all__ = [
     "PositiveValueLoss",
     "Score",
     "SignedGae",
+    "ValueScore",
     "gae",
     "generalized_advantages",
     "l1_value_loss",
@@ -53,68 +57,8 @@ __all__ = [
 Score = Callable[[TensorDictBase], Any]
 
 
-class _ValueScore:
+class ValueScore(ABC):
     """A score of rewards and values.
-
-    Args:
-        discount: γ of the learner.
-        gae_lambda: λ of the learner's advantage estimate.
-    """
-
-    def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
-        _check_share("discount", discount)
-        _check_share("gae_lambda", gae_lambda)
-        self.discount = discount
-        self.gae_lambda = gae_lambda
-
-    def _inputs(self, steps: TensorDictBase) -> dict[str, Any]:
-        values = _value_columns(steps)
-        return values | {"done": values.pop("done"), "discount": self.discount, "gae_lambda": self.gae_lambda}
-
-
-class L1ValueLoss(_ValueScore):
-    """:func:`l1_value_loss` of a segment, the default of level replay.
-
-    Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``, and the learner's γ and λ.
-
-    Args:
-        discount: γ of the learner.
-        gae_lambda: λ of the learner's advantage estimate.
-    """
-
-    def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Score of a segment ``[T]``."""
-        return l1_value_loss(**self._inputs(steps))
-
-
-class PositiveValueLoss(_ValueScore):
-    """:func:`positive_value_loss` of a segment; keys as for :class:`L1ValueLoss`.
-
-    Args:
-        discount: γ of the learner.
-        gae_lambda: λ of the learner's advantage estimate.
-    """
-
-    def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Score of a segment ``[T]``."""
-        return positive_value_loss(**self._inputs(steps))
-
-
-class SignedGae(_ValueScore):
-    """:func:`gae` of a segment, which may be negative; keys as for :class:`L1ValueLoss`.
-
-    Args:
-        discount: γ of the learner.
-        gae_lambda: λ of the learner's advantage estimate.
-    """
-
-    def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Score of a segment ``[T]``."""
-        return gae(**self._inputs(steps))
-
-
-class OneStepTdError:
-    """:func:`one_step_td_error` of a segment; keys as for :class:`L1ValueLoss`.
 
     Args:
         discount: γ of the learner.
@@ -126,9 +70,78 @@ class OneStepTdError:
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """Score of a segment ``[T]``."""
-        values = _value_columns(steps)
-        del values["done"]
-        return one_step_td_error(**values, discount=self.discount)
+        return torch.tensor(self.of_columns(_value_columns(steps)), dtype=torch.float64)
+
+    @abstractmethod
+    def of_columns(self, columns: ValueColumns) -> float:
+        """The same of lists, as the level buffer has read them already."""
+
+
+class _AdvantageScore(ValueScore):
+    """A score of generalised advantages.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
+        super().__init__(discount)
+        _check_share("gae_lambda", gae_lambda)
+        self.gae_lambda = gae_lambda
+
+
+class L1ValueLoss(_AdvantageScore):
+    """:func:`l1_value_loss` of a segment, the default of level replay.
+
+    Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``, and the learner's γ and λ.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def of_columns(self, columns: ValueColumns) -> float:
+        """Mean of |A_t|."""
+        return mean(map(abs, columns.advantages(self.discount, self.gae_lambda)))
+
+
+class PositiveValueLoss(_AdvantageScore):
+    """:func:`positive_value_loss` of a segment; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def of_columns(self, columns: ValueColumns) -> float:
+        """Mean of max(A_t, 0)."""
+        return mean(max(advantage, 0.0) for advantage in columns.advantages(self.discount, self.gae_lambda))
+
+
+class SignedGae(_AdvantageScore):
+    """:func:`gae` of a segment, which may be negative; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+        gae_lambda: λ of the learner's advantage estimate.
+    """
+
+    def of_columns(self, columns: ValueColumns) -> float:
+        """Mean of A_t."""
+        return mean(columns.advantages(self.discount, self.gae_lambda))
+
+
+class OneStepTdError(ValueScore):
+    """:func:`one_step_td_error` of a segment; keys as for :class:`L1ValueLoss`.
+
+    Args:
+        discount: γ of the learner.
+    """
+
+    def of_columns(self, columns: ValueColumns) -> float:
+        """Mean of |δ_t|."""
+        return mean(map(abs, columns.td_errors(self.discount)))
 
 
 class PolicyEntropy:
@@ -169,17 +182,17 @@ class MaxMC:
         return max_mc(_leaf(steps, "state_value"), _leaf(steps, "best_return"))
 
 
-def _value_columns(steps: TensorDictBase) -> dict[str, Tensor]:
+def _value_columns(steps: TensorDictBase) -> ValueColumns:
     following = steps.get("next", None)
     if following is None:
         raise KeyError(f"a segment has no 'next'; it has {sorted(steps.keys())}. Give TorchRL's layout")
-    return {
-        "reward": _leaf(following, "reward"),
-        "state_value": _leaf(steps, "state_value"),
-        "next_state_value": _leaf(following, "state_value"),
-        "terminated": _leaf(following, "terminated"),
-        "done": _leaf(following, "done"),
-    }
+    return ValueColumns.of(
+        reward=_leaf(following, "reward"),
+        state_value=_leaf(steps, "state_value"),
+        next_state_value=_leaf(following, "state_value"),
+        terminated=_leaf(following, "terminated"),
+        done=_leaf(following, "done"),
+    )
 
 
 def _leaf(steps: TensorDictBase, key: str) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 
 from lightning_replay.levels import score_functions
 from lightning_replay.levels.best_returns import BestReturns
-from lightning_replay.levels.running_levels import RunningLevel, Segment
-from lightning_replay.levels.scores import Score
+from lightning_replay.levels.running_levels import RunningLevel
+from lightning_replay.levels.scores import Score, ValueScore
+from lightning_replay.levels.segment import Segment
 
 __all__ = ["EpisodeScore", "Scoring"]
 
@@ -95,7 +96,10 @@ class Scoring:
         if self._needs_best_return:
             best = self._best_returns.of(episode.level_id, episode_return, is_done)
             steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
-        mean = self._of_segments(steps)
+        if isinstance(self._of_segments, ValueScore) and segment.columns is not None:
+            mean: Any = self._of_segments.of_columns(segment.columns)
+        else:
+            mean = self._of_segments(steps)
         if isinstance(mean, torch.Tensor) and mean.numel() != 1:
             raise ValueError(f"the score function gave a tensor of shape {list(mean.shape)}; it must give one number")
         _check_finite(float(mean), episode.level_id)

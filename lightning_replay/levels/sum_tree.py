@@ -68,14 +68,20 @@ class StalenessTree:
     def __init__(self) -> None:
         self._count = SumTree()
         self._timestamps = SumTree()
+        self._rows = 0
 
     def put(self, row: int, timestamp: int) -> None:
         """Adds a row or changes its timestamp."""
-        self._count[row] = 1
+        if row == self._rows:
+            self._count[row] = 1
+            self._rows += 1
+        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
+            return  # as where a level gets the score of the episode that was begun last on it
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
         """Replaces all rows at once: row k has ``timestamps[k]``."""
+        self._rows = len(timestamps)
         self._count.fill([1] * len(timestamps))
         self._timestamps.fill(list(timestamps))
 

@@ -13,7 +13,8 @@ from tensordict import TensorDict
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.new_levels import fingerprint
-from lightning_replay.levels.running_levels import Actor, RunningLevel, Segment
+from lightning_replay.levels.running_levels import Actor, RunningLevel
+from lightning_replay.levels.segment import Segment
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, chisquare
+from scipy.stats import binomtest, chisquare, kstest
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
@@ -20,6 +20,7 @@ from lightning_replay.levels import (
     Rank,
     UniformLevels,
 )
+from lightning_replay.levels.fractions import fraction
 from tests.level_steps import first_reward, scored
 
 LEVELS = 12
@@ -142,3 +143,11 @@ def test_torchrls_buffer_draws_by_the_same_distribution():
     counts = np.bincount(replay.sample()["level_id"].numpy() - 10, minlength=4)
     expected = np.array([1 / 4, 1, 1 / 3, 1 / 2])
     assert chisquare(counts, expected / expected.sum() * 20_000).pvalue > 1e-4
+
+
+def test_random_fractions_are_uniform():
+    generator = torch.Generator().manual_seed(3)
+    drawn = [fraction(generator) for _ in range(DRAWS)]
+    assert min(drawn) >= 0.0 and max(drawn) < 1.0
+    assert kstest(drawn, "uniform").pvalue > 1e-4
+    assert kstest([2**20 * one % 1 for one in drawn], "uniform").pvalue > 1e-4, "and so are the bits behind the first"

@@ -79,11 +79,11 @@ def test_one_step_has_its_own_td_error():
 
 
 def test_nothing_is_summed_across_an_end():
-    ends = torch.tensor([True, False])
-    advantages = scores.generalized_advantages(
-        torch.tensor([1.0, 2.0]), torch.zeros(2), torch.zeros(2), ends, ends, discount=1.0, gae_lambda=1.0
-    )
-    assert advantages.tolist() == [1.0, 2.0]
+    ends, never, rewards, values = torch.tensor([True, False]), torch.zeros(2, dtype=torch.bool), [1.0, 2.0], [0.5, 0.0]
+    columns = (torch.tensor(rewards), torch.zeros(2), torch.tensor(values))
+    ended = scores.generalized_advantages(*columns, ends, ends, discount=1.0, gae_lambda=1.0)
+    cut = scores.generalized_advantages(*columns, never, ends, discount=1.0, gae_lambda=1.0)
+    assert (ended.tolist(), cut.tolist()) == ([1.0, 2.0], [1.5, 2.0])
 
 
 def test_max_mc_by_hand():

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of a segment, and by which scores."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightning_replay.levels import scores as level_scores
+from lightning_replay.levels.segment import Segment
+from tests.level_steps import buffer, segment
+
+
+def test_rewards_and_values_are_read_once_as_lists():
+    steps = segment([1.0, 0.5], [0.25, 2.0], terminated=False, last_value=4.0)
+    read = Segment(steps, episode_done=True)
+    assert (read.length, read.reward_sum) == (2, 1.5)
+    assert read.columns == ([1.0, 0.5], [0.25, 2.0], [2.0, 4.0], [False, False], [False, True])
+    columns = steps.apply(lambda leaf: leaf.unsqueeze(-1))
+    assert Segment(columns, episode_done=True).columns == read.columns, "columns [T, 1] are accepted"
+
+
+def test_steps_without_values_or_with_several_each_are_left_to_the_users_score():
+    steps = segment([1.0, 0.5])
+    assert Segment(steps.exclude("state_value"), episode_done=True).columns is None
+    several = steps.clone().set("state_value", torch.zeros(2, 3))
+    assert Segment(several, episode_done=True).columns is None
+    levels = buffer(score=lambda steps: float(steps["state_value"].sum()) + 0.5)
+    levels.start(0, 4)
+    assert levels.update(0, 4, several, episode_done=True) == 0.5
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        level_scores.L1ValueLoss(0.9, 0.5),
+        level_scores.PositiveValueLoss(0.9, 0.5),
+        level_scores.SignedGae(0.9, 0.5),
+        level_scores.OneStepTdError(0.9),
+    ],
+)
+def test_the_buffer_scores_as_the_score_alone_does(score):
+    steps = segment([1.0, 0.0, 2.0], [0.25, 2.0, 1.0], terminated=False, last_value=4.0)
+    levels = buffer(score=score)
+    levels.start(0, 4)
+    assert levels.update(0, 4, steps, episode_done=True) == float(score(steps))
+    levels.start(0, 4)
+    with pytest.raises(KeyError, match="the score needs .*state_value"):
+        levels.update(0, 4, steps.exclude("state_value"), episode_done=True)
+    levels.update(0, 4, steps, episode_done=True)
+
+
+def test_actions_without_a_chance_are_no_fault_of_a_segment():
+    levels = buffer(score=level_scores.PolicyEntropy())
+    levels.start(0, 4)
+    steps = segment([1.0], logits=[[0.0, 0.0, -math.inf]])
+    assert levels.update(0, 4, steps, episode_done=True) == pytest.approx(math.log(2) / math.log(3))
