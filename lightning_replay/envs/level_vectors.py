@@ -20,7 +20,7 @@ from lightning_replay.envs.level_check import (
     require_no_autoreset,
 )
 from lightning_replay.envs.vector_infos import everywhere, of_rows, overlaid
-from lightning_replay.levels.level_source import checked_actor
+from lightning_replay.levels.running_levels import checked_actor
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource

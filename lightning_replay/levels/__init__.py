@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from lightning_replay.levels import scores
-from lightning_replay.levels.learning_progress import LearningProgress, tscl
-from lightning_replay.levels.level_buffer import LevelBuffer, LevelEditor
-from lightning_replay.levels.level_sampler import LevelSampler
-from lightning_replay.levels.level_source import LevelSource
-from lightning_replay.levels.level_writer import LevelWriter
-from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
-from lightning_replay.levels.rollout import segments, update_rollout
-from lightning_replay.levels.scoring import EpisodeScore
-from lightning_replay.levels.unscored import SequentialLevels, UniformLevels
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import scores
+    from lightning_replay.levels.learning_progress import LearningProgress, tscl
+    from lightning_replay.levels.level_buffer import LevelBuffer, LevelEditor
+    from lightning_replay.levels.level_sampler import LevelSampler
+    from lightning_replay.levels.level_source import LevelSource
+    from lightning_replay.levels.level_writer import LevelWriter
+    from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
+    from lightning_replay.levels.rollout import segments, update_rollout
+    from lightning_replay.levels.scoring import EpisodeScore
+    from lightning_replay.levels.unscored import SequentialLevels, UniformLevels
 
 __all__ = [
     "Boltzmann",
@@ -34,3 +38,31 @@ __all__ = [
     "tscl",
     "update_rollout",
 ]
+
+_MODULES = {
+    "Boltzmann": "prioritization",
+    "EpisodeScore": "scoring",
+    "Greedy": "prioritization",
+    "LearningProgress": "learning_progress",
+    "LevelBuffer": "level_buffer",
+    "LevelEditor": "level_buffer",
+    "LevelSampler": "level_sampler",
+    "LevelSource": "level_source",
+    "LevelWriter": "level_writer",
+    "Prioritization": "prioritization",
+    "Proportional": "prioritization",
+    "Rank": "prioritization",
+    "SequentialLevels": "unscored",
+    "UniformLevels": "unscored",
+    "segments": "rollout",
+    "tscl": "learning_progress",
+    "update_rollout": "rollout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "scores":
+        return importlib.import_module(f"{__name__}.scores")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

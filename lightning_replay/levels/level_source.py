@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels
+from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, checked_actor
 from lightning_replay.levels.segment import Segment
 from lightning_replay.state_files import read_state, write_state
 
-__all__ = ["LevelSource", "checked_actor"]
+__all__ = ["LevelSource"]
 
 _FORMAT = 1
 
@@ -216,17 +215,3 @@ class LevelSource(ABC):
             ValueError: see :meth:`load_state_dict`.
         """
         self.load_state_dict(read_state(path))
-
-
-def checked_actor(actor: Any) -> Actor:
-    """A number or a name.
-
-    Raises:
-        TypeError: neither.
-    """
-    if isinstance(actor, str):
-        return actor
-    try:
-        return operator.index(actor)
-    except TypeError:
-        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import astuple, dataclass
 from typing import Any
 
-__all__ = ["Actor", "RunningLevel", "RunningLevels"]
+__all__ = ["Actor", "RunningLevel", "RunningLevels", "checked_actor"]
 
 Actor = int | str
 
@@ -110,6 +111,20 @@ class RunningLevels:
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, RunningLevel(*episode))
+
+
+def checked_actor(actor: Any) -> Actor:
+    """A number or a name.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(actor, str):
+        return actor
+    try:
+        return operator.index(actor)
+    except TypeError:
+        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None
 
 
 def _some(actors: Any) -> str:
