@@ -6,10 +6,8 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -481,10 +479,9 @@ def test_no_pickle_in_a_save(tmp_path) -> None:
     assert len(chunks) >= 13 and names - chunks == {MANIFEST, "tensors.safetensors", "values.json"}
 
 
-SAVE_FOR_EVER = """
-import sys
-from lightning_replay import chunk_files, recipes, save_replay
-from tests.recipe_options import built, fitting
+KILLED_SAVES = """
+import itertools, os, signal, sys, time
+from lightning_replay import chunk_files, load_replay, recipes, save_replay
 from tests.transitions import numbered_steps
 chunk_files.CHUNK_BYTES = 1 << 20
 replay = recipes.uniform(capacity=200_000, batch_size=8)
@@ -492,26 +489,27 @@ replay.extend(numbered_steps(0, 200_000))
 directories = [sys.argv[1] + "/a", sys.argv[1] + "/b"]
 for directory in directories:
     replay.save(directory)
-print("saved", flush=True)
-while True:
-    for directory, previous in zip(directories, reversed(directories)):
-        replay.extend(numbered_steps(300_000, 30_000))
-        save_replay(replay, directory, previous=previous)
+for moment in range(12):
+    told, tell = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        for directory, previous in itertools.cycle([directories, directories[::-1]]):
+            replay.extend(numbered_steps(300_000, 30_000))
+            save_replay(replay, directory, previous=previous)
+            os.write(tell, b"1")
+    if moment % 2:
+        os.read(told, 1)  # a whole save was made
+    time.sleep(0.01 * moment)
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    for directory in directories:
+        assert len(load_replay(directory)) == 200_000
 """
 
 
 def test_a_save_killed_in_the_middle_leaves_the_previous_one(tmp_path) -> None:
     """kill -9 at many moments of saves that repeat and share files; whatever is there must load."""
-    for moment in range(6):
-        writer = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(0.017 * moment)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        for name in ("a", "b"):
-            assert len(load_replay(tmp_path / name)) == 200_000
+    subprocess.run([sys.executable, "-c", KILLED_SAVES, str(tmp_path)], check=True)
 
 
 def _flip_a_byte(file) -> None:
