@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_ext.buffer_files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
+from rllib_ext.checkpoint_folders import folder_to_read, folder_to_write
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
 logger = logging.getLogger(__name__)
@@ -67,20 +65,13 @@ class CheckpointedReplay:
             options: RLlib's ``state`` and ``use_msgpack``.
         """
         saved = self._save_algorithm(path, filesystem=filesystem, **options)
-        if path is not None and filesystem is None:
-            filesystem, _ = fs.FileSystem.from_uri(str(path))
-        folder = Path(saved) / FOLDER
         warm_up = WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
-        if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
-            previous = self._last_save if self._incremental else None
+        with folder_to_write(path, filesystem, saved, FOLDER) as (folder, stays):
+            previous = self._last_save if self._incremental and stays else None
             size = write_buffer(self._buffer, folder, warm_up, previous)
-            self._last_save = folder
-        else:
-            with tempfile.TemporaryDirectory() as local:
-                size = write_buffer(self._buffer, Path(local), warm_up)
-                fs.copy_files(local, folder.as_posix(), destination_filesystem=filesystem)
+            self._last_save = folder if stays else self._last_save
         logger.info(
-            "replay buffer saved to %s: %s bytes, %s of them written", folder, f"{size.total:,}", f"{size.written:,}"
+            "replay buffer saved to %s: %s bytes, %s of them written", saved, f"{size.total:,}", f"{size.written:,}"
         )
         return saved
 
@@ -118,14 +109,14 @@ class CheckpointedReplay:
             self._warmup_steps = saved.warm_up.steps
             self._start_learning_at(saved.warm_up.learning_starts)
         else:
-            with self._local(path, filesystem) as folder:
+            with folder_to_read(path, filesystem, FOLDER) as folder:
                 warm_up = read_warm_up(folder)
             self._restore_algorithm(path, filesystem=filesystem, **options)
             self._warmup_steps = self._warmup_steps if warm_up is None else warm_up.steps
             self._warm_up_again()
 
     def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> SavedBuffer:
-        with self._local(path, filesystem) as folder:
+        with folder_to_read(path, filesystem, FOLDER) as folder:
             if not folder.is_dir():
                 raise FileNotFoundError(
                     f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure, or the folder is gone. "
@@ -134,23 +125,6 @@ class CheckpointedReplay:
             saved = read_buffer(self._buffer, folder)
         check_spaces(saved.modules, self._algorithm.spaces or {})
         return saved
-
-    @staticmethod
-    @contextmanager
-    def _local(path: str | Path, filesystem: fs.FileSystem | None) -> Iterator[Path]:
-        """The buffer's folder of a checkpoint, copied from where it lies if need be; it may not exist."""
-        location = str(path)
-        if filesystem is None:
-            filesystem, location = fs.FileSystem.from_uri(location)
-        folder = Path(location) / FOLDER
-        if isinstance(filesystem, fs.LocalFileSystem):
-            yield folder
-            return
-        with tempfile.TemporaryDirectory() as scratch:
-            copy = Path(scratch) / FOLDER
-            if filesystem.get_file_info(folder.as_posix()).type != fs.FileType.NotFound:
-                fs.copy_files(folder.as_posix(), str(copy), source_filesystem=filesystem)
-            yield copy
 
     def _warm_up_again(self) -> None:
         """RLlib compares the steps of the whole run, which were restored, with the warm-up: that many are due anew."""

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from lightning_replay.lit.level_datamodule import LevelDataModule
     from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
-    from lightning_replay.lit.rollout_stream import RolloutStream
-    from lightning_replay.lit.stream import ReplayStream, UpdateBatches
+    from lightning_replay.lit.stream import UpdateBatches, UpdateStream
 
 __all__ = [
     "Evaluate",
@@ -35,12 +34,11 @@ __all__ = [
     "LogReplayStats",
     "ReplayDataModule",
     "ReplayProgressBar",
-    "ReplayStream",
     "ReturnNormalization",
-    "RolloutStream",
     "ScoreAgainstStaleness",
     "UpdateBatches",
     "UpdatePriorities",
+    "UpdateStream",
     "level_returns",
     "stochastic_policy",
 ]
@@ -49,10 +47,9 @@ __all__ = [
 _MODULES = {
     "LevelDataModule": "level_datamodule",
     "ReplayDataModule": "datamodule",
-    "ReplayStream": "stream",
     "ReturnNormalization": "return_normalization",
-    "RolloutStream": "rollout_stream",
     "UpdateBatches": "stream",
+    "UpdateStream": "stream",
     "level_returns": "level_evaluation",
     "stochastic_policy": "level_evaluation",
 }

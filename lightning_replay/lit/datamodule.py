@@ -4,25 +4,22 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import lightning as L
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 from lightning_replay.lit.environments import make_environment, make_environments
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.pace import Pace
-from lightning_replay.lit.stream import ReplayStream
+from lightning_replay.lit.stream import UpdateStream
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.progress import ReturnProgress
 from lightning_replay.replay import Replay
@@ -30,7 +27,7 @@ from lightning_replay.replay import Replay
 __all__ = ["ReplayDataModule"]
 
 
-class ReplayDataModule(L.LightningDataModule):
+class ReplayDataModule(EnvStepDataModule):
     """Environments and replay of one run: ``updates = floor((env_steps - warmup_steps) * updates_per_env_step)``.
 
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)``: it collects with the agent's
@@ -109,7 +106,6 @@ class ReplayDataModule(L.LightningDataModule):
         self.evaluation_episodes = evaluation_episodes
         self.env_kwargs = dict(env_kwargs or {})
         self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
-        self.updates_done = 0
         self.checkpoint_path: Path | None = None
         if seed is not None:
             replay.seed(seed)
@@ -130,7 +126,6 @@ class ReplayDataModule(L.LightningDataModule):
         )
         self._has_drawn = False
         self._handed_over = False
-        self._limit_val_batches: int | float | None = None
 
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
@@ -141,11 +136,7 @@ class ReplayDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet."""
-        if self.trainer is not None and self.trainer.world_size > 1:
-            raise ValueError(
-                f"the trainer runs {self.trainer.world_size} processes; ReplayDataModule supports one, because each "
-                "would fill a replay of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
-            )
+        self._prepare_trainer(stage, several_would="fill a replay of its own")
         if not hasattr(self, "observation_space"):
             probe = make_environment(self.env, self.env_kwargs)
             if self._tasks:
@@ -153,15 +144,12 @@ class ReplayDataModule(L.LightningDataModule):
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
         if self.trainer is not None:
-            self._limit_validation(stage == TrainerFn.FITTING)
             strategy = self.trainer.strategy
             inner = strategy.checkpoint_io
             inner = inner.wrapped if isinstance(inner, ReplayCheckpointIO) else inner
             strategy.checkpoint_io = ReplayCheckpointIO(inner, self)
             if stage == TrainerFn.FITTING:
                 self._hand_over_surprise()
-            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
-            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
         self._has_drawn = False
 
     def _hand_over_surprise(self) -> None:
@@ -172,61 +160,25 @@ class ReplayDataModule(L.LightningDataModule):
             writer.initial_surprise = measure
             self._handed_over = True
 
-    def _limit_validation(self, is_fitting: bool) -> None:
-        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
-        assert self.trainer is not None
-        if self._limit_val_batches is not None:
-            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
-        if is_fitting:
-            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
-
-    def train_dataloader(self) -> ReplayStream:
+    def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length; a DataLoader's workers would draw from a stale copy of the buffer."""
         steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
-        return ReplayStream(self, steps, self.updates_per_training_step)
+        return UpdateStream(self, steps, self.updates_per_training_step)
 
     def val_dataloader(self) -> EvaluationStream:
         """Evaluation episodes for ``trainer.validate``; during ``fit`` the callback ``Evaluate`` chooses the times."""
         return EvaluationStream(self, self.evaluation_episodes)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The batch itself: :meth:`draw` has put it there, and moving a TensorDict to where it is costs 50 µs."""
-        return batch
 
     @property
     def remaining_updates(self) -> int:
         """Updates until the end of the run."""
         return self.pace.total_updates - self.updates_done
 
-    @property
-    def env_steps_done(self) -> int:
-        """Environment steps collected."""
-        return self.collection.env_steps
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all environment steps are collected and all updates drawn."""
-        return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
-
     def start_epoch(self) -> None:
         """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
-        if self.is_finished:
-            rank_zero_warn(
-                f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. "
-                "Give a larger env_steps to go on, or a new ReplayDataModule to start anew."
-            )
-        elif self.remaining_updates == 0:
+        super().start_epoch()
+        if self.remaining_updates == 0:
             self.collection.collect_until(self.pace.env_steps, self._agent)
-
-    def request_stop(self) -> None:
-        """Called by the stream with the last batch: the trainer ends after it."""
-        if self.trainer is not None:
-            self.trainer.should_stop = True
-
-    @property
-    def _agent(self) -> L.LightningModule:
-        assert self.trainer is not None
-        return self.trainer.lightning_module
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
@@ -259,31 +211,20 @@ class ReplayDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
-        state: dict[str, Any] = {"version": 1, "replay": None, "updates": self.updates_done}
-        state["collection"] = self.collection.state_dict()
-        state["torch_generator"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda_generators"] = torch.cuda.get_rng_state_all()
-        return state
+        return super().state_dict() | {"replay": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
-        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+        if not self._is_fitting:
             return
         assert self.checkpoint_path is not None
         self.replay.load(saved_replay(self.checkpoint_path, state["replay"]))
-        self.updates_done = state["updates"]
-        self.collection.load_state_dict(state["collection"])
-        torch.set_rng_state(state["torch_generator"].cpu())
-        if "cuda_generators" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
+        super().load_state_dict(state)
 
     def teardown(self, stage: str) -> None:
         """Closes the environments; the replay keeps no agent that trains no more."""
-        self.collection.close()
+        super().teardown(stage)
         if self._handed_over:
             writer: Any = self.replay.writer
             writer.initial_surprise = None
             self._handed_over = False
-        if self.trainer is not None:
-            self._limit_validation(False)

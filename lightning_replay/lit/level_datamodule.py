@@ -3,32 +3,28 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
-import lightning as L
-import torch
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
 from lightning_replay.envs.level_check import LEVEL_IDS
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.level_collection import LevelCollection
 from lightning_replay.lit.level_evaluation import LevelEvaluationStream
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.rollout_pace import RolloutPace
-from lightning_replay.lit.rollout_stream import RolloutStream
+from lightning_replay.lit.stream import UpdateStream
 
 __all__ = ["LevelDataModule"]
 
 
-class LevelDataModule(L.LightningDataModule):
+class LevelDataModule(EnvStepDataModule):
     """Rollouts of ``num_envs`` environments, each of whose episodes plays the level that ``levels`` chooses for it.
 
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
@@ -101,11 +97,9 @@ class LevelDataModule(L.LightningDataModule):
         self.held_out_levels = _held_out(held_out_levels)
         self.env_kwargs = dict(env_kwargs or {})
         self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
-        self.updates_done = 0
         self._asynchronous = asynchronous
         self._check = check
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
-        self._limit_val_batches: int | float | None = None
 
     def _make_environments(self, seed: int) -> LevelVectorWrapper:
         make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
@@ -134,75 +128,31 @@ class LevelDataModule(L.LightningDataModule):
                 f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
                 "not among those of the buffer."
             )
-        if self.trainer is not None and self.trainer.world_size > 1:
-            raise ValueError(
-                f"the trainer runs {self.trainer.world_size} processes; LevelDataModule supports one, because each "
-                "would choose levels of its own. Use devices=1, num_nodes=1 (and num_envs for more environments)."
-            )
+        self._prepare_trainer(stage, several_would="choose levels of its own")
         if not hasattr(self, "observation_space"):
             probe = self.make_environment()
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
-        if self.trainer is not None:
-            self._limit_validation(stage == TrainerFn.FITTING)
-            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
-            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
-    def _limit_validation(self, is_fitting: bool) -> None:
-        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
-        assert self.trainer is not None
-        if self._limit_val_batches is not None:
-            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
-        if is_fitting:
-            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
-
-    def train_dataloader(self) -> RolloutStream:
+    def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length, so that each rollout is collected with the newest policy."""
-        return RolloutStream(self, self.rollouts_per_epoch)
+        return UpdateStream(self, self.rollouts_per_epoch)
 
     def val_dataloader(self) -> LevelEvaluationStream:
         """The held-out levels for ``trainer.validate``; during ``fit`` ``GeneralizationGap`` plays them."""
         return LevelEvaluationStream(self)
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The rollout itself: :meth:`draw` has put it there."""
-        return batch
 
     @property
     def remaining_updates(self) -> int:
         """Rollouts until the end of the run."""
         return self.pace.updates_after(self.env_steps_done)
 
-    @property
-    def env_steps_done(self) -> int:
-        """Environment steps collected."""
-        return self.collection.env_steps
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all environment steps are collected."""
-        return self.remaining_updates == 0
-
-    def start_epoch(self) -> None:
-        """Called by the stream: says so where a run has nothing left to do."""
-        if self.is_finished:
-            rank_zero_warn(
-                f"all {self.pace.env_steps} env_steps are collected; nothing is left to train. Give a larger env_steps "
-                "to go on, or a new LevelDataModule to start anew."
-            )
-
-    def request_stop(self) -> None:
-        """Called by the stream with the last rollout: the trainer ends after it."""
-        if self.trainer is not None:
-            self.trainer.should_stop = True
-
     def draw(self) -> TensorDictBase:
         """Collects the next rollout ``[num_envs, T]``, scores its levels, and returns it on the agent's device.
 
         Its keys are those of :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
         """
-        assert self.trainer is not None
-        agent = self.trainer.lightning_module
+        agent = self._agent
         rollout = self.collection.collect(agent, self.pace.length_after(self.env_steps_done))
         update_rollout(self.levels, rollout, rollout["level_id"])
         if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
@@ -212,17 +162,11 @@ class LevelDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Levels, clocks and generators: tensors and plain values only."""
-        state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "levels": self.levels.state_dict()}
-        state["num_envs"] = self.pace.num_envs
-        state["collection"] = self.collection.state_dict()
-        state["torch_generator"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda_generators"] = torch.cuda.get_rng_state_all()
-        return state
+        return super().state_dict() | {"levels": self.levels.state_dict(), "num_envs": self.pace.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores levels, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
-        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+        if not self._is_fitting:
             return
         if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
             raise ValueError(
@@ -232,17 +176,7 @@ class LevelDataModule(L.LightningDataModule):
         self.levels.load_state_dict(state["levels"])
         for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
             self.levels.abandon(actor)
-        self.updates_done = state["updates"]
-        self.collection.load_state_dict(state["collection"])
-        torch.set_rng_state(state["torch_generator"].cpu())
-        if "cuda_generators" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
-
-    def teardown(self, stage: str) -> None:
-        """Closes the environments."""
-        self.collection.close()
-        if self.trainer is not None:
-            self._limit_validation(False)
+        super().load_state_dict(state)
 
 
 def _held_out(levels: int | Sequence[int]) -> list[int]:

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training data as Lightning sees it: an epoch of batches, each drawn when it is asked for."""
+"""The training data as Lightning sees it: an epoch of batches or rollouts, each drawn when it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tensordict import TensorDictBase
 from torch import Tensor
 
 if TYPE_CHECKING:
     from lightning_replay.lit.datamodule import ReplayDataModule
+    from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 
-__all__ = ["ReplayStream", "UpdateBatches", "signals_of"]
+__all__ = ["UpdateBatches", "UpdateStream", "signals_of"]
 
 _SIGNALS = ("surprise", "action_values", "action")
 
@@ -50,8 +51,8 @@ class UpdateBatches:
         self._source.update_priority(batch, td_error, **signals_of(outputs))
 
 
-class ReplayStream:
-    """One epoch. It has a length, so that Lightning draws each batch only after the last one's priorities are in.
+class UpdateStream:
+    """One epoch. It has a length, so that Lightning asks for a batch only once the agent has learned from the last.
 
     Args:
         source: the data module that collects and draws.
@@ -59,7 +60,7 @@ class ReplayStream:
         updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
     """
 
-    def __init__(self, source: ReplayDataModule, length: int, updates_per_step: int = 1) -> None:
+    def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
         self._source = source
         self._length = length
         self._updates_per_step = updates_per_step
@@ -79,7 +80,7 @@ class ReplayStream:
             if self._updates_per_step == 1:
                 yield source.draw()
             else:
-                yield UpdateBatches(source, min(self._updates_per_step, remaining))
+                yield UpdateBatches(cast("ReplayDataModule", source), min(self._updates_per_step, remaining))
                 if source.remaining_updates == remaining:
                     raise RuntimeError(
                         f"training_step drew none of its {self._updates_per_step} batches. With "
@@ -102,6 +103,6 @@ class ReplayStream:
 
 def _not_for_data_loaders() -> RuntimeError:
     return RuntimeError(
-        "a ReplayStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay made "
-        "at the start. Hand the ReplayDataModule (or the stream itself) to the trainer."
+        "an UpdateStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay and of "
+        "the policy made at the start. Hand the data module (or the stream itself) to the trainer."
     )

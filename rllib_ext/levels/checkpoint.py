@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +10,10 @@ from pyarrow import fs
 from ray import cloudpickle
 
 from lightning_replay.state_files import read_state, write_state
+from rllib_ext.checkpoint_folders import folder_to_read, folder_to_write
 
 if TYPE_CHECKING:
     from rllib_ext.levels.remote import RemoteLevels
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "levels"
 
@@ -55,15 +52,8 @@ class CheckpointedLevels:
         """
         state = self._levels.whole_state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
-        if path is not None and filesystem is None:
-            filesystem, _ = fs.FileSystem.from_uri(str(path))
-        folder = Path(saved) / FOLDER
-        if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
+        with folder_to_write(path, filesystem, saved, FOLDER) as (folder, _):
             write_state(folder, state)
-        else:
-            with tempfile.TemporaryDirectory() as local:
-                write_state(local, state)
-                fs.copy_files(local, folder.as_posix(), destination_filesystem=filesystem)
         return saved
 
     def restore_from_path(
@@ -97,20 +87,12 @@ class CheckpointedLevels:
             self._levels.load_whole_state(state)
 
     def _read(self, path: str | Path, filesystem: fs.FileSystem | None) -> dict[str, Any]:
-        location = str(path)
-        if filesystem is None:
-            filesystem, location = fs.FileSystem.from_uri(location)
-        folder = Path(location) / FOLDER
-        if filesystem.get_file_info(folder.as_posix()).type == fs.FileType.NotFound:
-            raise FileNotFoundError(
-                f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure_levels, or the folder is gone. "
-                "Nothing was restored; restore_levels=False restores the algorithm alone"
-            )
-        if isinstance(filesystem, fs.LocalFileSystem):
+        with folder_to_read(path, filesystem, FOLDER) as folder:
+            if not folder.is_dir():
+                raise FileNotFoundError(
+                    f"{path} holds no {FOLDER}: it was saved without rllib_ext.configure_levels, or the folder is "
+                    "gone. Nothing was restored; restore_levels=False restores the algorithm alone"
+                )
             state = read_state(folder)
-        else:
-            with tempfile.TemporaryDirectory() as local:
-                fs.copy_files(folder.as_posix(), local, source_filesystem=filesystem)
-                state = read_state(local)
         cloudpickle.loads(self._packed).load_state_dict(state["levels"])
         return state

@@ -10,7 +10,7 @@ import lightning as L
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
-from lightning_replay.lit.env_step_source import source_of
+from lightning_replay.lit.env_step_datamodule import source_of
 from lightning_replay.pictures import import_pyplot
 
 __all__ = ["LearningCurve", "draw_learning_curves"]

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from lightning_replay.lit.env_step_source import EnvStepSource, source_of
+from lightning_replay.lit.env_step_datamodule import EnvStepDataModule, source_of
 
 __all__ = ["ReplayProgressBar"]
 
@@ -47,7 +47,7 @@ class ReplayProgressBar(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Opens the bar."""
         source = trainer.datamodule  # type: ignore[attr-defined]
-        if not self._is_enabled or not isinstance(source, EnvStepSource):
+        if not self._is_enabled or not isinstance(source, EnvStepDataModule):
             return
         self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
         self._last_updates, self._last_time = source.updates_done, time.perf_counter()

@@ -239,7 +239,7 @@ def test_several_processes_are_refused() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
     loader = torch.utils.data.DataLoader(make_data().train_dataloader(), num_workers=num_workers, batch_size=None)
-    with pytest.raises(RuntimeError, match="a RolloutStream cannot be wrapped in a DataLoader"):
+    with pytest.raises(RuntimeError, match="an UpdateStream cannot be wrapped in a DataLoader"):
         next(iter(loader))
 
 

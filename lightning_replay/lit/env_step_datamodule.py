@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the data modules that step environments have in common, whether they replay transitions or levels."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from typing import Any
+
+import gymnasium
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from tensordict import TensorDictBase
+
+__all__ = ["EnvStepDataModule", "source_of"]
+
+
+class EnvStepDataModule(L.LightningDataModule):
+    """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
+
+    Subclasses set ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
+
+    Attributes:
+        updates_done: batches or rollouts handed to the agent.
+    """
+
+    pace: Any
+    collection: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates_done = 0
+        self._limit_val_batches: int | float | None = None
+
+    @abstractmethod
+    def make_environment(self) -> gymnasium.Env:
+        """One more environment of the same kind, for evaluation."""
+
+    @abstractmethod
+    def draw(self) -> TensorDictBase:
+        """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
+
+    @property
+    @abstractmethod
+    def remaining_updates(self) -> int:
+        """Updates until the end of the run."""
+
+    @property
+    def env_steps_done(self) -> int:
+        """Environment steps collected."""
+        return int(self.collection.env_steps)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all environment steps are collected and all updates drawn."""
+        return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
+
+    def _prepare_trainer(self, stage: str, several_would: str) -> None:
+        """Refuses several processes, which would each do something of their own, and settles validation."""
+        if self.trainer is None:
+            return
+        name = type(self).__name__
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"the trainer runs {self.trainer.world_size} processes; {name} supports one, because each would "
+                f"{several_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+            )
+        self._limit_validation(stage == TrainerFn.FITTING)
+        # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _limit_validation(self, is_fitting: bool) -> None:
+        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
+        assert self.trainer is not None
+        if self._limit_val_batches is not None:
+            self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
+        if is_fitting:
+            self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The batch itself: :meth:`draw` has put it there, and moving a TensorDict to where it is costs 50 µs."""
+        return batch
+
+    def start_epoch(self) -> None:
+        """Called by the stream: says so where a run has nothing left to do."""
+        if self.is_finished:
+            rank_zero_warn(
+                f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
+                f"larger env_steps to go on, or a new {type(self).__name__} to start anew."
+            )
+
+    def request_stop(self) -> None:
+        """Called by the stream with the last batch: the trainer ends after it."""
+        if self.trainer is not None:
+            self.trainer.should_stop = True
+
+    @property
+    def _agent(self) -> L.LightningModule:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    @property
+    def _is_fitting(self) -> bool:
+        """Whether a checkpoint that is loaded is gone on from; other stages need the weights alone."""
+        return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clocks and generators: tensors and plain values only."""
+        state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "collection": self.collection.state_dict()}
+        state["torch_generator"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda_generators"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+        self.updates_done = state["updates"]
+        self.collection.load_state_dict(state["collection"])
+        torch.set_rng_state(state["torch_generator"].cpu())
+        if "cuda_generators" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
+
+    def teardown(self, stage: str) -> None:
+        """Closes the environments."""
+        self.collection.close()
+        if self.trainer is not None:
+            self._limit_validation(False)
+
+
+def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
+    """The trainer's data module.
+
+    Raises:
+        TypeError: it counts no environment steps.
+    """
+    source = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(source, EnvStepDataModule):
+        raise TypeError(
+            f"{type(callback).__name__} counts environment steps, which {type(source).__name__} does not; fit with a "
+            "ReplayDataModule or a LevelDataModule."
+        )
+    return source
