@@ -36,6 +36,7 @@ def folder_to_write(
         return
     with tempfile.TemporaryDirectory() as scratch:
         yield Path(scratch), False
+        filesystem.create_dir(folder.as_posix())  # copy_files makes folders inside it alone
         fs.copy_files(scratch, folder.as_posix(), destination_filesystem=filesystem)
 
 

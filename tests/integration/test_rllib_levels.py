@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from pyarrow import fs
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
@@ -211,6 +212,8 @@ def next_choices(state: dict[str, Any]) -> list[int]:
 
 def test_a_checkpoint_holds_the_levels(two_runners: Algorithm, tmp_path: Path) -> None:
     path = two_runners.save_to_path(tmp_path / "checkpoint")
+    elsewhere = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    two_runners.save_to_path("elsewhere", filesystem=elsewhere)
     levels = rllib_ext.level_buffer(two_runners)
     state, stats, rows = levels.state_dict(), levels.stats(), levels.probabilities()
     choices = next_choices(state)
@@ -225,6 +228,8 @@ def test_a_checkpoint_holds_the_levels(two_runners: Algorithm, tmp_path: Path) -
         result = two_runners.train()
     assert result["levels"]["in_flight"] <= 4 + 4  # what was in flight at the save is forgotten
     assert result["levels"]["levels"] >= stats["levels"]
+    two_runners.restore_from_path("elsewhere", filesystem=elsewhere)
+    assert (levels.probabilities() == rows).all()
 
 
 def test_a_lost_env_runner_comes_back_and_plays_levels(two_runners: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
