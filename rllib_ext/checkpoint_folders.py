@@ -59,5 +59,6 @@ def folder_to_read(path: str | Path, filesystem: fs.FileSystem | None, name: str
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / name
         if filesystem.get_file_info(folder.as_posix()).type != fs.FileType.NotFound:
+            copy.mkdir()
             fs.copy_files(folder.as_posix(), str(copy), source_filesystem=filesystem)
         yield copy
