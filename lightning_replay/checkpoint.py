@@ -72,12 +72,20 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
     Returns:
         bytes of the save, and those written now.
 
+    Raises:
+        TypeError: something else than a replay buffer, as a level buffer.
+
     Example:
         >>> import tempfile
         >>> from lightning_replay import load_replay, recipes, save_replay
         >>> replay = recipes.uniform(capacity=100, batch_size=4)
         >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
     """
+    if not isinstance(replay, Replay):
+        raise TypeError(
+            f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
+            "itself: levels.save(path), levels.load(path)"
+        )
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     earlier = _chunks_of(directory) if (directory / MANIFEST).exists() else {}
@@ -228,7 +236,9 @@ def _remove_remains(directory: Path, data: Path) -> None:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     file = directory / MANIFEST
     if not file.exists():
-        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing")
+        other = ". A level buffer is there: levels.load(path) of one built alike reads it"
+        is_other = (directory / VALUES_FILE).exists()
+        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{other * is_other}")
     try:
         manifest = json.loads(file.read_text())
         version = manifest["version"] = int(manifest["version"])

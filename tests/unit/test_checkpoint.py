@@ -17,6 +17,7 @@ from torchrl.envs import Transform
 
 from lightning_replay import checkpoint, chunk_files, load_replay, recipes, save_replay
 from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
+from lightning_replay.levels import LevelBuffer
 from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
 from lightning_replay.state_files import DamagedFileError
@@ -510,6 +511,16 @@ for moment in range(12):
 def test_a_save_killed_in_the_middle_leaves_the_previous_one(tmp_path) -> None:
     """kill -9 at many moments of saves that repeat and share files; whatever is there must load."""
     subprocess.run([sys.executable, "-c", KILLED_SAVES, str(tmp_path)], check=True)
+
+
+def test_level_buffers_save_themselves(tmp_path) -> None:
+    levels = LevelBuffer(4, seed=0)
+    with pytest.raises(TypeError, match="replay is a LevelBuffer.*levels.save"):
+        save_replay(levels, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+    levels.save(tmp_path / "right")
+    with pytest.raises(FileNotFoundError, match="replay.json is missing. A level buffer is there: levels.load"):
+        load_replay(tmp_path / "right")
 
 
 def _flip_a_byte(file) -> None:
