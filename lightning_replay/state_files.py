@@ -85,6 +85,11 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
     """
     try:
         return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
+    except FileNotFoundError as error:
+        raise DamagedFileError(
+            f"no state was saved in {directory}, or not all of it: {error.filename or error} does not exist. Give the "
+            "directory that was written"
+        ) from error
     except (OSError, SafetensorError, ValueError) as error:
         raise DamagedFileError(
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "

@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from lightning_replay.levels.level_buffer import LevelBuffer
+from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.prioritization import Greedy
 
 __all__ = ["LearningProgress", "tscl"]
@@ -34,10 +36,8 @@ class LearningProgress:
     initial_score = 1.0
 
     def __init__(self, window: int = 10, step_size: float = 1.0) -> None:
-        if window < 2:
-            raise ValueError(f"window is {window}; a slope needs at least 2 returns")
-        if not 0.0 < step_size <= 1.0:
-            raise ValueError(f"step_size is {step_size}; it must be in (0, 1]")
+        check_option("window", window, Integral, "a whole number of at least 2, which a slope needs", lowest=2)
+        check_share("step_size", step_size, lowest=ABOVE_ZERO)
         self.window = window
         self.step_size = step_size
         self._returns: dict[int, deque[tuple[int, float]]] = {}

@@ -18,6 +18,7 @@ from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
 from lightning_replay.levels.new_levels import LevelGenerator, levels_and_room
+from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.running_levels import Actor, RunningLevel
 from lightning_replay.levels.scores import L1ValueLoss, Score
@@ -60,6 +61,7 @@ class LevelBuffer(LevelSource):
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
     Raises:
+        TypeError: options of another kind.
         ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
             contradict ``levels``.
 
@@ -92,11 +94,11 @@ class LevelBuffer(LevelSource):
     ) -> None:
         super().__init__()
         self._new, ids, self.capacity = levels_and_room(levels, capacity, generate, is_edited=editor is not None)
-        for name, share in {"replay_probability": replay_probability, "min_fill": min_fill}.items():
-            if share is not None and not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name} is {share}; it must be in [0, 1]")
-        if not 0.0 < score_step_size <= 1.0:
-            raise ValueError(f"score_step_size is {score_step_size}; it must be in (0, 1]")
+        if replay_probability is not None:
+            check_share("replay_probability", replay_probability)
+        check_share("min_fill", min_fill)
+        check_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
+        check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability

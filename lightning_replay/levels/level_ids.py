@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
+
+from lightning_replay.levels.options import check_option
 
 __all__ = ["LEVEL_IDS", "checked_level_id", "checked_level_ids"]
 
@@ -20,11 +23,12 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
 
     Raises:
         ValueError: no level, negative ids, or one twice.
-        TypeError: ids that are no whole numbers.
+        TypeError: ids, or a number of them, that are no whole numbers.
     """
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
     else:
+        check_option("levels", levels, Integral, "distinct whole numbers, or their number for 0, 1, 2, ...")
         ids = list(range(operator.index(levels)))
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")

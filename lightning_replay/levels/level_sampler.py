@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.levels.fractions import fraction
+from lightning_replay.levels.fractions import fraction, seeded_generator
+from lightning_replay.levels.options import check_share
 from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.sum_tree import StalenessTree
 from lightning_replay.state_files import read_state, write_state
@@ -49,6 +50,7 @@ class LevelSampler(Sampler):
         generation: int64 ``[B]``, how many levels each row had before.
 
     Raises:
+        TypeError: a temperature, a weight or a seed that is no number, another prioritization.
         ValueError: a temperature or a weight out of its range.
 
     Example:
@@ -77,11 +79,9 @@ class LevelSampler(Sampler):
                 f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
                 "of lightning_replay.levels"
             )
-        if not 0.0 <= staleness_weight <= 1.0:
-            raise ValueError(f"staleness_weight is {staleness_weight}; it is a share of probability, in [0, 1]")
+        check_share("staleness_weight", staleness_weight)
         self.staleness_weight = staleness_weight
-        self.generator = torch.Generator()
-        self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self.generator = seeded_generator(seed)
         self.episodes = 0
         self._order = (prioritization or Rank()).bind(score_temperature)
         self._staleness = StalenessTree()

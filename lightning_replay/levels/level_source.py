@@ -45,6 +45,14 @@ class LevelSource(ABC):
     def __len__(self) -> int:
         """Levels with a score."""
 
+    def __bool__(self) -> bool:
+        """``True``, also while no level has a score: ``levels or others`` means these."""
+        return True
+
+    def __repr__(self) -> str:
+        known = "levels without end" if self.count is None else f"{self.count} levels"
+        return f"{type(self).__name__}({known}, {len(self)} with a score, {self.episodes} episodes)"
+
     def next_level(self, actor: Actor) -> int:
         """The level an actor plays from now on; all levels become one episode older.
 
@@ -110,8 +118,9 @@ class LevelSource(ABC):
             The level's new score, if the episode is done and scored.
 
         Raises:
+            TypeError: steps that are no TensorDict.
             ValueError: the actor does not play this level; steps that are none, NaN, or of several episodes; a score
-                that is NaN. Nothing is changed.
+                function that fails or gives NaN. Nothing is changed.
         """
         episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)
@@ -186,11 +195,13 @@ class LevelSource(ABC):
         Raises:
             ValueError: the state is of another format, another class or other levels.
         """
-        if state.get("version") != _FORMAT or state.get("kind") != type(self).__name__:
+        if state.get("kind") != type(self).__name__:
             raise ValueError(
-                f"the state is version {state.get('version')} of a {state.get('kind')}; this is a "
-                f"{type(self).__name__} and reads version {_FORMAT}"
+                f"the state is that of a {state.get('kind')}; this is a {type(self).__name__}. Load it into the "
+                "class that it was saved by"
             )
+        if state.get("version") != _FORMAT:
+            raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
         expected = set(self.state_dict())
         if set(state) != expected:
             raise ValueError(

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
+from lightning_replay.levels.options import check_option
 
 __all__ = [
     "GeneratedLevels",
@@ -241,12 +244,15 @@ def levels_and_room(
         is_edited: whether levels are made from others, for which there must be no end of them.
 
     Raises:
+        TypeError: a capacity that is no whole number.
         ValueError: arguments that contradict each other, or what :func:`checked_level_ids` refuses.
     """
     if levels is None:
-        if capacity is None or capacity < 1:
-            raise ValueError(f"capacity is {capacity}; levels without end need one of at least 1, or give levels=...")
-        return GeneratedLevels(generate), [], capacity
+        accepted = "a whole number of at least 1 for levels without end, or give levels=..."
+        if capacity is None:
+            raise ValueError(f"capacity is None; it must be {accepted}")
+        check_option("capacity", capacity, Integral, accepted, lowest=1)
+        return GeneratedLevels(generate), [], operator.index(capacity)
     ids = checked_level_ids(levels)
     if capacity is not None and capacity != len(ids):
         raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Self
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from sortedcontainers import SortedList
 
 from lightning_replay.levels.fractions import fraction
+from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.sum_tree import SumTree
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
@@ -36,13 +38,11 @@ class Prioritization(ABC):
             score_temperature: β of the paper, above 0; :class:`Greedy` needs none.
 
         Raises:
-            ValueError: the temperature is not above 0.
+            TypeError: the temperature is no number.
+            ValueError: it is not above 0.
         """
-        if not 0.0 < score_temperature < math.inf:
-            raise ValueError(
-                f"score_temperature is {score_temperature}; it must be above 0. For the highest score alone use "
-                "prioritization=Greedy()"
-            )
+        accepted = "a number above 0; for the highest score alone use prioritization=Greedy()"
+        check_option("score_temperature", score_temperature, Real, accepted, lowest=ABOVE_ZERO)
         bound = copy.copy(self)
         bound.score_temperature = score_temperature
         bound.fill(np.zeros(0), np.zeros(0, np.int64))
@@ -136,8 +136,7 @@ class Greedy(_Ordered):
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:
-        if not 0.0 <= epsilon <= 1.0:
-            raise ValueError(f"epsilon is {epsilon}; it must be in [0, 1]")
+        check_share("epsilon", epsilon)
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:

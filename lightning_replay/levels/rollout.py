@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.levels.key_names import key_names
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.running_levels import Actor
 
@@ -58,7 +59,7 @@ def segments(
         )
     steps = rollout.select(*_KEYS, strict=False).cpu()
     if steps.get(("next", "done"), None) is None:
-        raise ValueError(f"the rollout has no ('next', 'done'); it has {sorted(map(str, rollout.keys(True, True)))}")
+        raise ValueError(f"the rollout has no ('next', 'done'); it has {key_names(rollout)}")
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()
     for row, actor in enumerate(names):

@@ -84,8 +84,8 @@ class RunningLevels:
                 "episode starts"
             )
         raise ValueError(
-            f"actor {actor!r} does not play level {level_id}; it plays {[one.level_id for one in episodes]}. Name the "
-            "level under which the steps were made, and give each episode's end once"
+            f"actor {actor!r} does not play level {level_id!r}; it plays {[one.level_id for one in episodes]}. Name "
+            "the level under which the steps were made, and give each episode's end once"
         )
 
     def end(self, actor: Actor, episode: RunningLevel) -> None:

@@ -16,6 +16,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.levels.key_names import key_names
+from lightning_replay.levels.options import check_share
 from lightning_replay.levels.score_functions import (
     gae,
     generalized_advantages,
@@ -65,7 +67,7 @@ class ValueScore(ABC):
     """
 
     def __init__(self, discount: float = 0.999) -> None:
-        _check_share("discount", discount)
+        check_share("discount", discount)
         self.discount = discount
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -87,7 +89,7 @@ class _AdvantageScore(ValueScore):
 
     def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
         super().__init__(discount)
-        _check_share("gae_lambda", gae_lambda)
+        check_share("gae_lambda", gae_lambda)
         self.gae_lambda = gae_lambda
 
 
@@ -183,25 +185,17 @@ class MaxMC:
 
 
 def _value_columns(steps: TensorDictBase) -> ValueColumns:
-    following = steps.get("next", None)
-    if following is None:
-        raise KeyError(f"a segment has no 'next'; it has {sorted(steps.keys())}. Give TorchRL's layout")
     return ValueColumns.of(
-        reward=_leaf(following, "reward"),
+        reward=_leaf(steps, ("next", "reward")),
         state_value=_leaf(steps, "state_value"),
-        next_state_value=_leaf(following, "state_value"),
-        terminated=_leaf(following, "terminated"),
-        done=_leaf(following, "done"),
+        next_state_value=_leaf(steps, ("next", "state_value")),
+        terminated=_leaf(steps, ("next", "terminated")),
+        done=_leaf(steps, ("next", "done")),
     )
 
 
-def _leaf(steps: TensorDictBase, key: str) -> Tensor:
+def _leaf(steps: TensorDictBase, key: str | tuple[str, str]) -> Tensor:
     leaf = steps.get(key, None)
     if leaf is None:
-        raise KeyError(f"the score needs {key!r}, which the segment lacks; it has {sorted(map(str, steps.keys(True)))}")
+        raise KeyError(f"the score needs {key!r}, which the segment lacks; it has {key_names(steps)}")
     return leaf
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} is {value}; it must be in [0, 1]")

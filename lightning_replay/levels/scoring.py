@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from lightning_replay.levels import score_functions
+from lightning_replay.levels import score_functions, scores
 from lightning_replay.levels.best_returns import BestReturns
+from lightning_replay.levels.key_names import key_names
 from lightning_replay.levels.running_levels import RunningLevel
 from lightning_replay.levels.scores import Score, ValueScore
 from lightning_replay.levels.segment import Segment
@@ -74,14 +75,14 @@ class Scoring:
             Its score, if it is done.
 
         Raises:
-            ValueError: the score is not finite; nothing is changed.
+            ValueError: the score is not finite, or its function fails; nothing is changed.
         """
         episode_return = episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
             score = None
             if is_done:
-                score = self._of_episodes.of_episode(episode.level_id, episode.started, episode_return)
-                _check_finite(score, episode.level_id)
+                given = self._of_episodes.of_episode(episode.level_id, episode.started, episode_return)
+                score = _finite(given, episode.level_id)
             episode.episode_return = episode_return
             return score
         mean = self._mean(episode, segment, episode_return, is_done)
@@ -97,13 +98,17 @@ class Scoring:
             best = self._best_returns.of(episode.level_id, episode_return, is_done)
             steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
         if isinstance(self._of_segments, ValueScore) and segment.columns is not None:
-            mean: Any = self._of_segments.of_columns(segment.columns)
-        else:
+            return _finite(self._of_segments.of_columns(segment.columns), episode.level_id)
+        try:
             mean = self._of_segments(steps)
-        if isinstance(mean, torch.Tensor) and mean.numel() != 1:
-            raise ValueError(f"the score function gave a tensor of shape {list(mean.shape)}; it must give one number")
-        _check_finite(float(mean), episode.level_id)
-        return float(mean)
+        except (KeyError, TypeError, ValueError) as error:
+            if type(self._of_segments).__module__ == scores.__name__:  # what these say is clear
+                raise
+            raise ValueError(
+                f"the score function {self._of_segments!r} failed on the steps of level {episode.level_id}: {error!r}. "
+                f"They have the keys {key_names(steps)}"
+            ) from error
+        return _finite(mean, episode.level_id)
 
     def forget(self, level_id: int) -> None:
         """Forgets what is remembered of a level that is neither kept nor played."""
@@ -130,6 +135,14 @@ class Scoring:
             self._of_episodes.load_state_dict(state["of_episodes"])
 
 
-def _check_finite(score: float, level_id: int) -> None:
+def _finite(given: Any, level_id: int) -> float:
+    """What a score gave, as a number."""
+    if isinstance(given, torch.Tensor) and given.numel() != 1:
+        raise ValueError(f"the score function gave a tensor of shape {list(given.shape)}; it must give one number")
+    try:
+        score = float(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"the score function gave {given!r}; it must give one number") from None
     if not math.isfinite(score):
         raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
+    return score

@@ -9,6 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.levels.key_names import key_names
 from lightning_replay.levels.value_columns import ValueColumns
 
 __all__ = ["Segment"]
@@ -28,10 +29,14 @@ class Segment:
         columns: rewards and values, ``None`` where the steps have not all of them, one number each.
 
     Raises:
-        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, or another end than said.
+        TypeError: no TensorDict.
+        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, or another end than said;
+            a last step that is done, but neither terminated nor truncated, where both columns are there.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
+        if not isinstance(steps, TensorDictBase):
+            raise TypeError(f"steps are a {type(steps).__name__}; give a TensorDict [T] of steps of one episode")
         if steps.ndim != 1 or steps.shape[0] == 0:
             raise ValueError(
                 f"steps have shape {list(steps.shape)}; give a TensorDict [T] of at least one step of one episode"
@@ -43,8 +48,8 @@ class Segment:
         reward = None if following is None else _numbers(following, "reward")
         if done is None or reward is None:
             raise ValueError(
-                f"steps have the keys {sorted(map(str, steps.keys(True)))}; ('next', 'done') and ('next', 'reward') "
-                "are needed, in TorchRL's layout"
+                f"steps have the keys {key_names(steps)}; ('next', 'done') and ('next', 'reward') are needed, in "
+                "TorchRL's layout"
             )
         if len(done) != self.length or len(reward) != self.length:
             raise ValueError(
@@ -80,6 +85,11 @@ def _check_ends(done: list[bool], flags: dict[str, list[bool] | None], episode_d
             raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
     if bool(done[-1]) != bool(episode_done):
         raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
+    if done[-1] and all(flags.values()) and not any(column and column[-1] for column in flags.values()):
+        raise ValueError(
+            "the last step is done and neither terminated nor truncated; say which, for only after a truncation does "
+            "the value of what follows count"
+        )
     if any(done[:-1]):
         raise ValueError(
             f"an episode ends at step {done.index(True)} of {len(done)}; the steps after it belong to another episode. "

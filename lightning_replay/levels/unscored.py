@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from lightning_replay.levels.fractions import seeded_generator
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.new_levels import fingerprint
@@ -99,8 +100,7 @@ class UniformLevels(_Unscored):
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
         super().__init__(levels)
-        self.generator = torch.Generator()
-        self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self.generator = seeded_generator(seed)
 
     def _choose(self) -> int:
         drawn = int(torch.randint(LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator))

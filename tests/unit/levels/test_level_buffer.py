@@ -325,3 +325,11 @@ def test_the_gate_opens_at_its_share_and_not_one_level_later():
     for level_id in range(55):
         play(levels, level_id, 0.5)
     assert levels.next_level(0) < 55
+
+
+def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
+    levels = buffer()
+    assert levels and UniformLevels(None), "`levels or others` means these"
+    play(levels, 3, 0.5)
+    assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
+    assert repr(UniformLevels(None)) == "UniformLevels(levels without end, 0 with a score, 0 episodes)"

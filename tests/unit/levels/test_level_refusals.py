@@ -11,6 +11,7 @@ import torch
 
 from lightning_replay.levels import Greedy, LevelBuffer, SequentialLevels, UniformLevels, tscl
 from lightning_replay.levels import scores as level_scores
+from lightning_replay.state_files import DamagedFileError
 from tests.level_steps import buffer, column, first_reward, play, scored, segment
 
 
@@ -26,7 +27,7 @@ from tests.level_steps import buffer, column, first_reward, play, scored, segmen
         ({"capacity": 0}, "capacity is 0"),
         ({"levels": 5, "capacity": 3}, "capacity is 3 for 5 given levels"),
         ({"levels": 5, "editor": lambda parent, generator: 1}, "leave levels out"),
-        ({"levels": 5, "score_temperature": 0.0}, "score_temperature is 0.0; it must be above 0.*Greedy"),
+        ({"levels": 5, "score_temperature": 0.0}, "score_temperature is 0.0; it must be a number above 0.*Greedy"),
         ({"levels": 5, "score_temperature": math.nan}, "score_temperature is nan"),
         ({"levels": 5, "staleness_weight": 1.5}, "staleness_weight is 1.5"),
         ({"levels": 5, "staleness_weight": -0.1}, "staleness_weight is -0.1"),
@@ -38,6 +39,40 @@ from tests.level_steps import buffer, column, first_reward, play, scored, segmen
 def test_options_that_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LevelBuffer(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score_temperature": "a"}, "score_temperature is 'a'; it must be a number above 0"),
+        ({"staleness_weight": None}, r"staleness_weight is None; it must be a number in \[0, 1\]"),
+        ({"staleness_weight": True}, "staleness_weight is True"),
+        ({"replay_probability": "x"}, "replay_probability is 'x'; it must be a number"),
+        ({"min_fill": None}, "min_fill is None; it must be a number"),
+        ({"score_step_size": [1]}, r"score_step_size is \[1\]; it must be a number in \(0, 1\]"),
+        ({"levels": None, "capacity": 4.5}, "capacity is 4.5; it must be a whole number of at least 1"),
+        ({"seed": "x"}, "seed is 'x'; it must be a whole number.*or None"),
+        ({"train_on_new_levels": "no"}, "train_on_new_levels is 'no'; it must be True or False"),
+        ({"levels": True}, "levels is True; it must be distinct whole numbers, or their number"),
+        ({"levels": 4.5}, "levels is 4.5; it must be distinct whole numbers, or their number"),
+    ],
+)
+def test_options_of_another_kind_are_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        LevelBuffer(**{"levels": 5, **options})
+
+
+def test_options_of_other_classes_are_refused_by_name():
+    with pytest.raises(TypeError, match="epsilon is 'x'; it must be a number"):
+        Greedy("x")
+    with pytest.raises(TypeError, match="window is 2.5; it must be a whole number of at least 2"):
+        tscl(5, window=2.5)
+    with pytest.raises(TypeError, match="discount is None; it must be a number"):
+        level_scores.L1ValueLoss(None)
+    with pytest.raises(TypeError, match="seed is 1.5"):
+        UniformLevels(5, seed=1.5)
+    with pytest.raises(ValueError, match="seed is 18446744073709551616; it must be a whole number that fits"):
+        UniformLevels(5, seed=2**64)
 
 
 def test_types_that_are_refused():
@@ -74,9 +109,23 @@ def cut_short_before_its_end():
         (0, 4, scored(0.5, length=2).repeat(2), True, "an episode ends at step 1 of 4"),
         (0, 4, scored(math.nan), True, "reward of the segment is NaN"),
         (0, 4, segment([1.0], [math.inf]), True, "state_value of the segment is NaN or infinite"),
-        (0, 4, scored(0.5).exclude(("next", "done")), True, r"\('next', 'done'\)"),
+        (
+            0,
+            4,
+            scored(0.5).exclude(("next", "done")),
+            True,
+            r"keys state_value, \('next', 'reward'\), .*truncated'\); \('next', 'done'\)",
+        ),
         (0, 4, segment([1.0], logits=[[math.nan, 0.0]]), True, "logits of the segment are NaN"),
         (0, 4, cut_short_before_its_end(), True, "a step is truncated and not done"),
+        (
+            0,
+            4,
+            segment([1.0]).set(("next", "terminated"), torch.zeros(1) > 0),
+            True,
+            "neither terminated nor truncated",
+        ),
+        (0, "4", scored(0.5), True, r"does not play level '4'; it plays \[4\]"),
         (0, 4, segment([1.0] * 2).set(("next", "reward"), torch.zeros(2, 2)), True, r"give \[T\] or \[T, 1\]"),
     ],
 )
@@ -88,6 +137,36 @@ def test_updates_that_are_refused_change_nothing(actor, level_id, steps, done, m
         levels.update(actor, level_id, steps, episode_done=done)
     assert str(levels.state_dict()) == str(before)
     assert levels.update(0, 4, scored(0.5), episode_done=True) == 0.5
+
+
+@pytest.mark.parametrize("steps", [None, {"state_value": torch.zeros(1)}, torch.zeros(1)])
+def test_steps_that_are_no_tensordict_are_refused(steps):
+    levels = buffer()
+    levels.start(0, 4)
+    with pytest.raises(TypeError, match=f"steps are a {type(steps).__name__}; give a TensorDict"):
+        levels.update(0, 4, steps, episode_done=True)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda steps: "high", "the score function gave 'high'; it must give one number"),
+        (lambda steps: None, "the score function gave None; it must give one number"),
+        (
+            lambda steps: steps["goal"],
+            "the score function .* failed on the steps of level 4: KeyError.*goal.*state_value",
+        ),
+        (lambda steps: 1 + "a", "the score function .* failed on the steps of level 4: TypeError"),
+        (lambda steps: float("a"), "the score function .* failed on the steps of level 4: ValueError"),
+    ],
+)
+def test_a_score_function_that_fails_is_said_to_be_it(score, message):
+    levels = buffer(score=score)
+    levels.start(0, 4)
+    before = str(levels.state_dict())
+    with pytest.raises(ValueError, match=message):
+        levels.update(0, 4, scored(0.5), episode_done=True)
+    assert str(levels.state_dict()) == before
 
 
 def test_a_score_that_is_no_number_is_refused_and_changes_nothing():
@@ -135,12 +214,19 @@ def test_states_of_other_buffers_are_refused():
         buffer(range(1, 11)).load_state_dict(state)
     with pytest.raises(ValueError, match="known set"):
         LevelBuffer(capacity=10).load_state_dict(state)
-    with pytest.raises(ValueError, match="a LevelBuffer; this is a UniformLevels"):
+    with pytest.raises(ValueError, match="that of a LevelBuffer; this is a UniformLevels"):
         UniformLevels(10).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state has version 0; 1 can be read"):
+        buffer().load_state_dict(state | {"version": 0})
     with pytest.raises(ValueError, match="not those this was built with"):
         UniformLevels([7, 8]).load_state_dict(UniformLevels([1, 2]).state_dict())
     with pytest.raises(ValueError, match="levels is None"):
         SequentialLevels(None)
+
+
+def test_a_place_where_nothing_was_saved_is_said_to_be_empty(tmp_path):
+    with pytest.raises(DamagedFileError, match="no state was saved in .*nowhere.*does not exist"):
+        buffer().load(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("other", [tscl(10).state_dict(), LevelBuffer(10).state_dict() | {"capacity": 3}, None])
