@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = [
     "LEVEL_IDS",
     "checked_level",
     "checked_probes",
+    "require_call",
+    "require_level_source",
     "require_levels_by_seed",
     "require_levels_to_show",
     "require_no_autoreset",
@@ -38,6 +41,40 @@ def checked_level(level_id: Any) -> int:
     if isinstance(level_id, bool) or not isinstance(level_id, int | np.integer) or not 0 <= level_id < LEVEL_IDS:
         raise ValueError(f"level id is {level_id!r}; the ids of levels are integers from 0 to 2**31 - 1")
     return int(level_id)
+
+
+def require_level_source(levels: Any) -> None:
+    """Raises ``TypeError`` for anything that chooses no levels."""
+    if not callable(getattr(levels, "next_level", None)):
+        raise TypeError(
+            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
+            "lightning_replay.levels, which say the level each sub-environment plays next"
+        )
+
+
+def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: Any) -> None:
+    """Refuses what cannot be called with these arguments; what tells nothing of its arguments is believed.
+
+    Args:
+        function: to be called later; it is not called here.
+        name: how the error calls it.
+        accepted: how the error ends.
+        *args: of the later call.
+        **kwargs: of the later call.
+
+    Raises:
+        TypeError: no function, or one of other arguments.
+    """
+    if not callable(function):
+        raise TypeError(f"{name} is {function!r}, which cannot be called; {accepted}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name} takes {signature} ({error}); {accepted}") from None
 
 
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:

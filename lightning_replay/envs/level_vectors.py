@@ -15,6 +15,7 @@ from gymnasium.vector.utils import iterate
 from lightning_replay.envs.level_check import (
     checked_level,
     checked_probes,
+    require_level_source,
     require_levels_by_seed,
     require_levels_to_show,
     require_no_autoreset,
@@ -58,6 +59,7 @@ class LevelVectorWrapper(VectorWrapper):
         final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
+        TypeError: levels that choose none.
         ValueError: a vector environment that resets itself or is told levels by seed but has ``set_level``; as many
             actors as there are not sub-environments; an environment that ignores its level.
 
@@ -83,6 +85,7 @@ class LevelVectorWrapper(VectorWrapper):
         check: bool | Sequence[int] = True,
     ) -> None:
         super().__init__(env)
+        require_level_source(levels)
         require_no_autoreset(env)
         require_levels_by_seed(env)
         self.levels = levels

@@ -6,13 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from lightning_replay.envs.level_check import checked_level, checked_probes, require_levels_to_show
+from lightning_replay.envs.level_check import (
+    checked_level,
+    checked_probes,
+    require_call,
+    require_level_source,
+    require_levels_to_show,
+)
 from lightning_replay.envs.level_vectors import LevelVectorWrapper
+from lightning_replay.levels.options import check_option
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
@@ -41,6 +49,8 @@ class LevelWrapper(gymnasium.Wrapper):
         level_id: the level being played, ``None`` before the first reset; in every info too.
 
     Raises:
+        TypeError: a ``next_level`` that needs arguments; a ``set_level`` that does not take a level alone, or without
+            one a ``reset`` that takes no seed.
         ValueError: an environment that ignores its level; an id that is no integer from 0 to ``2**31 - 1``; a reset
             for which nothing chooses a level.
     """
@@ -62,6 +72,14 @@ class LevelWrapper(gymnasium.Wrapper):
         self._probes = checked_probes(check)
         self._named: int | None = None
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
+        if next_level is not None:
+            accepted = "give a function without arguments, such as functools.partial(levels.next_level, actor=0)"
+            require_call(next_level, "next_level", accepted)
+        if self._set_level is not None:
+            require_call(self._set_level, f"set_level of {env}", "it must be a method of the level's id alone", 0)
+        else:
+            accepted = "a level is played by reset(seed=level_id, options=None), or by a method set_level(level_id)"
+            require_call(env.unwrapped.reset, f"reset of {env}", accepted, seed=0, options=None)
 
     def set_level(self, level_id: int) -> None:
         """Names the level of the next reset."""
@@ -132,9 +150,16 @@ def make_level_vector(
             none, and only from below ``if __name__ == "__main__"``.
         seed: of the environments' own generators (plus 0, 1, 2, …) where levels are set by ``set_level``.
         check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
+
+    Raises:
+        TypeError: an environment in place of what makes one, a number that is none, levels that choose none; what
+            :class:`LevelWrapper` refuses.
+        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}; at least one sub-environment is needed")
+    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    require_level_source(levels)
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
     make = partial(gymnasium.make, env) if isinstance(env, str) else env
     seeds = [None if seed is None else seed + row for row in range(num_envs)]
     makers = [partial(_make_level_environment, make, own) for own in seeds]

@@ -167,8 +167,31 @@ def test_set_level_that_a_seed_does_not_reach_is_refused() -> None:
         LevelVectorWrapper(vector, SequentialLevels(9))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((Corridor, 2, [1, 2, 3]), r"levels is \[1, 2, 3\]; accepted are LevelBuffer\(...\), UniformLevels"),
+        ((Corridor, 2, 100), "levels is 100; accepted are LevelBuffer"),
+        ((Corridor, SequentialLevels(9), 2), r"num_envs is SequentialLevels\(9 levels.*; it must be a whole number"),
+        (
+            (Corridor(), 2, SequentialLevels(9)),
+            "env is <.*Corridor object.*; give its id, or a function",
+        ),
+    ],
+)
+def test_arguments_in_the_wrong_place_are_refused_by_name(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make_level_vector(*arguments)
+
+
+def test_a_vector_of_what_chooses_no_levels_is_refused() -> None:
+    vector = SyncVectorEnv([Corridor], autoreset_mode=AutoresetMode.DISABLED)
+    with pytest.raises(TypeError, match="levels is None; accepted are LevelBuffer"):
+        LevelVectorWrapper(vector, None)
+
+
 def test_errors_of_numbers_and_names() -> None:
-    with pytest.raises(ValueError, match="num_envs is 0; at least one"):
+    with pytest.raises(ValueError, match="num_envs is 0; it must be .* at least 1"):
         make_level_vector(Corridor, 0, SequentialLevels(9))
     for actors in ([1], [1, 1], [1, 2, 3]):
         with pytest.raises(ValueError, match="a different name for each of 2 sub-environments"):
