@@ -159,6 +159,7 @@ def draw(levels: LevelBuffer, path: Path) -> None:
     figure, axes = pyplot.subplots(layout="constrained")
     points = axes.scatter(table["staleness"], table["score"], c=distance, s=4 + 3000 * table["probability"], alpha=0.7)
     axes.set(xlabel="staleness (episodes since it was played)", ylabel="score", title="area: chance of being replayed")
+    axes.margins(0.15)  # half of the largest area
     figure.colorbar(points, label="shortest way (steps)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
