@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import traceback
+from argparse import ArgumentError
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["main"]
 
@@ -17,12 +20,14 @@ _DESCRIPTION = """Trains an agent with a replay method; every choice is a class 
   lightning-replay fit -c FILE --data.init_args.env_steps=3000 --print_config
   lightning-replay fit -c FILE --data.init_args.replay=uniform
   lightning-replay fit -c configs/lightning/plr_ppo_multiroom.yaml --data.init_args.levels=UniformLevels
+  lightning-replay fit --data.help=LevelDataModule                lists the options of a class
 
-A recipe's name stands for its class path, lightning_replay.recipes.NAME. One numerical thread is used unless
-OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where cores are shared.
+A recipe's name stands for its class path, lightning_replay.recipes.NAME, and so does the name of a score of levels. One
+numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where
+cores are shared.
 """
 
-_REPLAY_OPTIONS = ("--data.init_args.replay", "--data.replay")
+_REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,6 +55,7 @@ def _run(arguments: Sequence[str]) -> None:
     import lightning as L
     import torch
     from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     # so that these classes are known by their short names
     import lightning_replay.agents
@@ -66,16 +72,50 @@ def _run(arguments: Sequence[str]) -> None:
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
 
-    ReplayCLI(
-        L.LightningModule,
-        L.LightningDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        save_config_kwargs={"overwrite": True},
-        parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION},
-        trainer_defaults={"max_epochs": -1},
-    )
+        def after_instantiate_classes(self) -> None:
+            nonlocal is_begun
+            is_begun = True
+
+    readable = (ArgumentError, ValueError, MisconfigurationException)
+    is_begun = False  # what goes wrong later is no matter of the options, and keeps its traceback
+    try:
+        ReplayCLI(
+            L.LightningModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION, "exit_on_error": False},
+            trainer_defaults={"max_epochs": -1},
+        )
+    except readable as error:
+        key, root = _option_and_cause(error)
+        if is_begun or not isinstance(error if isinstance(error, ArgumentError) else root, readable):
+            raise
+        _refuse(key + " ".join(str(root).split()))
+
+
+def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
+    """What a class or jsonargparse said first, and of which option, ``"data.levels: "``.
+
+    jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
+    """
+    keys: list[str] = []
+    while traceback.extract_tb(error.__traceback__)[-1].filename.split(os.sep)[-2:-1] == ["jsonargparse"]:
+        found = re.match(r'Parser key "([^"]+)":', str(error))
+        if found and keys[-1:] != [found[1]]:
+            keys.append(found[1])
+        following = error.__cause__ or error.__context__
+        if following is None:
+            break
+        error = following
+    return ".".join(keys) + ": " if keys else "", error
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"lightning-replay: error: {sentence.rstrip('.')} (see lightning-replay --help)", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _list_configs() -> None:
@@ -87,25 +127,30 @@ def _list_configs() -> None:
 
 
 def _with_class_paths(arguments: Sequence[str]) -> list[str]:
-    """Replaces ``--data.init_args.replay=NAME`` by the recipe's class path; an unknown name lists the known ones."""
+    """Replaces the name of a recipe or of a score by its class path; an unknown recipe lists the known ones."""
     expanded: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if not equals and expanded and expanded[-1] in _REPLAY_OPTIONS:
-            option, value = "", argument
-        elif option not in _REPLAY_OPTIONS:
-            value = ""
-        if value.isidentifier():
-            argument = f"{option}{equals}lightning_replay.recipes.{_known_recipe(value)}"
-        expanded.append(argument)
+        if equals:
+            expanded.append(f"{option}={_class_path(option, value)}")
+        else:  # perhaps the value of the option before
+            expanded.append(_class_path(expanded[-1], argument) if expanded else argument)
     return expanded
 
 
-def _known_recipe(name: str) -> str:
-    from lightning_replay import recipes
+def _class_path(option: str, value: str) -> str:
+    option = option.replace(".init_args", "")
+    if option == _REPLAY and value.isidentifier():
+        from lightning_replay import recipes
 
-    try:
-        recipes.by_name(name)
-    except ValueError as error:
-        raise SystemExit(f"lightning-replay: error: {error}") from None
-    return name
+        try:
+            recipes.by_name(value)
+        except ValueError as error:
+            _refuse(str(error))
+        return f"lightning_replay.recipes.{value}"
+    if option == _SCORE and value.isidentifier():
+        from lightning_replay.levels import scores
+
+        if value in scores.__all__:
+            return f"lightning_replay.levels.scores.{value}"
+    return value

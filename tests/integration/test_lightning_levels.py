@@ -137,13 +137,66 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
-    [("levels.staleness_wait=0.5", "staleness_wait"), ("levels.staleness_weight=1.5", "staleness_weight is 1.5")],
+    ("options", "said"),
+    [
+        (["data.levels.staleness_wait=0.5"], "data.levels: Option 'staleness_wait' is not accepted"),
+        (["data.levels.score_temperature=0"], "score_temperature is 0.0; it must be"),
+        (["data.levels.score_temperature=hot"], "data.levels.score_temperature: Expected a <class 'float'>. Got value"),
+        (["data.levels.staleness_weight=1.5"], "staleness_weight is 1.5; it must be"),
+        (["data.levels.capacity=100"], "capacity is 100 for 4000 given levels"),
+        (["data.levels.levels=[1, 2, 2]"], "level 2 is given twice"),
+        (["data.levels=Nope"], "data.levels: Expected a dot import path string: Nope"),
+        (["data.levels.score=Nope"], "data.levels.score: Expected a dot import path string: Nope"),
+        (["data.num_envs=0"], "num_envs is 0; it must be at least 1 (see lightning-replay --help)"),
+        (["data.held_out_levels=0"], "held_out_levels is 0; give how many"),
+        (["data.no_option=1"], "data: Option 'no_option' is not accepted"),
+        (["no_option=1"], "unrecognized arguments: --no_option=1"),
+        (["model=lightning_replay.agents.PPPO"], "model: module 'lightning_replay.agents' has no attribute 'PPPO'"),
+        (["config=missing.yaml"], "config: File does not exist"),
+        (["trainer.accelerator=abacus"], "You selected an invalid accelerator name"),
+        (
+            ["trainer.callbacks=lightning_replay.lit.LogLevelStats", "trainer.callbacks.every_n_rollouts=0"],
+            "every_n_rollouts is 0; it must be at least 1",
+        ),
+    ],
 )
-def test_bad_options_are_named(option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises((SystemExit, ValueError)) as end:
-        run_tiny(f"--data.init_args.{option}")
-    assert said in f"{capsys.readouterr().err}{end.value}"
+def test_bad_options_end_in_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "-c", str(config_directory() / FILE), *(f"--{option}" for option in options)])
+    errors = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert [line for line in errors if not line.startswith("Seed set")] == errors[-1:]
+    assert errors[-1].startswith(f"lightning-replay: error: {said}")
+
+
+def test_what_goes_wrong_in_the_run_keeps_its_traceback() -> None:
+    with pytest.raises(ValueError, match="held_out_levels has 1 levels that are trained on"):
+        run_tiny("--data.init_args.held_out_levels=[5]")
+
+
+def test_a_mistake_in_a_class_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from lightning_replay.levels import UniformLevels\n"
+        "class Mine(UniformLevels):\n"
+        "    def __init__(self, levels: int = 3):\n"
+        "        super().__init__(levels.count)\n"
+    )
+    with pytest.raises(ValueError, match="'int' object has no attribute 'count'") as raised:
+        run_tiny("--data.init_args.levels=mine.Mine")
+    assert "mine.py" in str(raised.getrepr())
+
+
+def test_levels_without_end_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    option = "--data.init_args.levels={class_path: LevelBuffer, init_args: {levels: null, capacity: 100}}"
+    levels = printed(capsys, option)["data"]["init_args"]["levels"]["init_args"]
+    assert levels["levels"] is None and levels["capacity"] == 100 and levels["staleness_weight"] == 0.3
+
+
+@pytest.mark.parametrize("given", [["--data.levels.score=MaxMC"], ["--data.init_args.levels.init_args.score", "MaxMC"]])
+def test_a_score_by_its_name(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    levels = printed(capsys, *given)["data"]["init_args"]["levels"]["init_args"]
+    assert levels["score"]["class_path"] == "lightning_replay.levels.scores.MaxMC"
 
 
 def test_without_a_class_path_the_data_module_is_that_of_replay(capsys: pytest.CaptureFixture[str]) -> None:
