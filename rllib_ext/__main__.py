@@ -83,7 +83,8 @@ def _train(options: argparse.Namespace) -> None:
             algorithm.restore_from_path(_location(options.restore))
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
-        print(f"{'env_steps':>9}{'return':>9}{columns[0]:>9}{columns[1]:>10}", flush=True)
+        test = ("held_out", "gap") if levels and config.evaluation_interval else ()
+        print(f"{'env_steps':>9}{'return':>9}{columns[0]:>9}{columns[1]:>10}{_row(test)}", flush=True)
         is_over = False
         while not is_over:
             result = algorithm.train()
@@ -129,11 +130,22 @@ def _of_levels(result: dict[str, Any]) -> tuple[int, float]:
     return result["levels"]["levels"], result["levels"]["episodes"]
 
 
+def _row(values: Sequence[object]) -> str:
+    return "".join(f"{value:>9}" for value in values)
+
+
+def _of_evaluation(result: dict[str, Any]) -> list[str]:
+    """Return on held-out levels and how much higher that on training levels is; nothing where neither was measured."""
+    figures = result.get("evaluation", {}).get("levels", {})
+    found = [figures.get(name) for name in ("held_out_return_mean", "generalization_gap")]
+    return [f"{value:.2f}" for value in found if value is not None]
+
+
 def _print(result: dict[str, Any], held: int, taken: float) -> None:
     runners = result["env_runners"]
     episode_return = runners.get("episode_return_mean", float("nan"))
     steps = runners["num_env_steps_sampled_lifetime"]
-    print(f"{steps:>9.0f}{episode_return:>9.1f}{held:>9}{taken:>10.0f}", flush=True)
+    print(f"{steps:>9.0f}{episode_return:>9.1f}{held:>9}{taken:>10.0f}{_row(_of_evaluation(result))}", flush=True)
 
 
 if __name__ == "__main__":

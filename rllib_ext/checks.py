@@ -28,11 +28,14 @@ def check_algorithm(config: AlgorithmConfig) -> None:
 
     Raises:
         ValueError: with the reason.
+        TypeError: something that is no config.
     """
     from ray.rllib.algorithms.cql import CQL
     from ray.rllib.algorithms.dqn import DQN
     from ray.rllib.algorithms.iql import IQL
 
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted")
     algorithm = config.algo_class
     name = getattr(algorithm, "__name__", str(algorithm))
     if isinstance(algorithm, type) and issubclass(algorithm, CQL | IQL):
@@ -41,7 +44,10 @@ def check_algorithm(config: AlgorithmConfig) -> None:
             ".offline_data(...). Replay buffers work with DQN, SAC and TQC"
         )
     if not (isinstance(algorithm, type) and issubclass(algorithm, DQN)):
-        raise ValueError(f"{name} has no replay buffer on the new API stack; DQN, SAC and TQC have one")
+        raise ValueError(
+            f"{name} has no replay buffer on the new API stack; DQN, SAC and TQC have one. Levels are replayed with "
+            "PPO, APPO and IMPALA, rllib_ext.configure_levels(config, levels)"
+        )
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
             "the config is on the old API stack, whose buffers are given sample batches and not episodes. Remove "

@@ -9,23 +9,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def imported(path: Any, name: str) -> Any:
+def imported(path: Any, name: str, example: str = "lightning_replay.samplers.PrioritizedSampler") -> Any:
     """The class, function or object that ``path`` names.
 
     Args:
         path: dotted, of a module and something in it.
         name: of the option, for messages.
+        example: of a path that fits the option.
 
     Raises:
         ValueError: nothing can be imported from there.
     """
     module, _, attribute = str(path).rpartition(".")
     try:
+        if not module:
+            raise ValueError("it names no module")
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{name} names {path!r}, which cannot be imported ({error}). Give a full path, as "
-            "'lightning_replay.samplers.PrioritizedSampler', of a module that Python finds"
+            f"{example!r}, of a module that Python finds"
         ) from error
 
 

@@ -105,6 +105,7 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     """The algorithm's default config, once the keys that have to be there are."""
     algorithm = sections.get("algorithm")
     levels = algorithm in list(REPLAY_LEVELS)  # it may be unhashable
+    _check_kind(algorithm, levels, sections)
     needed = ("algorithm", "environment", "levels" if levels else "replay", "stop")
     for name in needed:
         if name not in sections:
@@ -114,12 +115,17 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
             raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
     if algorithm not in list(ALGORITHMS):
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
-    other = "replay" if levels else "levels"
-    if other in sections:
-        raise ValueError(
-            f"{algorithm} has no {other}; {', '.join(REPLAY_STEPS)} replay steps, {', '.join(REPLAY_LEVELS)} levels"
-        )
     return ALGORITHMS[str(algorithm)]()
+
+
+def _check_kind(algorithm: Any, levels: bool, sections: Mapping[str, Any]) -> None:
+    """Refuses ``replay`` where the algorithm replays levels, and ``levels`` where it replays steps."""
+    own, other = ("levels", "replay") if levels else ("replay", "levels")
+    takes_other = REPLAY_STEPS if levels else REPLAY_LEVELS
+    if algorithm in list(ALGORITHMS) and other in sections:
+        raise ValueError(
+            f"the key {other} is for {', '.join(takes_other)}; algorithm is {algorithm}, which takes {own} in its place"
+        )
 
 
 def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:

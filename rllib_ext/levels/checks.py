@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -26,6 +27,21 @@ logger = logging.getLogger(__name__)
 
 _PROBED = 8
 _DRAWN = 64
+_MOST_HELD_OUT = 1_000_000  # each is looked up among those trained on
+_TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
+
+
+def check_config(config: AlgorithmConfig) -> None:
+    """Refuses what is no config, such as levels where the config belongs.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(
+            f"config is {config!r}; PPOConfig(), APPOConfig() or IMPALAConfig() is accepted, and after it the levels: "
+            "configure_levels(config, levels)"
+        )
 
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
@@ -98,12 +114,15 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
     Raises:
         ValueError: no level, one twice, or an id that is none.
     """
-    ids: Sequence[int] = range(LEVEL_IDS - levels, LEVEL_IDS) if isinstance(levels, int) else tuple(levels)
-    if not ids or min(ids) < 0 or max(ids) >= LEVEL_IDS or len(set(ids)) < len(ids):
+    if isinstance(levels, int) and not isinstance(levels, bool) and 0 < levels <= _MOST_HELD_OUT:
+        return range(LEVEL_IDS - levels, LEVEL_IDS)
+    ids = tuple(levels) if isinstance(levels, Iterable) else ()
+    if not ids or not all(isinstance(one, Integral) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
         raise ValueError(
-            f"held_out_levels is {levels!r}; give how many, at least 1, or different ids from 0 to 2**31 - 1"
+            f"held_out_levels is {levels!r}; give how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to "
+            "2**31 - 1"
         )
-    return ids
+    return [int(one) for one in ids]
 
 
 def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
@@ -137,14 +156,34 @@ def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
     score = getattr(levels, "score", None)
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
-    for name, value in learned.items():
-        if getattr(score, name, value) != value:
-            logger.warning(
-                "levels are scored with %s %s, the algorithm learns with %s; give score=L1ValueLoss(...) the same",
-                name,
-                getattr(score, name),
-                value,
-            )
+    same = {name: value for name, value in learned.items() if hasattr(score, name)}
+    scored = {name: getattr(score, name) for name in same}
+    if scored != same:
+        logger.warning(
+            "levels are scored with %s, and the algorithm learns with .training(%s). The score is what to change: "
+            "give the level buffer score=%s(%s)",
+            _as_arguments(scored),
+            _as_arguments({_TRAINING[name]: value for name, value in same.items()}),
+            type(score).__name__,
+            _as_arguments(same),
+        )
+
+
+def _as_arguments(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def check_evaluated(config: AlgorithmConfig) -> None:
+    """Warns of held-out levels that nothing will play."""
+    if not _evaluates(config):
+        logger.warning(
+            "held_out_levels are played by evaluation, which is off; turn it on before configure_levels, "
+            ".evaluation(evaluation_interval=..., evaluation_duration=...)"
+        )
+
+
+def _evaluates(config: AlgorithmConfig) -> bool:
+    return bool(config.evaluation_interval or config.evaluation_num_env_runners)
 
 
 def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:
@@ -194,7 +233,7 @@ def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_ou
     environment = LevelWrapper(environment_maker(config)(), check=probes)
     try:
         environment.reset(seed=level_ids[0])
-        if config.evaluation_interval or config.evaluation_num_env_runners:
+        if _evaluates(config):
             _begin_held_out(environment, held_out[-1])
         return environment.action_space
     finally:

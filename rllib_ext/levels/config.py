@@ -18,8 +18,10 @@ from rllib_ext.levels import evaluation, install, playing
 from rllib_ext.levels.checks import (
     check_algorithm,
     check_apart,
+    check_config,
     check_discount,
     check_environment,
+    check_evaluated,
     check_score,
     check_updates,
     checked_held_out,
@@ -31,12 +33,19 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
+_HELD_OUT = 100
+_EXAMPLES = {  # of class paths
+    "levels": "lightning_replay.levels.UniformLevels",
+    "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
+    "levels.prioritization": "lightning_replay.levels.Rank",
+}
+
 
 def configure_levels(
     config: C,
     levels: LevelSource | Mapping[str, Any],
     *,
-    held_out_levels: int | Iterable[int] = 100,
+    held_out_levels: int | Iterable[int] | None = None,
     generalization_gap: bool = True,
     flush: bool = False,
     check_environments: bool = True,
@@ -62,7 +71,8 @@ def configure_levels(
             ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``, and values may be
             class paths too: then a ``seed`` that is not given is the config's, and a ``score`` that is not given the L1
             value loss with the config's ``gamma``, and ``lambda_`` of PPO.
-        held_out_levels: ids that evaluation plays, or how many: then the largest ids there are, below 2^31.
+        held_out_levels: ids that evaluation plays, or how many: then the largest ids there are, below 2^31; 100 if
+            absent. They need ``.evaluation(evaluation_interval=...)``, and are warned of without it.
         generalization_gap: whether evaluations play levels that were trained on too.
         flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
             at most one Learner.
@@ -76,7 +86,7 @@ def configure_levels(
     Raises:
         ValueError: another algorithm, the old API stack, several agents, what the level buffer refuses, an environment
             that ignores its level, held-out levels that are trained on, or too few CPUs (Ray would wait for ever).
-        TypeError: levels that are none.
+        TypeError: levels that are none, or something that is no config.
 
     Example:
         >>> from ray.rllib.algorithms.ppo import PPOConfig
@@ -85,18 +95,21 @@ def configure_levels(
         >>> config.callbacks_on_algorithm_init[0].func.__name__
         'install'
     """
+    check_config(config)
     source = built_levels(levels, config)
     packed = cloudpickle.dumps(source)
     only_scores = not getattr(source, "train_on_new_levels", True) or getattr(source, "editor", None) is not None
     check_algorithm(config, only_scores)
     check_updates(config, flush)
-    held_out = checked_held_out(held_out_levels)
+    held_out = checked_held_out(_HELD_OUT if held_out_levels is None else held_out_levels)
     trial = cloudpickle.loads(packed)
     drawn = draw_levels(trial)
     check_apart(held_out, trial)
     actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
     check_discount(config, source)
+    if held_out_levels is not None:
+        check_evaluated(config)
     if require_cpus:
         check_cpus(config)
     ours = {
@@ -140,10 +153,7 @@ def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfi
         kind: Any = LevelBuffer
         options = dict(levels)
         if "class_path" in options:
-            kind = imported(options.pop("class_path"), "levels")
-            options, beyond = dict(options.pop("init_args", {})), options
-            if beyond:
-                raise ValueError(f"levels has {sorted(beyond)}; beside class_path only init_args is accepted")
+            kind, options = _class_and_arguments(options, "levels")
         accepted = inspect.signature(kind).parameters
         if "seed" in accepted:
             options.setdefault("seed", config.seed)
@@ -162,15 +172,21 @@ def _built(value: Any, name: str) -> Any:
     """The value itself, or the object its class path describes; of a function, the function."""
     if not (isinstance(value, Mapping) and "class_path" in value):
         return value
+    kind, arguments = _class_and_arguments(value, name)
+    if not inspect.isclass(kind):
+        return kind
+    return call(kind, {key: _built(item, f"{name}.{key}") for key, item in arguments.items()}, name)
+
+
+def _class_and_arguments(value: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+    """What a class path names, and its ``init_args``."""
     beyond = set(value) - {"class_path", "init_args"}
     if beyond:
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
-    kind = imported(value["class_path"], name)
-    if not inspect.isclass(kind):
-        return kind
-    return call(
-        kind, {key: _built(item, f"{name}.{key}") for key, item in (value.get("init_args") or {}).items()}, name
-    )
+    arguments = value.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"init_args of {name} is {arguments!r}; arguments by name are accepted")
+    return imported(value["class_path"], name, _EXAMPLES.get(name, _EXAMPLES["levels"])), dict(arguments)
 
 
 def _is_ours(hook: Any) -> bool:

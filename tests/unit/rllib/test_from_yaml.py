@@ -101,9 +101,13 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"algorithm": None}, "the file has no key 'algorithm'"),
         ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
         ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, SAC, TQC, PPO, APPO, IMPALA"),
-        ({"algorithm": "PPO"}, "the file has no key 'levels'; algorithm, environment, levels and stop are needed"),
-        ({"algorithm": "PPO", "levels": {"levels": 9}}, "PPO has no replay; DQN, SAC, TQC replay steps, PPO, APPO"),
-        ({"levels": {"levels": 9}}, "DQN has no levels; DQN, SAC, TQC replay steps"),
+        (
+            {"algorithm": "PPO", "replay": None},
+            "the file has no key 'levels'; algorithm, environment, levels and stop are needed",
+        ),
+        ({"algorithm": "PPO"}, "the key replay is for DQN, SAC, TQC; algorithm is PPO, which takes levels"),
+        ({"levels": {"levels": 9}}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN, which takes replay"),
+        ({"levels": {"levels": 9}, "replay": None}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN"),
         ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),
         ({"trainig": {}}, "the file has no 'trainig'; accepted are algorithm, .*training. Did you mean 'training'?"),
         ({"offline_data": {}}, "the file has no 'offline_data'"),
@@ -205,6 +209,7 @@ TINY_PPO = [
     *("--set", "training.minibatch_size=20", "--set", "training.num_epochs=1"),
     *("--set", "env_runners={num_env_runners: 0, num_envs_per_env_runner: 2, rollout_fragment_length: 10}"),
     *("--set", "levels.levels=2", "--set", "environment.env_config.max_steps=9"),
+    *("--set", "evaluation={evaluation_interval: 2, evaluation_duration: 3}"),
 ]
 
 
@@ -237,8 +242,9 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
     monkeypatch.chdir(tmp_path)
     main([str(config_directory() / "rllib/plr_ppo_multiroom.yaml"), *TINY_PPO])
     header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "return", "levels", "episodes"]
-    env_steps, _, levels, episodes = lines[-1].split()
+    assert header.split() == ["env_steps", "return", "levels", "episodes", "held_out", "gap"]
+    env_steps, _, levels, episodes, held_out, gap = lines[-1].split()
+    assert float(held_out) >= 0.0 and float(gap) < 1.0
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
     folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
     assert last == f"checkpoint with the level buffer: {folder}" and (folder / "levels").is_dir()

@@ -229,7 +229,22 @@ def half(level_id: int, generator: torch.Generator) -> int:
             "the score needs .*logits.*; logits only where actions are discrete",
         ),
         (plain(), {"levelz": 8}, "levels: LevelBuffer has no argument 'levelz'; accepted are levels, capacity"),
-        (plain(), {"class_path": "no.Such"}, "levels names 'no.Such', which cannot be imported"),
+        (
+            plain(),
+            {"class_path": "no.Such"},
+            "levels names 'no.Such', which cannot be imported .* as 'lightning_replay.levels.UniformLevels'",
+        ),
+        (plain(), {"class_path": "UniformLevels"}, "levels names 'UniformLevels', which .*it names no module"),
+        (
+            plain(),
+            {"levels": 8, "score": {"class_path": "PositiveValueLoss"}},
+            "levels.score names .* as 'lightning_replay.levels.scores.L1ValueLoss'",
+        ),
+        (
+            plain(),
+            {"class_path": "lightning_replay.levels.UniformLevels", "init_args": 5},
+            "init_args of levels is 5; arguments by name are accepted",
+        ),
         (
             plain(),
             {"class_path": "builtins.int", "args": 3},
@@ -248,14 +263,20 @@ def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, messa
     ("options", "message"),
     [
         ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, such as .7."),
-        ({"held_out_levels": []}, "held_out_levels is .*; give how many, at least 1"),
-        ({"held_out_levels": 0}, "held_out_levels is 0"),
+        ({"held_out_levels": []}, "held_out_levels is .*; give how many, from 1 to 1000000, or different ids"),
+        *[({"held_out_levels": one}, "held_out_levels is ") for one in (0, 2**40, True, 2.5, "x", ["a"], [1.5])],
         ({"held_out_levels": [9, 9]}, "different ids from 0"),
     ],
 )
 def test_held_out_levels_are_others(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         configured(plain(), **options)
+
+
+@pytest.mark.parametrize("option", ["score_temperature", "staleness_weight", "min_fill", "seed"])
+def test_a_value_of_another_type_is_refused_by_its_name(option: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{option} is 'x'"):
+        configured(plain(), {"levels": 8, option: "x"})
 
 
 def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
@@ -268,6 +289,8 @@ def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
 def test_other_levels_and_too_few_cpus_are_refused() -> None:
     with pytest.raises(TypeError, match="levels is 3; accepted are LevelBuffer"):
         configured(plain(), 3)
+    with pytest.raises(TypeError, match=r"config is \{'levels': 8\}; PPOConfig\(\), .* and after it the levels"):
+        rllib_ext.configure_levels({"levels": 8}, plain())  # type: ignore[type-var,arg-type]
     with pytest.raises(ValueError, match="999 EnvRunners"):
         configured(plain().env_runners(num_env_runners=999), require_cpus=True)
 
@@ -283,10 +306,24 @@ def test_the_environment_is_looked_at_before_any_env_runner_is() -> None:
     configured(plain(env="CartPole-v1"))
 
 
+def test_held_out_levels_that_nothing_plays_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="rllib_ext"):
+        configured(plain())
+        configured(plain().evaluation(evaluation_interval=1), held_out_levels=5)
+        configured(plain().evaluation(evaluation_num_env_runners=1), held_out_levels=5)
+        assert "held_out_levels" not in caplog.text
+        configured(plain(), held_out_levels=5)
+    assert "played by evaluation, which is off" in caplog.text and ".evaluation(evaluation_interval=" in caplog.text
+
+
 def test_a_score_with_another_discount_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="rllib_ext"):
-        configured(plain().training(gamma=0.9), LevelBuffer(8))
-    assert "scored with discount 0.999, the algorithm learns with 0.9" in caplog.text
+        configured(plain().training(gamma=0.9, lambda_=0.8), LevelBuffer(8))
+        configured(plain(IMPALAConfig).training(gamma=0.9), LevelBuffer(8))
+    first, second = (one.getMessage() for one in caplog.records if one.name.startswith("rllib_ext"))
+    assert "scored with discount=0.999, gae_lambda=0.95, and" in first and "gamma=0.9, lambda_=0.8)" in first
+    assert first.endswith("give the level buffer score=L1ValueLoss(discount=0.9, gae_lambda=0.8)")
+    assert second.endswith("score=L1ValueLoss(discount=0.9)")
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="rllib_ext"):
         configured(plain().training(gamma=0.9))
