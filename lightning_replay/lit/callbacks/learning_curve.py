@@ -66,7 +66,8 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
     pyplot = import_pyplot(_PICTURE)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for label, points in curves.items():
-        axes.plot([steps for steps, _ in points], [value for _, value in points], label=label)
+        marker = "o" if len(points) == 1 else None  # of which there is no line
+        axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("return")
     axes.set_title(title)

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import lightning as L
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tensordict import TensorDictBase
 
 from lightning_replay.envs.level_wrappers import LevelWrapper
@@ -29,7 +30,7 @@ class LevelCurriculum(L.Callback):
     """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
 
     At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
-    without scores have no such probabilities; for them nothing is drawn.
+    without scores have no such probabilities; for them nothing is drawn, and a line says so.
     Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install lightning-replay[plots]``.
 
     Args:
@@ -100,6 +101,8 @@ class LevelCurriculum(L.Callback):
         """Writes the picture."""
         if self.history:
             draw_level_curriculum(self.history, _path(self.path, trainer, "level_curriculum.png"))
+        else:
+            _say_why_not(self, trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Closes the environment that was asked."""
@@ -121,7 +124,7 @@ class LevelCurriculum(L.Callback):
 class ScoreAgainstStaleness(L.Callback):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
-    For sources without scores nothing is drawn. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    For sources without scores nothing is drawn, and a line says so. Needs matplotlib: ``pip install lightning-replay[plots]``.
 
     Args:
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
@@ -139,10 +142,12 @@ class ScoreAgainstStaleness(L.Callback):
         levels = level_source_of(trainer, self).levels.probabilities()
         if len(levels):
             draw_score_against_staleness(levels, _path(self.path, trainer, "score_against_staleness.png"))
+        else:
+            _say_why_not(self, trainer)
 
 
 def draw_level_curriculum(history: Curriculum, path: Path) -> None:
-    """Writes a PNG file with one stacked area per difficulty.
+    """Writes a PNG file with one stacked area per difficulty; of a single record one stacked bar.
 
     Args:
         history: environment steps and the probability of each difficulty then; one that is missing has none.
@@ -150,10 +155,17 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
     """
     pyplot = import_pyplot(_CURRICULUM)
     difficulties = sorted({difficulty for _, masses in history for difficulty in masses})
-    areas = [[masses.get(difficulty, 0.0) for _, masses in history] for difficulty in difficulties]
+    steps = [step for step, _ in history]
+    areas = np.array([[masses.get(difficulty, 0.0) for _, masses in history] for difficulty in difficulties])
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     colors = pyplot.get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
-    axes.stackplot([steps for steps, _ in history], areas, labels=[f"{d:g}" for d in difficulties], colors=colors)
+    labels = [f"{difficulty:g}" for difficulty in difficulties]
+    if len(history) > 1:
+        axes.stackplot(steps, areas, labels=labels, colors=colors)
+    else:
+        for label, color, mass, below in zip(labels, colors, areas, areas.cumsum(axis=0) - areas, strict=True):
+            axes.bar([str(step) for step in steps], mass, bottom=below, width=0.1, label=label, color=color)
+        axes.set_xlim(-0.5, 0.5)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("probability of replay")
     axes.set_ylim(0.0, 1.0)
@@ -170,6 +182,11 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
     axes.set_ylabel("score")
     figure.colorbar(points, label="probability of replay")
     _save(figure, path)
+
+
+def _say_why_not(callback: L.Callback, trainer: L.Trainer) -> None:
+    levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
+    rank_zero_info(f"{type(callback).__name__} drew nothing, because no level has a score: {levels!r}")
 
 
 def _path(given: str | None, trainer: L.Trainer, name: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from matplotlib import pyplot
 
 from lightning_replay.levels import SequentialLevels, UniformLevels
 from lightning_replay.lit import (
@@ -24,6 +25,7 @@ from lightning_replay.lit import (
     level_returns,
 )
 from lightning_replay.lit.callbacks import draw_level_curriculum
+from lightning_replay.lit.callbacks.learning_curve import draw_learning_curves
 from tests.unit.lit.level_toys import Doors, Stairs, Valuer, make_data
 from tests.unit.lit.test_callbacks import Memory
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
@@ -216,10 +218,28 @@ def test_scores_against_staleness(tmp_path: Path) -> None:
     assert (tmp_path / "scores.png").read_bytes()[:4] == PICTURE
 
 
-def test_sources_without_scores_draw_nothing(tmp_path: Path) -> None:
+def test_sources_without_scores_draw_nothing_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pictures = [LevelCurriculum(path=str(tmp_path / "c.png")), ScoreAgainstStaleness(str(tmp_path / "s.png"))]
-    fit(tmp_path, pictures, make_data(UniformLevels(12, seed=0)))
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        fit(tmp_path, pictures, make_data(UniformLevels(12, seed=0)))
     assert not list(tmp_path.glob("*.png"))
+    for name in ("LevelCurriculum", "ScoreAgainstStaleness"):
+        assert f"{name} drew nothing, because no level has a score: UniformLevels(" in caplog.text
+
+
+def colored(path: Path) -> float:
+    """Share of a picture that is neither white, gray nor black."""
+    image = pyplot.imread(path)[..., :3]
+    return float((np.ptp(image, axis=-1) > 0.2).mean())
+
+
+def test_a_single_record_is_seen(tmp_path: Path) -> None:
+    draw_level_curriculum([(10, {1.0: 0.25, 2.0: 0.75})], tmp_path / "one.png")
+    draw_level_curriculum([(10, {1.0: 1.0}), (20, {2.0: 0.25, 1.0: 0.75})], tmp_path / "two.png")
+    assert colored(tmp_path / "one.png") > 0.05 and colored(tmp_path / "two.png") > 0.5
+    draw_learning_curves({"a point": [(10, 1.0)]}, tmp_path / "point.png")
+    draw_learning_curves({"a point": []}, tmp_path / "nothing.png")
+    assert colored(tmp_path / "point.png") > colored(tmp_path / "nothing.png")
 
 
 def test_levels_that_were_forgotten_leave_a_gap_in_the_picture(tmp_path: Path) -> None:
