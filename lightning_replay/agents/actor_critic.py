@@ -35,7 +35,7 @@ class ActorCritic(nn.Module):
         value: hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; convolutions that are not given alike, or leave nothing of so small an image.
+        ValueError: no hidden layer; categories of flat observations; convolutions that are not given alike, or leave nothing of so small an image.
     """
 
     def __init__(
@@ -53,6 +53,11 @@ class ActorCritic(nn.Module):
         super().__init__()
         if not hidden_sizes:
             raise ValueError("hidden_sizes is empty; the policy and the value need at least one hidden layer.")
+        if categories is not None and len(observation_shape) != 3:
+            raise ValueError(
+                f"categories is {list(categories)}, and observations have the shape {tuple(observation_shape)}; it is "
+                "for images (height, width, channels). Leave it out."
+            )
         layers: list[nn.Module] = []
         size = observation_shape[0]
         if len(observation_shape) == 3:

@@ -17,6 +17,8 @@ from torchrl.objectives.value import GAE
 
 from lightning_replay.agents.actor_critic import ActorCritic
 from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.level_datamodule import LevelDataModule
 
 __all__ = ["PPO"]
 
@@ -235,24 +237,54 @@ class PPO(SizedAgent):
         return {name: number.detach() for name, number in ({"loss": loss} | parts | measures).items()}
 
     def on_fit_start(self) -> None:
-        """Refuses a precision that scales gradients, and a data module that discounts otherwise."""
+        """Refuses a precision that scales gradients, and a data module that does not fit.
+
+        Raises:
+            ValueError: such a precision, a rollout with fewer rows than ``minibatches``, other discounts.
+            TypeError: a data module that replays transitions.
+        """
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             raise ValueError(
                 f"precision is {self.trainer.precision}, which scales gradients between steps; PPO takes many steps "
                 "per training step. Use precision 32-true or bf16-mixed."
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
+        if isinstance(datamodule, ReplayDataModule):
+            raise TypeError(
+                "PPO learns from rollouts of its own policy, and ReplayDataModule replays transitions; give PPO a "
+                "LevelDataModule (LevelDataModule(..., levels=UniformLevels(None)) for levels without end)."
+            )
+        if isinstance(datamodule, LevelDataModule):
+            rows = datamodule.pace.num_envs * datamodule.pace.rollout_length
+            if rows < self.hparams["minibatches"]:
+                raise ValueError(
+                    f"minibatches is {self.hparams['minibatches']}, and a rollout of the data module has {rows} rows "
+                    "(num_envs times rollout_length); give as many rows at least."
+                )
+        self._check_discounts(datamodule)
+
+    def _check_discounts(self, datamodule: Any) -> None:
+        """Refuses others than the agent's, all at once, and says what to give."""
+        levels = "--data.init_args.levels.init_args.score"
         parts = {
-            "return_normalization": getattr(datamodule, "return_normalization", None),
-            "levels.score": getattr(getattr(datamodule, "levels", None), "score", None),
+            ("return_normalization", "--data.init_args.return_normalization"): getattr(
+                datamodule, "return_normalization", None
+            ),
+            ("levels.score", levels): getattr(getattr(datamodule, "levels", None), "score", None),
         }
-        for owner, part in parts.items():
+        found, options = [], []
+        for (owner, option), part in parts.items():
             for name in ("discount", "gae_lambda"):
-                if getattr(part, name, self.hparams[name]) != self.hparams[name]:
-                    raise ValueError(
-                        f"{owner} of the data module has {name} {getattr(part, name)}, the agent {self.hparams[name]}; "
-                        "give both the same."
-                    )
+                expected = self.hparams[name]
+                if getattr(part, name, expected) != expected:
+                    found.append(f"{owner} of the data module has {name} {getattr(part, name)}, the agent {expected}")
+                    if option == levels and levels not in " ".join(options):
+                        options.append(
+                            f"{levels}={type(part).__module__}.{type(part).__name__}"
+                        )  # a file may have none
+                    options.append(f"{option}.init_args.{name}={expected}")
+        if found:
+            raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""

@@ -32,8 +32,8 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
     if not isinstance(made.observation_space, Box):
         made.close()
         raise ValueError(
-            f"environment {env!r} has the observation space {made.observation_space}; ReplayDataModule collects array "
-            "observations (Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
+            f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
+            "(Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
         )
     return made
 

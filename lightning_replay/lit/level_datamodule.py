@@ -58,6 +58,7 @@ class LevelDataModule(EnvStepDataModule):
             generator of ``levels``.
 
     Raises:
+        TypeError: ``levels`` that are none.
         ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
             level.
 
@@ -86,6 +87,11 @@ class LevelDataModule(EnvStepDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(levels, LevelSource):
+            raise TypeError(
+                f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
+                "lightning_replay.levels."
+            )
         if rollouts_per_epoch < 1:
             raise ValueError(f"rollouts_per_epoch is {rollouts_per_epoch}; it must be at least 1.")
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)

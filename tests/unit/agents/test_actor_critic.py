@@ -39,3 +39,8 @@ def test_the_network_of_the_paper() -> None:
 def test_bad_networks(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PPO(observation_shape=(8, 8, 3), num_actions=2, **options)
+
+
+def test_categories_of_flat_observations_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"categories is \[11, 6\], and observations have the shape \(4,\)"):
+        PPO(observation_shape=(4,), num_actions=2, categories=(11, 6))

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
+from lightning_replay.agents import PPO
 from lightning_replay.levels import SequentialLevels, UniformLevels, scores
-from lightning_replay.lit import ReturnNormalization
+from lightning_replay.lit import LevelDataModule, ReplayDataModule, ReturnNormalization
 from tests.unit.lit.level_toys import Deaf, Doors, Stairs, Valuer, fit, make_agent, make_data, make_levels, value_of
-from tests.unit.lit.toys import Tiny, make_trainer
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
 def pieces(rollout):
@@ -260,6 +262,50 @@ def test_a_dataloader_around_the_stream_is_refused(num_workers: int) -> None:
 def test_other_discounts_than_the_agents_are_refused(tmp_path: Path, options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit(tmp_path, make_data(**options), make_agent())
+
+
+def test_all_other_discounts_are_named_at_once_with_the_options_to_give(tmp_path: Path) -> None:
+    agent = PPO(hidden_sizes=(8,), discount=0.99, gae_lambda=0.9)
+    with pytest.raises(ValueError) as raised:
+        fit(tmp_path, make_data(return_normalization=ReturnNormalization(0.999)), agent)
+    score = "--data.init_args.levels.init_args.score"
+    assert str(raised.value) == (
+        "return_normalization of the data module has discount 0.999, the agent 0.99; "
+        "levels.score of the data module has discount 0.999, the agent 0.99; "
+        "levels.score of the data module has gae_lambda 0.95, the agent 0.9. Give the same, on the command line by "
+        "--data.init_args.return_normalization.init_args.discount=0.99 "
+        f"{score}=lightning_replay.levels.scores.L1ValueLoss "
+        f"{score}.init_args.discount=0.99 {score}.init_args.gae_lambda=0.9"
+    )
+
+
+def test_fewer_rows_than_minibatches_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="minibatches is 16, and a rollout of the data module has 15 rows"):
+        fit(tmp_path, make_data(), PPO(hidden_sizes=(8,), minibatches=16))
+    fit(tmp_path, make_data(), PPO(hidden_sizes=(8,), epochs=1, minibatches=15))
+
+
+def test_replayed_transitions_are_refused_by_ppo(tmp_path: Path) -> None:
+    data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20)
+    agent = PPO(observation_shape=(1,), num_actions=2, hidden_sizes=(8,))
+    with pytest.raises(TypeError, match=r"ReplayDataModule replays transitions; give PPO a LevelDataModule"):
+        make_trainer(tmp_path).fit(agent, datamodule=data)
+
+
+@pytest.mark.parametrize("levels", [50, [1, 2, 3], None])
+def test_levels_that_are_none(levels) -> None:
+    with pytest.raises(TypeError, match=r"levels is .*; accepted are LevelBuffer\(...\), UniformLevels\(...\)"):
+        LevelDataModule(Stairs, levels, env_steps=60)
+
+
+def test_observations_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    class Named(Stairs):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Discrete(5)
+
+    with pytest.raises(ValueError, match=r"observation space Discrete\(5\); accepted are array observations \(Box\)"):
+        fit(tmp_path, make_data(env=Named))
 
 
 def test_the_same_seeds_are_the_same_training(tmp_path: Path) -> None:
