@@ -85,7 +85,7 @@ def _check_ends(done: list[bool], flags: dict[str, list[bool] | None], episode_d
             raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
     if bool(done[-1]) != bool(episode_done):
         raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
-    if done[-1] and all(flags.values()) and not any(column and column[-1] for column in flags.values()):
+    if done[-1] and not any(column is None or column[-1] for column in flags.values()):
         raise ValueError(
             "the last step is done and neither terminated nor truncated; say which, for only after a truncation does "
             "the value of what follows count"
