@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
 from lightning_replay import recipes
@@ -141,3 +142,15 @@ def test_parts_by_class_path_with_arguments() -> None:
 def test_parts_that_cannot_be_built_are_refused(options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         rllib_ext.replay_config(**{"capacity": 50, **options})
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (PPOConfig(), ValueError, "PPO has no replay buffer .* rllib_ext.configure_levels"),
+        ({"a": 1}, TypeError, r"config is \{'a': 1\}; DQNConfig\(\)"),
+    ],
+)
+def test_configs_without_a_replay_buffer_are_told_where_to_go(config: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        rllib_ext.configure(config)
