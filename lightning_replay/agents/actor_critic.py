@@ -35,7 +35,8 @@ class ActorCritic(nn.Module):
         value: hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; categories of flat observations; convolutions that are not given alike, or leave nothing of so small an image.
+        ValueError: no hidden layer; categories of flat observations; convolutions that are not given alike, or leave
+            nothing of so small an image.
     """
 
     def __init__(

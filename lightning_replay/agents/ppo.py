@@ -272,7 +272,8 @@ class PPO(SizedAgent):
             ),
             ("levels.score", levels): getattr(getattr(datamodule, "levels", None), "score", None),
         }
-        found, options = [], []
+        found: list[str] = []
+        options: list[str] = []
         for (owner, option), part in parts.items():
             for name in ("discount", "gae_lambda"):
                 expected = self.hparams[name]

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-import traceback
 from argparse import ArgumentError
 from collections.abc import Sequence
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NoReturn
 
 __all__ = ["main"]
@@ -68,6 +69,8 @@ def _run(arguments: Sequence[str]) -> None:
         torch.set_num_threads(1)
     sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
 
+    is_begun = False  # what goes wrong later is no matter of the options, and keeps its traceback
+
     class ReplayCLI(LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
@@ -77,7 +80,6 @@ def _run(arguments: Sequence[str]) -> None:
             is_begun = True
 
     readable = (ArgumentError, ValueError, MisconfigurationException)
-    is_begun = False  # what goes wrong later is no matter of the options, and keeps its traceback
     try:
         ReplayCLI(
             L.LightningModule,
@@ -102,7 +104,7 @@ def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
     jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
     """
     keys: list[str] = []
-    while traceback.extract_tb(error.__traceback__)[-1].filename.split(os.sep)[-2:-1] == ["jsonargparse"]:
+    while _is_of_jsonargparse(error):
         found = re.match(r'Parser key "([^"]+)":', str(error))
         if found and keys[-1:] != [found[1]]:
             keys.append(found[1])
@@ -111,6 +113,10 @@ def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
             break
         error = following
     return ".".join(keys) + ": " if keys else "", error
+
+
+def _is_of_jsonargparse(error: BaseException) -> bool:
+    return any(Path(frame.filename).parent.name == "jsonargparse" for frame in extract_tb(error.__traceback__)[-1:])
 
 
 def _refuse(sentence: str) -> NoReturn:

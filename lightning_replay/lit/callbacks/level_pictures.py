@@ -124,7 +124,8 @@ class LevelCurriculum(L.Callback):
 class ScoreAgainstStaleness(L.Callback):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
-    For sources without scores nothing is drawn, and a line says so. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    For sources without scores nothing is drawn, and a line says so. Needs matplotlib:
+    ``pip install lightning-replay[plots]``.
 
     Args:
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
