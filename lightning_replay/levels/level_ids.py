@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 from lightning_replay.levels.options import check_option
 
-__all__ = ["LEVEL_IDS", "checked_level_id", "checked_level_ids"]
+__all__ = ["LEVEL_IDS", "checked_held_out", "checked_level_id", "checked_level_ids"]
 
 LEVEL_IDS = 2**31  # an id below it is a seed that every environment takes
+_MOST_HELD_OUT = 1_000_000  # each is looked up among those trained on
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
@@ -53,3 +54,23 @@ def checked_level_id(level_id: Any) -> int:
     if not 0 <= whole < 2**63:
         raise ValueError(f"a level's id must not be negative and be below 2**63; got {whole}")
     return whole
+
+
+def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
+    """Ids of held-out levels.
+
+    Args:
+        levels: ids, or how many: then the largest there are.
+
+    Raises:
+        ValueError: no level, one twice, or an id that is none.
+    """
+    if isinstance(levels, int) and not isinstance(levels, bool) and 0 < levels <= _MOST_HELD_OUT:
+        return range(LEVEL_IDS - levels, LEVEL_IDS)
+    ids = tuple(levels) if isinstance(levels, Iterable) else ()
+    if not ids or not all(isinstance(one, Integral) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
+        raise ValueError(
+            f"held_out_levels is {levels!r}; give how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to "
+            "2**31 - 1"
+        )
+    return [int(one) for one in ids]

@@ -58,13 +58,7 @@ def _run(arguments: Sequence[str]) -> None:
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    # so that these classes are known by their short names
-    import lightning_replay.agents
-    import lightning_replay.levels
-    import lightning_replay.lit.callbacks
-    import lightning_replay.lit.datamodule
-    import lightning_replay.lit.level_datamodule  # noqa: F401
-
+    _import_classes()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
@@ -96,6 +90,16 @@ def _run(arguments: Sequence[str]) -> None:
         if is_begun or not isinstance(error if isinstance(error, ArgumentError) else root, readable):
             raise
         _refuse(key + " ".join(str(root).split()))
+
+
+def _import_classes() -> None:
+    """Imports what may be named without its path."""
+    import lightning_replay.agents
+    import lightning_replay.levels.learning_progress
+    import lightning_replay.levels.unscored
+    import lightning_replay.lit.callbacks
+    import lightning_replay.lit.datamodule
+    import lightning_replay.lit.level_datamodule  # noqa: F401
 
 
 def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:

@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium
 from tensordict import TensorDictBase
 
-from lightning_replay.envs.level_check import LEVEL_IDS
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.level_collection import LevelCollection
@@ -100,7 +100,7 @@ class LevelDataModule(EnvStepDataModule):
         self.rollouts_per_epoch = rollouts_per_epoch
         self.flush_unfinished = flush_unfinished
         self.return_normalization = return_normalization
-        self.held_out_levels = _held_out(held_out_levels)
+        self.held_out_levels = checked_held_out(held_out_levels)
         self.env_kwargs = dict(env_kwargs or {})
         self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
         self._asynchronous = asynchronous
@@ -183,12 +183,3 @@ class LevelDataModule(EnvStepDataModule):
         for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
             self.levels.abandon(actor)
         super().load_state_dict(state)
-
-
-def _held_out(levels: int | Sequence[int]) -> list[int]:
-    ids = list(range(LEVEL_IDS - levels, LEVEL_IDS)) if isinstance(levels, int) else list(levels)
-    if not ids or min(ids) < 0 or max(ids) >= LEVEL_IDS or len(set(ids)) < len(ids):
-        raise ValueError(
-            f"held_out_levels is {levels!r}; give how many, at least 1, or different ids from 0 to 2**31 - 1."
-        )
-    return ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 _PROBED = 8
 _DRAWN = 64
-_MOST_HELD_OUT = 1_000_000  # each is looked up among those trained on
 _TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
 
 
@@ -106,23 +104,6 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
             "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
             "others get pieces of one episode in several updates at once. Leave it out"
         )
-
-
-def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Ids of held-out levels, or so many of the largest ids there are.
-
-    Raises:
-        ValueError: no level, one twice, or an id that is none.
-    """
-    if isinstance(levels, int) and not isinstance(levels, bool) and 0 < levels <= _MOST_HELD_OUT:
-        return range(LEVEL_IDS - levels, LEVEL_IDS)
-    ids = tuple(levels) if isinstance(levels, Iterable) else ()
-    if not ids or not all(isinstance(one, Integral) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
-        raise ValueError(
-            f"held_out_levels is {levels!r}; give how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to "
-            "2**31 - 1"
-        )
-    return [int(one) for one in ids]
 
 
 def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:

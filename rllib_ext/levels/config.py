@@ -12,6 +12,7 @@ from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from lightning_replay.levels.level_ids import checked_held_out
 from rllib_ext.checks import check_cpus
 from rllib_ext.class_paths import call, imported
 from rllib_ext.levels import evaluation, install, playing
@@ -24,7 +25,6 @@ from rllib_ext.levels.checks import (
     check_evaluated,
     check_score,
     check_updates,
-    checked_held_out,
     draw_levels,
 )
 
