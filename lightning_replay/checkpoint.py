@@ -73,7 +73,7 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
         bytes of the save, and those written now.
 
     Raises:
-        TypeError: something else than a replay buffer, as a level buffer.
+        TypeError: something else than a replay buffer, such as a level buffer.
 
     Example:
         >>> import tempfile
@@ -236,9 +236,9 @@ def _remove_remains(directory: Path, data: Path) -> None:
 def _read_manifest(directory: Path) -> dict[str, Any]:
     file = directory / MANIFEST
     if not file.exists():
-        other = ". A level buffer is there: levels.load(path) of one built alike reads it"
-        is_other = (directory / VALUES_FILE).exists()
-        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{other * is_other}")
+        is_of_levels = (directory / VALUES_FILE).exists()
+        hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
+        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
     try:
         manifest = json.loads(file.read_text())
         version = manifest["version"] = int(manifest["version"])

@@ -265,25 +265,20 @@ class PPO(SizedAgent):
 
     def _check_discounts(self, datamodule: Any) -> None:
         """Refuses others than the agent's, all at once, and says what to give."""
-        levels = "--data.init_args.levels.init_args.score"
-        parts = {
-            ("return_normalization", "--data.init_args.return_normalization"): getattr(
-                datamodule, "return_normalization", None
-            ),
-            ("levels.score", levels): getattr(getattr(datamodule, "levels", None), "score", None),
-        }
+        score = getattr(getattr(datamodule, "levels", None), "score", None)
+        normalization = getattr(datamodule, "return_normalization", None)
         found: list[str] = []
         options: list[str] = []
-        for (owner, option), part in parts.items():
-            for name in ("discount", "gae_lambda"):
-                expected = self.hparams[name]
-                if getattr(part, name, expected) != expected:
-                    found.append(f"{owner} of the data module has {name} {getattr(part, name)}, the agent {expected}")
-                    if option == levels and levels not in " ".join(options):
-                        options.append(
-                            f"{levels}={type(part).__module__}.{type(part).__name__}"
-                        )  # a file may have none
-                    options.append(f"{option}.init_args.{name}={expected}")
+        parts = {"return_normalization": normalization, "levels.score": score}
+        for owner, part in parts.items():
+            option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
+            expected = {name: self.hparams[name] for name in ("discount", "gae_lambda") if hasattr(part, name)}
+            wrong = {name: value for name, value in expected.items() if getattr(part, name) != value}
+            if wrong and part is score:  # a file may have none
+                options.append(f"{option}={type(part).__module__}.{type(part).__name__}")
+            for name, value in wrong.items():
+                found.append(f"{owner} of the data module has {name} {getattr(part, name)}, the agent {value}")
+                options.append(f"{option}.init_args.{name}={value}")
         if found:
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 

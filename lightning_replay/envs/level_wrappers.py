@@ -79,7 +79,7 @@ class LevelWrapper(gymnasium.Wrapper):
             require_call(self._set_level, f"set_level of {env}", "it must be a method of the level's id alone", 0)
         else:
             accepted = "a level is played by reset(seed=level_id, options=None), or by a method set_level(level_id)"
-            require_call(env.unwrapped.reset, f"reset of {env}", accepted, seed=0, options=None)
+            require_call(_own_reset(env), f"reset of {env}", accepted, seed=0, options=None)
 
     def set_level(self, level_id: int) -> None:
         """Names the level of the next reset."""
@@ -125,6 +125,13 @@ class LevelWrapper(gymnasium.Wrapper):
             return self.env.reset(seed=level_id, options=options)
         self._set_level(level_id)
         return self.env.reset(options=options)
+
+
+def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
+    """The outermost one that is not Gymnasium's, whose wrappers pass on whatever they are given."""
+    while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
+        env = env.env
+    return env.reset
 
 
 def make_level_vector(

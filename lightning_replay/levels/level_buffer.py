@@ -61,7 +61,7 @@ class LevelBuffer(LevelSource):
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
     Raises:
-        TypeError: options of another kind.
+        TypeError: an option that is not the number, flag or object that it has to be.
         ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
             contradict ``levels``.
 

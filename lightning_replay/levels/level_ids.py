@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 from lightning_replay.levels.options import check_option
 
@@ -65,12 +65,16 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
     Raises:
         ValueError: no level, one twice, or an id that is none.
     """
-    if isinstance(levels, int) and not isinstance(levels, bool) and 0 < levels <= _MOST_HELD_OUT:
-        return range(LEVEL_IDS - levels, LEVEL_IDS)
+    if _is_whole(levels) and 0 < levels <= _MOST_HELD_OUT:
+        return range(LEVEL_IDS - int(levels), LEVEL_IDS)
     ids = tuple(levels) if isinstance(levels, Iterable) else ()
-    if not ids or not all(isinstance(one, Integral) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
+    if not ids or not all(_is_whole(one) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
         raise ValueError(
             f"held_out_levels is {levels!r}; give how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to "
             "2**31 - 1"
         )
     return [int(one) for one in ids]
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -43,7 +43,7 @@ def td_errors(
     Raises:
         ValueError: no step, or tensors of different lengths.
     """
-    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, terminated)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
     return torch.tensor(columns.td_errors(discount), dtype=torch.float64)
 
 
@@ -129,7 +129,7 @@ def one_step_td_error(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float = 0.999
 ) -> Tensor:
     """Mean of |δ_t|, the last step included; see :func:`td_errors`."""
-    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, terminated)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
     return _scalar(mean(map(abs, columns.td_errors(discount))))
 
 

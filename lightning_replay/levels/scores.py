@@ -60,10 +60,19 @@ Score = Callable[[TensorDictBase], Any]
 
 
 class ValueScore(ABC):
-    """A score of rewards and values.
+    """A score of rewards and values: what a subclass makes of their lists.
 
     Args:
         discount: γ of the learner.
+
+    Raises:
+        TypeError: a discount that is no number.
+        ValueError: one outside [0, 1]; when called, columns that are not one number per step.
+
+    Example:
+        >>> class LargestReward(ValueScore):
+        ...     def of_columns(self, columns):
+        ...         return max(columns.reward)
     """
 
     def __init__(self, discount: float = 0.999) -> None:

@@ -60,6 +60,8 @@ class Scoring:
         if self._of_episodes is not None and not math.isfinite(self._of_episodes.initial_score):
             raise ValueError(f"initial_score is {self._of_episodes.initial_score}; it must be finite")
         self._of_segments: Any = score
+        # whoever calls it otherwise, in a subclass, is called
+        self._takes_columns = isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__
         self._needs_best_return = bool(getattr(score, "needs_best_return", False))
         self._best_returns = BestReturns()
 
@@ -75,7 +77,8 @@ class Scoring:
             Its score, if it is done.
 
         Raises:
-            ValueError: the score is not finite, or its function fails; nothing is changed.
+            KeyError: a key that a score of this library needs; nothing is changed.
+            ValueError: the score is not finite, or the user's function fails; nothing is changed.
         """
         episode_return = episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
@@ -97,11 +100,11 @@ class Scoring:
         if self._needs_best_return:
             best = self._best_returns.of(episode.level_id, episode_return, is_done)
             steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
-        if isinstance(self._of_segments, ValueScore) and segment.columns is not None:
+        if self._takes_columns and segment.columns is not None:
             return _finite(self._of_segments.of_columns(segment.columns), episode.level_id)
         try:
             mean = self._of_segments(steps)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:
             if type(self._of_segments).__module__ == scores.__name__:  # what these say is clear
                 raise
             raise ValueError(

@@ -51,13 +51,12 @@ class Segment:
                 f"steps have the keys {key_names(steps)}; ('next', 'done') and ('next', 'reward') are needed, in "
                 "TorchRL's layout"
             )
-        if len(done) != self.length or len(reward) != self.length:
-            raise ValueError(
-                f"of {self.length} steps done has shape {list(following['done'].shape)}, reward "
-                f"{list(following['reward'].shape)}; give [T] or [T, 1]"
-            )
-        terminated = _numbers(following, "terminated")
-        _check_ends(done, {"terminated": terminated, "truncated": _numbers(following, "truncated")}, episode_done)
+        terminated, truncated = _numbers(following, "terminated"), _numbers(following, "truncated")
+        for name, column in (("done", done), ("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            if column is not None and len(column) != self.length:
+                shape = list(following[name].shape)
+                raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
+        _check_ends(done, {"terminated": terminated, "truncated": truncated}, episode_done)
         value, next_value = _numbers(steps, "state_value"), _numbers(following, "state_value")
         self.reward_sum = _finite_sum("reward", reward)
         for name, column in (("state_value", value), ("next state_value", next_value)):
@@ -72,7 +71,7 @@ class Segment:
 
 
 def _numbers(steps: TensorDictBase, key: str) -> list[Any] | None:
-    """All numbers of a leaf: lists, because one operation of torch on so few costs as much as twenty of Python's."""
+    """All numbers of a leaf, whatever its shape."""
     leaf: Tensor | None = steps.get(key, None)
     if leaf is None:
         return None

@@ -31,21 +31,25 @@ class ValueColumns(NamedTuple):
 
     @classmethod
     def of(
-        cls, reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, done: Tensor
+        cls,
+        reward: Tensor,
+        state_value: Tensor,
+        next_state_value: Tensor,
+        terminated: Tensor,
+        done: Tensor | None = None,
     ) -> Self:
-        """The same of tensors ``[T]`` or ``[T, 1]``.
+        """The same of tensors ``[T]`` or ``[T, 1]``; without ``done`` only terminations are ends.
 
         Raises:
             ValueError: no step, or tensors of different lengths.
         """
-        columns: list[list[Any]] = [
-            numbers(tensor) for tensor in (reward, state_value, next_state_value, terminated, done)
-        ]
+        tensors = (reward, state_value, next_state_value, terminated, done)
+        columns: list[list[Any]] = [numbers(tensor) for tensor in tensors if tensor is not None]
         lengths = [len(column) for column in columns]
         if len(set(lengths)) > 1:
-            steps = ", ".join(f"{name} has {length}" for name, length in zip(cls._fields, lengths, strict=True))
+            steps = ", ".join(f"{name} has {length}" for name, length in zip(cls._fields, lengths, strict=False))
             raise ValueError(f"of steps, {steps}; give one value per step")
-        return cls(*columns)
+        return cls(columns[0], columns[1], columns[2], columns[3], columns[-1])
 
     def td_errors(self, discount: float) -> list[float]:
         """δ_t = r_t + γ V(s_{t+1}) - V(s_t); the value after a termination is 0, after a truncation not."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -63,7 +64,7 @@ def _run(arguments: Sequence[str]) -> None:
         torch.set_num_threads(1)
     sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
 
-    is_begun = False  # what goes wrong later is no matter of the options, and keeps its traceback
+    is_begun = False  # what a run that is begun refuses keeps its traceback
 
     class ReplayCLI(LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
@@ -73,7 +74,6 @@ def _run(arguments: Sequence[str]) -> None:
             nonlocal is_begun
             is_begun = True
 
-    readable = (ArgumentError, ValueError, MisconfigurationException)
     try:
         ReplayCLI(
             L.LightningModule,
@@ -85,9 +85,10 @@ def _run(arguments: Sequence[str]) -> None:
             parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION, "exit_on_error": False},
             trainer_defaults={"max_epochs": -1},
         )
-    except readable as error:
+    except (ArgumentError, ValueError, TypeError, MisconfigurationException) as error:
         key, root = _option_and_cause(error)
-        if is_begun or not isinstance(error if isinstance(error, ArgumentError) else root, readable):
+        is_mistake_in_code = isinstance(root, TypeError) and not _is_of("lightning_replay", root)
+        if is_begun or (is_mistake_in_code and not isinstance(error, ArgumentError)):
             raise
         _refuse(key + " ".join(str(root).split()))
 
@@ -95,8 +96,6 @@ def _run(arguments: Sequence[str]) -> None:
 def _import_classes() -> None:
     """Imports what may be named without its path."""
     import lightning_replay.agents
-    import lightning_replay.levels.learning_progress
-    import lightning_replay.levels.unscored
     import lightning_replay.lit.callbacks
     import lightning_replay.lit.datamodule
     import lightning_replay.lit.level_datamodule  # noqa: F401
@@ -108,7 +107,7 @@ def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
     jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
     """
     keys: list[str] = []
-    while _is_of_jsonargparse(error):
+    while _is_of("jsonargparse", error):
         found = re.match(r'Parser key "([^"]+)":', str(error))
         if found and keys[-1:] != [found[1]]:
             keys.append(found[1])
@@ -119,8 +118,9 @@ def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
     return ".".join(keys) + ": " if keys else "", error
 
 
-def _is_of_jsonargparse(error: BaseException) -> bool:
-    return any(Path(frame.filename).parent.name == "jsonargparse" for frame in extract_tb(error.__traceback__)[-1:])
+def _is_of(package: str, error: BaseException) -> bool:
+    """Whether the line that raised it is of a package."""
+    return any(package in Path(frame.filename).parts for frame in extract_tb(error.__traceback__)[-1:])
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -161,6 +161,7 @@ def _class_path(option: str, value: str) -> str:
     if option == _SCORE and value.isidentifier():
         from lightning_replay.levels import scores
 
-        if value in scores.__all__:
+        kind = getattr(scores, value, None)
+        if inspect.isclass(kind) and not inspect.isabstract(kind):
             return f"lightning_replay.levels.scores.{value}"
     return value

@@ -70,6 +70,9 @@ class ReplayDataModule(EnvStepDataModule):
         100
     """
 
+    pace: Pace
+    collection: Collection
+
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env],
@@ -135,14 +138,19 @@ class ReplayDataModule(EnvStepDataModule):
         return environment
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet."""
-        self._prepare_trainer(stage, several_would="fill a replay of its own")
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
+
+        Raises:
+            ValueError: several processes, or an environment that does not know the replay's tasks.
+        """
+        self._refuse_processes("fill a replay of its own")
         if not hasattr(self, "observation_space"):
             probe = make_environment(self.env, self.env_kwargs)
             if self._tasks:
                 check_tasks(probe, self._tasks)
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
+        self._settle_validation(stage)
         if self.trainer is not None:
             strategy = self.trainer.strategy
             inner = strategy.checkpoint_io

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import gymnasium
 import lightning as L
@@ -14,7 +15,30 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
+from lightning_replay.lit.rollout import Episode
+
 __all__ = ["EnvStepDataModule", "source_of"]
+
+
+class _Pace(Protocol):
+    env_steps: int
+
+
+class _Collection(Protocol):
+    @property
+    def env_steps(self) -> int: ...
+
+    @property
+    def episodes(self) -> Sequence[Episode]: ...
+
+    @property
+    def recent_return(self) -> float: ...
+
+    def close(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class EnvStepDataModule(L.LightningDataModule):
@@ -26,8 +50,8 @@ class EnvStepDataModule(L.LightningDataModule):
         updates_done: batches or rollouts handed to the agent.
     """
 
-    pace: Any
-    collection: Any
+    pace: _Pace
+    collection: _Collection
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,26 +74,27 @@ class EnvStepDataModule(L.LightningDataModule):
     @property
     def env_steps_done(self) -> int:
         """Environment steps collected."""
-        return int(self.collection.env_steps)
+        return self.collection.env_steps
 
     @property
     def is_finished(self) -> bool:
         """Whether all environment steps are collected and all updates drawn."""
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
-    def _prepare_trainer(self, stage: str, several_would: str) -> None:
-        """Refuses several processes, which would each do something of their own, and settles validation."""
-        if self.trainer is None:
-            return
-        name = type(self).__name__
-        if self.trainer.world_size > 1:
+    def _refuse_processes(self, each_would: str) -> None:
+        """Raises ``ValueError`` where the trainer runs several, of which each would do something of its own."""
+        if self.trainer is not None and self.trainer.world_size > 1:
             raise ValueError(
-                f"the trainer runs {self.trainer.world_size} processes; {name} supports one, because each would "
-                f"{several_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+                f"the trainer runs {self.trainer.world_size} processes; {type(self).__name__} supports one, because "
+                f"each would {each_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
-        self._limit_validation(stage == TrainerFn.FITTING)
-        # Lightning advises to save the weights from before the step; those after it are the ones to resume from
-        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _settle_validation(self, stage: str) -> None:
+        """Last in ``setup``, because a trainer whose setup fails is not set back."""
+        if self.trainer is not None:
+            self._limit_validation(stage == TrainerFn.FITTING)
+            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
     def _limit_validation(self, is_fitting: bool) -> None:
         """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""

@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium
 from tensordict import TensorDictBase
 
+import lightning_replay.levels.learning_progress
+import lightning_replay.levels.unscored  # noqa: F401  a LightningCLI knows LevelBuffer and the others by their names
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
 from lightning_replay.levels.level_ids import checked_held_out
@@ -68,6 +70,9 @@ class LevelDataModule(EnvStepDataModule):
         >>> data.remaining_updates, data.held_out_levels[-1] == 2**31 - 1
         (1, True)
     """
+
+    pace: RolloutPace
+    collection: LevelCollection
 
     def __init__(
         self,
@@ -134,11 +139,12 @@ class LevelDataModule(EnvStepDataModule):
                 f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
                 "not among those of the buffer."
             )
-        self._prepare_trainer(stage, several_would="choose levels of its own")
+        self._refuse_processes("choose levels of its own")
         if not hasattr(self, "observation_space"):
             probe = self.make_environment()
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
+        self._settle_validation(stage)
 
     def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length, so that each rollout is collected with the newest policy."""

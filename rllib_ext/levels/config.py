@@ -38,6 +38,8 @@ _EXAMPLES = {  # of class paths
     "levels": "lightning_replay.levels.UniformLevels",
     "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
     "levels.prioritization": "lightning_replay.levels.Rank",
+    "levels.editor": "my_project.my_module.edited",
+    "levels.generate": "my_project.my_module.new_level",
 }
 
 

@@ -219,6 +219,9 @@ def test_a_checkpoint_holds_the_levels(two_runners: Algorithm, tmp_path: Path) -
     choices = next_choices(state)
     two_runners.train()
     assert levels.stats()["episodes"] > stats["episodes"]
+    two_runners.restore_from_path("elsewhere", filesystem=elsewhere)
+    assert (levels.probabilities() == rows).all()
+    two_runners.train()
     two_runners.restore_from_path(path)
     assert (levels.probabilities() == rows).all()
     assert next_choices(levels.state_dict()) == choices
@@ -228,8 +231,6 @@ def test_a_checkpoint_holds_the_levels(two_runners: Algorithm, tmp_path: Path) -
         result = two_runners.train()
     assert result["levels"]["in_flight"] <= 4 + 4  # what was in flight at the save is forgotten
     assert result["levels"]["levels"] >= stats["levels"]
-    two_runners.restore_from_path("elsewhere", filesystem=elsewhere)
-    assert (levels.probabilities() == rows).all()
 
 
 def test_a_lost_env_runner_comes_back_and_plays_levels(two_runners: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:

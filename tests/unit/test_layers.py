@@ -167,3 +167,17 @@ def test_the_core_works_where_neither_lightning_nor_ray_nor_gymnasium_is_install
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_environments_of_levels_need_neither_torch_nor_the_level_buffer() -> None:
+    """They are what an EnvRunner imports, and each of many does."""
+    code = (
+        "import sys\n"
+        "import lightning_replay.envs.level_wrappers\n"
+        "assert not {'torch', 'tensordict', 'torchrl'} & set(sys.modules)\n"
+        "from lightning_replay import levels\n"
+        "assert set(levels.__all__) == {*levels._MODULES, 'scores'}\n"
+        "for name in levels.__all__: assert getattr(levels, name)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr

@@ -57,6 +57,14 @@ class DeafCorridor(Corridor):
         return super().reset()
 
 
+class SeededAround(gymnasium.Wrapper):
+    """Takes the seed that what it wraps does not."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.unwrapped.level = seed
+        return self.env.reset()
+
+
 class PlanningCorridor(Corridor):
     """Its method is of two numbers."""
 
@@ -82,6 +90,11 @@ class NamedCorridor(Corridor):
 def test_what_cannot_be_called_later_is_refused_at_the_door(env: Any, next_level: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         LevelWrapper(env, next_level)
+
+
+def test_a_seed_may_be_taken_around_an_environment_that_takes_none() -> None:
+    env = LevelWrapper(gymnasium.wrappers.TimeLimit(SeededAround(DeafCorridor()), 9), check=False)
+    assert env.reset(seed=6)[1]["level_id"] == 6
 
 
 @pytest.mark.parametrize("level_id", [-1, 2**31, True, 1.0, "7", np.float32(2)])

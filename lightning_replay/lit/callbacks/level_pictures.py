@@ -102,7 +102,7 @@ class LevelCurriculum(L.Callback):
         if self.history:
             draw_level_curriculum(self.history, _path(self.path, trainer, "level_curriculum.png"))
         else:
-            _say_why_not(self, trainer)
+            _say_why_not(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Closes the environment that was asked."""
@@ -185,9 +185,10 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
     _save(figure, path)
 
 
-def _say_why_not(callback: L.Callback, trainer: L.Trainer) -> None:
+def _say_why_not(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
     levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
-    rank_zero_info(f"{type(callback).__name__} drew nothing, because no level has a score: {levels!r}")
+    reason = where_there_are_scores if len(levels) else "no level has a score"
+    rank_zero_info(f"{type(callback).__name__} drew nothing, because {reason}: {levels!r}")
 
 
 def _path(given: str | None, trainer: L.Trainer, name: str) -> Path:

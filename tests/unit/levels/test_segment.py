@@ -70,3 +70,24 @@ def test_actions_without_a_chance_are_no_fault_of_a_segment():
     levels.start(0, 4)
     steps = segment([1.0], logits=[[0.0, 0.0, -math.inf]])
     assert levels.update(0, 4, steps, episode_done=True) == pytest.approx(math.log(2) / math.log(3))
+
+
+class Doubled(level_scores.L1ValueLoss):
+    def __call__(self, steps):
+        return 2 * super().__call__(steps)
+
+
+def test_a_subclass_that_calls_a_score_otherwise_is_called():
+    steps = segment([1.0, 0.0], [0.25, 2.0])
+    levels = buffer(score=Doubled(0.9, 0.5))
+    levels.start(0, 4)
+    plain = level_scores.L1ValueLoss(0.9, 0.5)(steps)
+    assert levels.update(0, 4, steps, episode_done=True) == 2 * float(plain)
+
+
+@pytest.mark.parametrize("column", ["done", "reward", "terminated", "truncated"])
+def test_columns_of_several_numbers_a_step_are_named(column):
+    steps = segment([1.0, 0.0])
+    steps["next", column] = torch.zeros(2, 2, dtype=steps["next", column].dtype)
+    with pytest.raises(ValueError, match=rf"of 2 steps {column} has shape \[2, 2\]; give \[T\]"):
+        Segment(steps, episode_done=True)

@@ -291,3 +291,9 @@ def test_bad_counts(kind) -> None:
         kind(every_n_rollouts=0)
     with pytest.raises(ValueError, match="every_n_env_steps is 0"):
         GeneralizationGap(0)
+
+
+def test_a_run_shorter_than_the_interval_of_records_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        fit(tmp_path, [LevelCurriculum(path=str(tmp_path / "c.png"), every_n_rollouts=1_000)], max_steps=1)
+    assert "LevelCurriculum drew nothing, because fewer than 1000 rollouts were made: " in caplog.text

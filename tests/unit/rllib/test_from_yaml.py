@@ -244,7 +244,7 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
     header, *lines, last = printed(capsys)
     assert header.split() == ["env_steps", "return", "levels", "episodes", "held_out", "gap"]
     env_steps, _, levels, episodes, held_out, gap = lines[-1].split()
-    assert float(held_out) >= 0.0 and float(gap) < 1.0
+    assert (float(held_out), float(gap)) == (0.0, 0.0)  # nine steps are too few for a goal
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
     folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
     assert last == f"checkpoint with the level buffer: {folder}" and (folder / "levels").is_dir()

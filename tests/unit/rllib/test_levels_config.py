@@ -264,7 +264,10 @@ def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, messa
     [
         ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, such as .7."),
         ({"held_out_levels": []}, "held_out_levels is .*; give how many, from 1 to 1000000, or different ids"),
-        *[({"held_out_levels": one}, "held_out_levels is ") for one in (0, 2**40, True, 2.5, "x", ["a"], [1.5])],
+        *[
+            ({"held_out_levels": one}, "held_out_levels is .*; give how many")
+            for one in (0, 2**40, True, 2.5, "x", ["a"], [1.5], [True, 5])
+        ],
         ({"held_out_levels": [9, 9]}, "different ids from 0"),
     ],
 )
