@@ -33,8 +33,8 @@ lint: .venv/.stamp  ## ruff: rules and layout
 typecheck: .venv/.stamp  ## mypy on both packages
 	$(BIN)/mypy
 
-test: lint typecheck  ## lint, types, then every test; a file's tests run in one process, and starting Ray's actors is mostly waiting
-	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15
+test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
+	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run
 	@for script in tests/benchmarks/bench_*.py; do \

@@ -74,6 +74,7 @@ def _run(arguments: Sequence[str]) -> None:
             nonlocal is_begun
             is_begun = True
 
+    said = (ArgumentError, ValueError, MisconfigurationException)
     try:
         ReplayCLI(
             L.LightningModule,
@@ -85,10 +86,10 @@ def _run(arguments: Sequence[str]) -> None:
             parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION, "exit_on_error": False},
             trainer_defaults={"max_epochs": -1},
         )
-    except (ArgumentError, ValueError, TypeError, MisconfigurationException) as error:
+    except (*said, TypeError) as error:
         key, root = _option_and_cause(error)
-        is_mistake_in_code = isinstance(root, TypeError) and not _is_of("lightning_replay", root)
-        if is_begun or (is_mistake_in_code and not isinstance(error, ArgumentError)):
+        is_ours = isinstance(root, TypeError) and _is_of("lightning_replay", root)
+        if is_begun or not (is_ours or isinstance(root, said) or isinstance(error, ArgumentError)):
             raise
         _refuse(key + " ".join(str(root).split()))
 
