@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners
+SHORTER = {  # the same code, fewer environment steps and EnvRunners
     "env_steps=6_000": "env_steps=1_050",
     "num_env_runners=2": "num_env_runners=1",
-    "learners(num_learners=2)": "learners(num_learners=1).training(num_steps_sampled_before_learning_starts=80)"
+    "learners(num_learners=2)": "learners(num_learners=2).training(num_steps_sampled_before_learning_starts=80)"
     ".reporting(min_sample_timesteps_per_iteration=100)",
 }
 
