@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.schedules import Schedule, as_schedule
+from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.validation import BELOW_ONE, check_callable, checked_number
 
 __all__ = [
     "ConflictAverseStep",
@@ -124,10 +125,10 @@ class ConflictAverseStep:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self._parameters:
             raise ValueError("parameters holds none that takes a gradient; pass those that the optimiser steps.")
-        self._schedule = as_schedule(c)
+        self._schedule = checked_schedule("c", c, 0.0, BELOW_ONE)
         if self._schedule.clock == "env_steps":
             raise ValueError(f'c is {c!r}, which follows environment steps; give a schedule with clock="updates".')
-        _check_radius(self._schedule(0))
+        check_callable("rescale", rescale, "a function of c, such as divided_by_one_plus")
         self._rescale = rescale
         self.updates = 0
 
@@ -191,8 +192,7 @@ class ConflictAverseStep:
 
 
 def _check_radius(c: float) -> None:
-    if not 0 <= c < 1:
-        raise ValueError(f"c is {c}; the radius of the search must lie in [0, 1), where 0 is the average gradient.")
+    checked_number("c", c, 0.0, BELOW_ONE, accepted="a number in [0, 1), where 0 is the average gradient")
 
 
 def _least_helped(products: list[list[float]], radius: float) -> list[float]:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
 from lightning_replay.storage import PackedStorage, read_columns, stored_before, stored_slots
+from lightning_replay.validation import checked_count, checked_share
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
@@ -23,17 +25,44 @@ def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
 
 
 def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) -> None:
-    """Refuses rows without ``("next", name)`` for each of these names.
+    """Refuses rows ``[N]`` without ``("next", name)`` for each of these names, or with another than one value a row.
+
+    Args:
+        names: of ``"reward"``, ``"terminated"`` and ``"done"``; the latter two are flags.
+        purpose: what needs them, for the error.
 
     Raises:
-        ValueError: names the first that is missing and what it is needed for.
+        ValueError: names the first that is missing or of another shape or dtype.
     """
     for name in names:
-        if rows.get(("next", name), None) is None:
-            raise ValueError(
-                f"the transitions have no ('next', {name!r}), which {purpose} need; nothing was stored. "
-                "Store reward, terminated, truncated and done with every transition"
-            )
+        require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
+    trajectory = trajectory_of(rows)
+    if trajectory is not None and trajectory.numel() != rows.shape[0]:
+        raise ValueError(
+            f"the column trajectory has the shape {list(trajectory.shape)} for {rows.shape[0]} rows, and {purpose} need"
+            f" the episode of each row, int64 [{rows.shape[0]}]. Nothing was stored"
+        )
+
+
+def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
+    """Refuses rows ``[N]`` without one number, or one flag, for each row under ``key``.
+
+    Raises:
+        ValueError: what is given, and what is needed and for what purpose.
+    """
+    column, count = rows.get(key, None), rows.shape[0]
+    if column is None:
+        raise ValueError(
+            f"the transitions have no {key!r}, which {purpose} need; nothing was stored. "
+            "Store reward, terminated, truncated and done with every transition"
+        )
+    wrong_dtype = (column.dtype == torch.bool) != is_flag or column.is_complex()
+    if column.numel() != count or wrong_dtype:
+        kind = "bool" if is_flag else "a number"
+        raise ValueError(
+            f"{key!r} is {column.dtype} {list(column.shape)}, and {purpose} need {kind} for each row, [{count}] or "
+            f"[{count}, 1]; nothing was stored"
+        )
 
 
 class EpisodeTracker:
@@ -48,12 +77,8 @@ class EpisodeTracker:
     """
 
     def __init__(self, n_steps: int, discount: float) -> None:
-        if n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1; got {n_steps}")
-        if not 0.0 <= discount <= 1.0:
-            raise ValueError(f"discount must lie in [0, 1]; got {discount}")
-        self.n_steps = n_steps
-        self.discount = discount
+        self.n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount = checked_share("discount", discount)
         self.links: EpisodeLinks | None = None
 
     @property

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,14 @@ from lightning_replay.conditions.condition import (
 from lightning_replay.conditions.episodes import EpisodeCondition, FirstInEpisode, Reestablished, Sustained
 from lightning_replay.conditions.steps import InfoKey, KeyInRegion, RewardAtLeast, RewardBelow, TerminalWithReward
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import (
+    BELOW_ONE,
+    check_kind,
+    checked_count,
+    checked_entries,
+    checked_number,
+    checked_share,
+)
 
 if TYPE_CHECKING:
     from torchrl.data import ReplayBuffer
@@ -53,6 +61,7 @@ __all__ = [
 ]
 
 HISTORY_LENGTH = 200
+_LARGEST_SHARE = math.nextafter(1.0, 0.0)
 
 reward_at_least = RewardAtLeast
 reward_below = RewardBelow
@@ -93,11 +102,7 @@ class Event:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "condition", own(self.condition))
-        _check_whole("history_length", self.history_length)
-        if self.history_length < 1:
-            raise ValueError(
-                f"history_length is {self.history_length}; it counts the event step itself, so give at least 1"
-            )
+        checked_count("history_length", self.history_length, of="steps, the event's own included,")
 
 
 @recorded
@@ -114,7 +119,9 @@ class EventTable:
             buffer; with a lambda the buffer is saved, but must be built again by hand to be loaded.
         history_length: τ of ``condition``; steps kept up to and including the event.
         capacity: κ, steps kept; at least ``history_length``.
-        share: η, of each batch drawn from this table, in (0, 1); ``None`` divides evenly what the others leave.
+        share: η, of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave. With 0
+            the table is kept and never drawn from, and no correction counts its rows as drawn for an event: an
+            ablation.
         min_size: d, steps the table must hold before anything is drawn from it; ``None`` takes the batch size.
         events: several events whose histories go into this one table, instead of ``condition``. A step enters once,
             whichever of them asks for it.
@@ -125,6 +132,7 @@ class EventTable:
     Raises:
         ValueError: an option is out of range, the table can never fill, or the events were given in both ways or in
             neither.
+        TypeError: a share that is no number.
 
     Example:
         >>> goal = EventTable("goal", condition=reward_at_least(1.0), history_length=200, capacity=10_000, share=0.25)
@@ -143,8 +151,9 @@ class EventTable:
         min_size: int | None = None,
         events: Sequence[Event] | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"the name is {name!r}; an event table needs one, to be asked for by table(name)")
+        check_kind("name", name, str, "a text, by which table(name) finds the table")
+        if not name:
+            raise ValueError("name is ''; an event table needs one, by which table(name) finds it")
         self.name = name
         self.events = _events(name, condition, history_length, events)
         self.capacity = capacity
@@ -177,22 +186,18 @@ class EventTable:
             load_state_of(event.condition, saved)
 
     def _check(self) -> None:
-        _check_whole(f"the capacity of table {self.name!r}", self.capacity)
+        checked_count(f"capacity of table {self.name!r}", self.capacity, of="steps")
         if self.min_size is not None:
-            _check_whole(f"min_size of table {self.name!r}", self.min_size)
-        if self.capacity < 1:
-            raise ValueError(f"the capacity of table {self.name!r} is {self.capacity}; give at least 1 step")
+            checked_count(f"min_size of table {self.name!r}", self.min_size, of="steps")
         if self.history_length > self.capacity:
             raise ValueError(
                 f"history longer than the table: {self.name!r} has history_length {self.history_length} and capacity "
                 f"{self.capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
             )
-        if self.share is not None and not (isinstance(self.share, Real) and 0.0 < self.share < 1.0):
-            raise ValueError(
-                f"the share of table {self.name!r} is {self.share!r}; it is a part of each batch beside the default "
-                "table's and must lie between 0 and 1, both excluded"
-            )
-        if self.min_size is not None and not 1 <= self.min_size <= self.capacity:
+        if self.share is not None:
+            accepted = "a number in [0, 1), a part of each batch, or None"
+            checked_number(f"share of table {self.name!r}", self.share, 0.0, BELOW_ONE, accepted=accepted)
+        if self.min_size is not None and self.min_size > self.capacity:
             raise ValueError(
                 f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so "
                 "nothing could ever be drawn from it as asked; give a min_size from 1 to the capacity"
@@ -235,8 +240,12 @@ def suggest_events(
         >>> [event.condition for event in suggest_events(steps)]
         [reward_at_least(1.0), reward_at_least(5.0)]
     """
-    if not quantiles or not all(0.0 <= quantile <= 1.0 for quantile in quantiles):
-        raise ValueError(f"quantiles are {list(quantiles)}; give at least one, each in [0, 1]")
+    shares = [
+        checked_share(f"quantiles[{place}]", quantile)
+        for place, quantile in enumerate(checked_entries("quantiles", quantiles))
+    ]
+    if not shares:
+        raise ValueError("quantiles is empty; give at least one number in [0, 1]")
     if len(replay) == 0:
         raise ValueError("nothing is stored, so there are no rewards to choose from; call extend first")
     rows = replay if isinstance(replay, TensorDictBase) else replay[:]
@@ -249,7 +258,7 @@ def suggest_events(
             f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold tells them apart; collect until "
             "another reward is seen, or name an event by hand, for instance with key_in_region"
         )
-    thresholds = np.maximum(np.quantile(rewards, list(quantiles), method="higher"), above.min())
+    thresholds = np.maximum(np.quantile(rewards, shares, method="higher"), above.min())
     return [Event(reward_at_least(float(threshold)), history_length) for threshold in np.unique(thresholds)]
 
 
@@ -265,16 +274,13 @@ def _events(
     if events is None:
         assert condition is not None
         return (Event(condition, history_length),)
-    if not events or not all(isinstance(event, Event) for event in events):
-        raise ValueError(f"the events of table {name!r} are {list(events)}; give at least one, each an Event")
+    for place, event in enumerate(checked_entries(f"events of table {name!r}", events, "a sequence of Events")):
+        check_kind(f"events[{place}] of table {name!r}", event, Event, "an Event(condition, history_length)")
+    if not events:
+        raise ValueError(f"events of table {name!r} is empty; give at least one Event")
     if history_length != HISTORY_LENGTH:
         raise ValueError(
             f"table {name!r} was given history_length {history_length} beside events, which have their own; "
             "give it to each Event"
         )
     return tuple(Event(event.condition, event.history_length) for event in events)
-
-
-def _check_whole(name: str, steps: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, Integral):
-        raise ValueError(f"{name} is {steps!r}; give a whole number of steps")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD errors checked at the door, and what became of them counted."""
+"""TD errors checked before any part takes them, and counted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,23 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.storage import PackedStorage
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Feedback that no part refuses.
+
+    Attributes:
+        index: int64 ``[B]`` or ``[B, 2]``, -1 where the row has left since.
+        magnitude: float32 ``[B]``.
+        num_late: rows of the batch that have left.
+    """
+
+    index: Tensor
+    magnitude: Tensor
+    num_late: int
+
+
 class Feedback:
-    """Checks TD errors on their way to the sampler, drops late ones, and keeps count."""
+    """Checks TD errors on their way to the sampler, drops late ones, and counts them."""
 
     def __init__(self) -> None:
         self.draws_since_update = 0
@@ -23,32 +39,28 @@ class Feedback:
         self._late = 0
 
     def check(
-        self, index: Tensor, td_error: Tensor, generation: Tensor | None, storage: Storage, *, sampler_checks: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Rows that still hold what was drawn, and the magnitudes of their TD errors.
+        self,
+        index: Tensor,
+        td_error: Tensor | None,
+        generation: Tensor | None,
+        storage: Storage,
+        *,
+        sampler_checks: bool,
+    ) -> Checked:
+        """Returns rows that still hold what was drawn, and the magnitudes of their TD errors; changes nothing.
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]``.
-            td_error: signed, ``[B]`` or ``[B, 1]``.
+            td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
             generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` to trust the index.
             storage: where the rows are.
             sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
-
-        Returns:
-            index: int64 ``[B]`` or ``[B, 2]``, -1 where the slot was written or emptied since.
-            magnitude: float32 ``[B]``.
         """
         index = torch.as_tensor(index, device=storage.device)
-        td_error = torch.as_tensor(td_error, device=storage.device).detach()
-        self._check_shapes(index, td_error)
-        magnitude = td_error.reshape(-1).abs().to(torch.float32)
+        magnitude = self._magnitude(index, td_error, storage)
         if generation is None or not isinstance(storage, PackedStorage):
             self.check_values(index, magnitude, len(storage))
-            live = getattr(storage, "live_slots", None)
-            if live is not None:
-                index, dropped = _without(index, torch.from_numpy(~live.contains(index.cpu().numpy())).to(index.device))
-                self._late += dropped
-            return index, magnitude
+            return _without(index, magnitude, _released(storage, index))
         if not sampler_checks:
             self.check_values(index, magnitude, storage.capacity)
         generation = torch.as_tensor(generation, device=storage.device)
@@ -60,15 +72,38 @@ class Feedback:
             )
         try:
             late = storage.generation_of(slots) != generation
+            released = _released(storage, slots)
         except IndexError:
             self.check_values(index, magnitude, len(storage))
             raise
-        if bool(late.any()):
-            # Not the length: slots emptied since hold nothing and are late like those written since.
-            self.check_values(index, magnitude, storage.capacity)
-            index, dropped = _without(index, late)
-            self._late += dropped
-        return index, magnitude
+        late = late if released is None else late | released
+        if not bool(late.any()):
+            return Checked(index, magnitude, 0)
+        # Not the length: slots emptied since hold nothing and are late like those written since.
+        self.check_values(index, magnitude, storage.capacity)
+        return _without(index, magnitude, late)
+
+    def count(self, checked: Checked) -> None:
+        """Counts an update that every part has taken."""
+        self.draws_since_update = 0
+        self.received += checked.index.shape[0]
+        self._late += checked.num_late
+
+    @staticmethod
+    def _magnitude(index: Tensor, td_error: Tensor | None, storage: Storage) -> Tensor:
+        if index.dtype != torch.int64 or index.ndim not in (1, 2):
+            raise ValueError(
+                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
+            )
+        if td_error is None:
+            return torch.zeros(index.shape[0], device=index.device)
+        td_error = td_error.to(storage.device)
+        if td_error.numel() != index.shape[0]:
+            raise ValueError(
+                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
+                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
+            )
+        return _magnitude(td_error)
 
     @staticmethod
     def given_priority(td_error: Tensor, count: int) -> Tensor:
@@ -82,7 +117,7 @@ class Feedback:
                 f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
                 "Nothing was stored"
             )
-        magnitude = td_error.detach().reshape(-1).abs().to(torch.float32)
+        magnitude = _magnitude(real_numbers("td_error", td_error, "Nothing was stored"))
         if not bool(magnitude.isfinite().all()):
             rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
             raise ValueError(
@@ -95,18 +130,6 @@ class Feedback:
         """Nothing is drawn any more that an update could come for; the counts stay."""
         self.draws_since_update = 0
         self.last_index = None
-
-    @staticmethod
-    def _check_shapes(index: Tensor, td_error: Tensor) -> None:
-        if index.dtype != torch.int64 or index.ndim not in (1, 2):
-            raise ValueError(
-                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
-            )
-        if td_error.numel() != index.shape[0]:
-            raise ValueError(
-                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
-                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
-            )
 
     @staticmethod
     def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
@@ -151,9 +174,44 @@ class Feedback:
         self.last_index = None
 
 
-def _without(index: Tensor, late: Tensor) -> tuple[Tensor, int]:
-    """``index`` with -1, which samplers skip, in place of late rows; and how many of the batch these are."""
+def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
+    """Returns what was fed back as a tensor without gradient.
+
+    Raises:
+        TypeError: text, flags, complex numbers.
+    """
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} is {value!r}; it must be a tensor of real numbers. {outcome}") from error
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} is {tensor.dtype}; it must be of real numbers. {outcome}")
+    return tensor
+
+
+def _magnitude(td_error: Tensor) -> Tensor:
+    return td_error.reshape(-1).abs().to(torch.float32)
+
+
+def _released(storage: Storage, slots: Tensor) -> Tensor | None:
+    """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
+    tables, live = getattr(storage, "tables", None), getattr(storage, "live_slots", None)
+    places = slots.cpu().numpy()
+    if tables is not None:
+        # A row that left every table may still be held by the history of a running episode, and is drawn by nobody.
+        is_there = (tables.position[:, places] >= 0).any(0)
+    elif live is not None:
+        is_there = live.contains(places)
+    else:
+        return None
+    return torch.from_numpy(~is_there).to(slots.device)
+
+
+def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:
+    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
+    if late is None:
+        return Checked(index, magnitude, 0)
     if late.ndim < index.ndim:
         late = late.unsqueeze(1).expand_as(index)
     rows = late if late.ndim == 1 else late[:, 0]
-    return torch.where(late, -1, index), int(rows.sum())
+    return Checked(torch.where(late, -1, index), magnitude, int(rows.sum()))

@@ -102,12 +102,15 @@ class Histories:
         slots: counts the references.
         length: steps remembered of an episode.
         max_trajectories: episodes that may run at once.
+        forgets_stale: whether :meth:`make_room` is called; then running episodes are counted also where none of their
+            steps is remembered.
     """
 
-    def __init__(self, slots: Slots, length: int, max_trajectories: int) -> None:
+    def __init__(self, slots: Slots, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
         self._slots = slots
         self._length = length
         self._max_trajectories = max_trajectories
+        self._counts_all = length > 0 or forgets_stale
         self._running: dict[int, deque[int]] = {}  # the one continued last is last
         self.forgotten = 0
 
@@ -144,12 +147,18 @@ class Histories:
                 )
             running = staying[max(excess, 0) :] + opened
 
-    def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> None:
-        """Forgets the episodes continued longest ago, where rows that were checked leave no room for them."""
+    def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> list[int]:
+        """Forgets the episodes continued longest ago, where rows that were checked leave no room for them.
+
+        Returns:
+            which were forgotten.
+        """
         staying, opened = self._running_after(list(self._running), trajectory, done)
-        for name in staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]:
+        stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
+        for name in stale:
             self.forget(name)
             self.forgotten += 1
+        return stale
 
     def _running_after(
         self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
@@ -163,10 +172,10 @@ class Histories:
         if stretch.ended:
             self.forget(stretch.trajectory)
             return
-        if not self._length:
+        if not self._counts_all:
             return
         held = self._running.pop(stretch.trajectory, None) or deque()
-        kept = slots[-self._length :]
+        kept = slots[len(slots) - self._length :] if self._length < len(slots) else slots
         self._slots.references[kept] += 1
         held.extend(kept.tolist())
         while len(held) > self._length:
@@ -179,14 +188,13 @@ class Histories:
         if held:
             self._slots.release(np.array(held))
 
-    def forget_oldest(self) -> bool:
-        """Releases the steps of the episode that was continued longest ago; whether there was one."""
+    def forget_oldest(self) -> int | None:
+        """Releases the steps of the episode that was continued longest ago; returns it, or ``None`` if none runs."""
         name = next(iter(self._running), None)
-        if name is None:
-            return False
-        self.forget(name)
-        self.forgotten += 1
-        return True
+        if name is not None:
+            self.forget(name)
+            self.forgotten += 1
+        return name
 
     def state_dict(self) -> dict[str, Any]:
         """Trajectories and slots, as tensors and plain values."""

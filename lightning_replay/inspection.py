@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from lightning_replay.pictures import import_pyplot
 from lightning_replay.replay import Replay
 from lightning_replay.row_layout import Key
 from lightning_replay.storage import read_columns, stored_slots
+from lightning_replay.validation import check_kind, check_option, checked_choice, checked_count
 
 PROJECTIONS = ("pca", "tsne")
 _USUAL_KEYS = (("observation",), ("pixels",))
@@ -135,7 +137,8 @@ def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: i
         >>> points["a"].round().int().tolist(), points["b"].round().int().tolist()
         ([[-2, 0], [2, 0]], [[0, 1]])
     """
-    _check_projection(projection)
+    checked_choice("projection", projection, PROJECTIONS)
+    check_option("seed", seed, Integral, "a whole number")
     shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
     if len({tuple(shape) for shape in shapes.values()}) > 1:
         raise ValueError(
@@ -207,9 +210,10 @@ def inspect_buffers(
         ValueError: no buffers, an empty one, ``max_points`` below 1, or what :func:`project` refuses.
         KeyError: no such column.
     """
-    _check_projection(projection)
-    if max_points < 1:
-        raise ValueError(f"max_points is {max_points}; at least 1 row of each buffer is projected")
+    checked_choice("projection", projection, PROJECTIONS)
+    checked_count("max_points", max_points, of="rows")
+    check_option("seed", seed, Integral, "a whole number")
+    check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
     if not buffers:
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
     read = {name: _read(name, each, observation_key, max_points, seed) for name, each in buffers.items()}
@@ -274,11 +278,6 @@ def draw_inspection(inspections: Mapping[str, Inspection], path: str | Path, tit
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _check_projection(projection: str) -> None:
-    if projection not in PROJECTIONS:
-        raise ValueError(f"projection is {projection!r}; accepted are {' and '.join(map(repr, PROJECTIONS))}")
 
 
 def _as_tuple(key: NestedKey) -> Key:

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import checked_count, checked_number
 
 
 class ReturnProgress(ABC):
@@ -30,14 +31,11 @@ class ReturnProgress(ABC):
     least_episodes: int = 1
 
     def __init__(self, low: float, high: float, window: int, every: int) -> None:
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        self.low, self.high = checked_number("low", low), checked_number("high", high)
+        if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
-        if window < self.least_episodes:
-            raise ValueError(f"window is {window}; the signal needs at least {self.least_episodes} episodes")
-        if every < 1:
-            raise ValueError(f"every is {every}; give a number of episodes, at least 1")
-        self.low, self.high = float(low), float(high)
-        self.window, self.every = window, every
+        self.window = checked_count("window", window, self.least_episodes, of="episodes")
+        self.every = checked_count("every", every, of="episodes")
         self._returns: dict[int, deque[float]] = {}
         self._episodes: dict[int, int] = {}
 

@@ -7,12 +7,21 @@ import functools
 import importlib
 import inspect
 import numbers
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from lightning_replay.argument_names import accepted_names, refuse_unknown
+
 C = TypeVar("C", bound=type)
+
+#: Packages whose modules may be imported because a file names them.
+TRUSTED = ("lightning_replay", "rllib_ext", "tensordict", "torch", "torchrl")
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class NotRebuildableError(RuntimeError):
@@ -24,17 +33,24 @@ def recorded(cls: C) -> C:
 
     Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called. A class that
     works without some arguments, and says so when it loads, names them in ``set_again``: where they cannot be said in
-    JSON, they are left to their defaults.
+    JSON, they are left to their defaults. An argument under the name of another library is refused with ours.
     """
     original = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
+    accepted = accepted_names(original)
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values() and original is not object.__init__:
+        raise TypeError(f"{cls.__name__} takes *arguments; a recorded class names them, to be built again")
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_unknown(cls.__name__, kwargs, accepted)
         if "init_arguments" not in self.__dict__:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            arguments = dict(bound.arguments)
+            arguments = {name: value for name, value in bound.arguments.items() if kinds[name] in _NAMED}
+            further = (value for name, value in bound.arguments.items() if kinds[name] is inspect.Parameter.VAR_KEYWORD)
+            arguments.update(*further)
             arguments.pop("self", None)
             object.__setattr__(self, "init_arguments", arguments)
         original(self, *args, **kwargs)
@@ -71,32 +87,59 @@ def describe(value: Any) -> Any:
     return {"not_saved": repr(value)}
 
 
-def build(description: Any, name: str = "replay") -> Any:
-    """Builds what :func:`describe` described.
+def build(
+    description: Any, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
+) -> Any:
+    """Builds what :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
+
+    Args:
+        description: of an object, as plain values.
+        name: of the object, for errors.
+        trust: further packages whose modules may be imported.
+        chosen: arguments that are not taken from the description, by name, of classes that name them in
+            ``chosen_when_loaded``; ``None`` where absent.
 
     Raises:
-        NotRebuildableError: an option was not a plain value, an import path or a recorded class.
+        NotRebuildableError: an option was not a plain value, a recorded class or an import path of such a package.
     """
+    part = functools.partial(build, trust=trust, chosen=chosen)
     if isinstance(description, list):
-        return [build(item, name) for item in description]
+        return [part(item, name) for item in description]
     if not isinstance(description, dict):
         return description
     kind, content = next(iter(description.items()))
     if kind == "tuple":
-        return tuple(build(item, name) for item in content)
+        return tuple(part(item, name) for item in content)
     if kind == "dict":
-        return {key: build(item, f"{name}.{key}") for key, item in content.items()}
+        return {key: part(item, f"{name}.{key}") for key, item in content.items()}
     if kind == "device":
         return torch.device(content)
     if kind == "import":
-        return _resolve(content, name)
+        return _resolve(_allowed(content, name, trust), name)
     if kind == "class":
-        cls = _resolve(content, name)
+        cls = _resolve(_allowed(content, name, trust), name)
         if not (isinstance(cls, type) and getattr(cls, "is_recorded", False)):
             raise _not_rebuildable(name, content)
-        arguments = {key: build(item, f"{name}.{key}") for key, item in description["arguments"].items()}
-        return cls(**arguments)
+        given = dict(description["arguments"])
+        for key in getattr(cls, "chosen_when_loaded", ()):
+            if key in given:
+                given[key] = (chosen or {}).get(key)
+        return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
     raise _not_rebuildable(name, content)
+
+
+def _allowed(path: Any, name: str, trust: Sequence[str]) -> str:
+    """Returns an import path of a package whose modules may be imported; nothing is imported here."""
+    if not isinstance(path, str):
+        raise TypeError(f"the option {name} has the import path {path!r}")
+    module = path.partition(":")[0]
+    if any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
+        return path
+    raise NotRebuildableError(
+        f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you trust "
+        f"it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the same "
+        "options and call replay.load(path)."
+    )
 
 
 def _is_rebuildable(cls: type) -> bool:
@@ -127,8 +170,12 @@ def _importable(value: Any) -> bool:
 
 
 def _resolve(path: str, name: str) -> Any:
+    """Imports what ``module:qualname`` names; only the place where it is defined counts, not one that imports it."""
     module, _, qualname = path.partition(":")
     try:
-        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+        found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+        if _import_path(found) != path:
+            raise AttributeError(f"{path} is defined in {found.__module__}")
+        return found
     except (ImportError, AttributeError, ValueError) as error:
         raise _not_rebuildable(name, path) from error

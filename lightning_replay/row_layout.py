@@ -83,10 +83,18 @@ class RowLayout:
 
     @classmethod
     def from_description(cls, description: Sequence[dict[str, Any]]) -> RowLayout:
-        """The layout :meth:`description` described."""
-        return cls(
-            [(tuple(leaf["key"]), getattr(torch, leaf["dtype"]), torch.Size(leaf["shape"])) for leaf in description]
-        )
+        """Returns the layout that :meth:`description` described.
+
+        Raises:
+            TypeError: a dtype that is none.
+        """
+        leaves = [
+            (tuple(leaf["key"]), getattr(torch, leaf["dtype"]), torch.Size(leaf["shape"])) for leaf in description
+        ]
+        for key, dtype, _ in leaves:
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"the column {'/'.join(key)} has no dtype of torch")
+        return cls(leaves)
 
 
 class _Group:

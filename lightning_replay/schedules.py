@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from numbers import Real
+from typing import Any
 
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import LARGEST, check_option, checked_choice, checked_count, checked_number, range_of
 
 CLOCKS = ("draws", "updates", "env_steps")
 
@@ -39,7 +41,7 @@ class Constant(Schedule):
     """
 
     def __init__(self, value: float) -> None:
-        self.value = _finite("value", value)
+        self.value = checked_number("value", value)
 
     def __call__(self, reading: int) -> float:
         """The value, at any reading."""
@@ -66,14 +68,10 @@ class Linear(Schedule):
     """
 
     def __init__(self, start: float, end: float, duration: int, clock: str = "draws") -> None:
-        if not duration >= 1:
-            raise ValueError(f"duration is {duration}; a linear schedule needs at least 1 unit of its clock")
-        if clock not in CLOCKS:
-            raise ValueError(f"clock is {clock!r}; accepted are {', '.join(map(repr, CLOCKS))}")
-        self.start = _finite("start", start)
-        self.end = _finite("end", end)
-        self.duration = duration
-        self.clock = clock
+        self.start = checked_number("start", start)
+        self.end = checked_number("end", end)
+        self.duration = checked_count("duration", duration)
+        self.clock = checked_choice("clock", clock, CLOCKS)
 
     def __call__(self, reading: int) -> float:
         """Value at this reading; readings before 0 count as 0."""
@@ -90,7 +88,30 @@ def as_schedule(value: float | Schedule) -> Schedule:
     return value if isinstance(value, Schedule) else Constant(value)
 
 
-def _finite(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; a schedule needs a finite number")
-    return float(value)
+def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
+    """Returns a schedule of numbers in a range; a number becomes a constant one.
+
+    Both ends of a :class:`Linear` schedule are checked, of a user's own schedule the value at reading 0.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        lowest: accepted number.
+        highest: accepted number.
+
+    Raises:
+        TypeError: neither a number nor a schedule of numbers.
+        ValueError: a number out of the range, infinite or NaN; a schedule of an unknown clock.
+
+    Example:
+        >>> checked_schedule("importance_exponent", 0.4, highest=1.0)
+        Constant(0.4)
+    """
+    accepted = f"{range_of(lowest, highest)}, or a schedule of such numbers"
+    if not isinstance(value, Schedule):
+        check_option(name, value, Real, accepted, lowest, highest)
+        return Constant(value)
+    checked_choice(f"the clock of {name}", value.clock, CLOCKS)
+    for reading in (0, value.duration) if isinstance(value, Linear) else (0,):
+        check_option(f"{name} at reading {reading} of {value!r}", value(reading), Real, accepted, lowest, highest)
+    return value

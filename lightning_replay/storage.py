@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
-from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -16,12 +17,23 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay import forking
 from lightning_replay.memory import allocate_rows
 from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
-from lightning_replay.state_files import read_state, write_state
-from lightning_replay.stored_column import GENERATION, StoredColumn, collect_leaves
+from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving.snapshot import Snapshots
+from lightning_replay.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.tables import Tables
+from lightning_replay.transition_check import Column, ColumnsCheck, TransitionCheck
+from lightning_replay.validation import checked_count
+
+
+class EntryState(NamedTuple):
+    """Whether a storage has columns, and where rows come from."""
+
+    is_new: bool
+    given_device: torch.device | None
 
 
 @recorded
@@ -34,8 +46,9 @@ class PackedStorage(LazyTensorStorage):
     refused if less is free.
 
     A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds
-    ``generation``, int64: how often its slot has been written, so that a late priority update for a slot
-    that was reused meanwhile can be told apart.
+    ``generation``, int64: how often its slot has been written or emptied, so that a late priority update for a slot
+    that was reused meanwhile can be told apart. It goes on counting through ``empty``, saving and loading; after a load
+    into a storage that was used, new rows have larger ones than any row before.
 
     Args:
         capacity: rows.
@@ -45,26 +58,97 @@ class PackedStorage(LazyTensorStorage):
 
     Raises:
         MemoryError: at the first rows, when the rows do not fit.
-        ValueError: ``capacity`` is not positive; ``memmap`` on another device than the CPU; columns that change.
+        TypeError: ``capacity`` is no whole number, ``device`` no device of torch.
+        ValueError: ``capacity`` is not positive; a device that keeps no data; ``memmap`` on another device than the
+            CPU; columns that change.
+        RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
+    fork_rank = 1  # buffers hold their locks while they write here
+    chosen_when_loaded = ("memmap",)  # a save of another machine's does not decide where files are made
+
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
-        if not isinstance(capacity, Integral) or isinstance(capacity, bool) or capacity <= 0:
-            raise ValueError(f"capacity must be a positive whole number of transitions; got {capacity!r}")
-        if memmap is not None and torch.device(device).type != "cpu":
+        self.capacity: int = checked_count("capacity", capacity, of="transitions")
+        kind = checked_device(device).type
+        if memmap is not None and not isinstance(memmap, str | Path):
+            raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
+        if memmap is not None and kind != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
-        self.capacity: int = int(capacity)
-        super().__init__(max_size=self.capacity, device=device)
-        self._memmap: str | None = memmap
+        # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
+        super().__init__(max_size=self.capacity, device=device, compilable=True)
+        self._memmap: str | None = None if memmap is None else str(memmap)
+        self._len: int
         self._layout: RowLayout | None = None
         self._rows: Tensor | None = None
         self._generation: Tensor | None = None
+        self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
-        self._given_tree: dict[str, Any] = {}
+        self._reader: RowReader | None = None
+        #: Called with the columns of new rows by key; what it raises refuses them. Set by a ``Replay``.
+        self.row_check: TransitionCheck | None = None  # set before rows come
+        self._columns_check: ColumnsCheck | None = None
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self.tables: Tables | None = None  # set by a writer into tables
+        self._reached = 0  # one more than the highest slot ever written
+        self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Sets what belongs to this object in this process alone: a lock, and what a fork changes."""
+        self.snapshots = Snapshots()
+        self._shared_writes = None if self._memmap is None else forking.SharedWrites()
+        self._refusal: str | None = None
+        self._is_held = False
+        forking.register(self)
+
+    def before_fork(self) -> None:
+        """Called in the thread that forks: waits until no row is half-written."""
+        self._is_held = forking.acquired(self.snapshots.lock)
+        if self._shared_writes is not None:
+            self._shared_writes.before_fork()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in parent and child after a fork."""
+        if self._is_held:
+            self.snapshots.lock.release()
+        if in_child:
+            self.snapshots = Snapshots()  # those who read the open ones are in the parent
+            if not self._is_held:
+                self._refusal = (
+                    f"this process was forked while another thread was writing into this {type(self).__name__}, whose "
+                    "rows are half-written here. Fork when nobody writes, or build a storage in this process"
+                )
+            elif self._shared_writes is not None and self._rows is not None:
+                self._shared_writes.forked()
+                self._refusal = (
+                    f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
+                    "parent, so they cannot be written here; nothing was changed. Write in the parent, or build a "
+                    "storage in this process"
+                )
+
+    def check_read(self) -> None:
+        """Refuses what was just read from rows that another process may have changed meanwhile.
+
+        Raises:
+            RuntimeError: this is a forked process, and the parent has written into the file since.
+        """
+        if self._shared_writes is not None and self._shared_writes.came_since:
+            raise RuntimeError(
+                f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
+                "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
+                "the parent and load it here, or fork when nothing is written any more"
+            )
+
+    def check_writable(self) -> None:
+        """Refuses to write where that would change another process's rows.
+
+        Raises:
+            RuntimeError: this is a forked process, and the rows are the parent's.
+        """
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
 
     def __len__(self) -> int:
         return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call
@@ -104,7 +188,11 @@ class PackedStorage(LazyTensorStorage):
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """One column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
         column = self.all_rows.get(key, None)
-        return None if column is None else column[index]
+        if column is None:
+            return None
+        values = column[index]
+        self.check_read()
+        return values
 
     def generation_of(self, index: Tensor) -> Tensor:
         """How often each slot has been written, int64 of the shape of ``index``."""
@@ -131,6 +219,8 @@ class PackedStorage(LazyTensorStorage):
         if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
             slots = slots.to(self._rows.device)
         rows = self._rows.index_select(0, slots)
+        if self._shared_writes is not None:
+            self.check_read()
         return self._layout.unpack(rows, index.shape, extra)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -153,40 +243,101 @@ class PackedStorage(LazyTensorStorage):
             self._set_last_cursor(cursor)
         self.write(slots, values, grow=set_cursor)
 
-    def checked_values(self, data: TensorDictBase) -> list[Tensor]:
-        """The values of rows ``[N]`` in the order of the columns, once they are known to fit.
+    def checked_values(self, data: TensorDictBase) -> list[Column]:
+        """Returns the values of rows ``[N]`` in the order of the columns, once they are known to fit.
 
         Raises:
-            ValueError: keys, shapes, dtypes or device are not those of the first rows.
+            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses.
+            RuntimeError: see :meth:`check_writable`.
         """
-        if self._columns is None or self._layout is None:
-            self._init(data)
-            assert self._columns is not None and self._layout is not None
+        if self._refusal is not None:
+            self.check_writable()
+        if self.has_columns:
+            return self._values_of(data)
+        before = self.entry_state()
+        try:
+            if before.is_new:
+                self._init(data)
+            return self._values_of(data)
+        except BaseException:
+            self.undo_entry(before)
+            raise
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether rows have fixed the columns, and where they come from."""
+        return self._columns is not None and self._given_device is not None
+
+    def entry_state(self) -> EntryState:
+        """Returns what rows that are offered may change although they are refused, for :meth:`undo_entry`."""
+        return EntryState(self._columns is None, self._given_device)
+
+    def undo_entry(self, before: EntryState) -> None:
+        """Forgets the columns and the device of rows that were refused."""
+        self._given_device = before.given_device
+        if before.is_new and not self._reached:
+            self._forget_columns()
+
+    def _values_of(self, data: TensorDictBase) -> list[Column]:
         if self._given_device is None:
             self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
-        by_key: dict[Key, Tensor] = {}
-        if not collect_leaves(data, self._given_tree, by_key):
+        assert self._reader is not None
+        values = self._reader.read(data, self._given_device)
+        if values is None:
             raise self._mismatch(data)
-        values = []
-        for key, (dtype, shape) in self._given.items():
-            value = by_key[key]
-            if value.dtype != dtype or value.shape[1:] != shape or value.device != self._given_device:
-                raise self._mismatch(data)
-            values.append(value.detach() if value.requires_grad else value)
+        if self.row_check is not None:
+            if self._columns_check is None:
+                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+            self._columns_check(values)
         return values
 
-    def write(self, slots: slice | Tensor, values: list[Tensor], *, grow: bool = True) -> None:
+    def _forget_columns(self) -> None:
+        self._layout = self._rows = self._columns = self._storage = None
+        self._generation = self._generations = self._columns_check = self._reader = None
+        self._given = {}
+        self.initialized = False
+
+    def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
-        assert self._columns is not None and self._generation is not None
-        for column, value in zip(self._columns, values, strict=True):
-            column.put(slots, value)
-        if self._generation.device.type == "cpu":
-            self._generation.numpy()[slots if isinstance(slots, slice) else slots.numpy()] += 1
-        else:
-            self._generation[slots] += 1
-        if grow:
+        assert self._columns is not None
+        with self.snapshots.lock:
+            self.begin_write(slots)
+            for column, value in zip(self._columns, values, strict=True):
+                column.put(slots, value)
+            self._next_generation(slots)
             highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-            self._len = max(len(self), highest)
+            self._reached = max(self._reached, highest)
+            if grow:
+                self._len = max(self._len, highest)
+        self._bump_mutation_revision()
+
+    def begin_write(self, slots: slice | Tensor) -> None:
+        """Called with the lock of the snapshots held, before rows in these slots are changed."""
+        if self.snapshots:
+            self.snapshots.keep(slots)
+        if self._shared_writes is not None:
+            self._shared_writes.add()
+
+    def _next_generation(self, slots: slice | Tensor) -> None:
+        generation = self._generations
+        if generation is not None:
+            index = slots if isinstance(slots, slice) else slots.numpy()
+            generation[index] += 1
+            if self._least_generation:
+                generation[index] = np.maximum(generation[index], self._least_generation + 1)
+        else:
+            assert self._generation is not None
+            self._generation[slots] += 1
+            if self._least_generation:
+                self._generation[slots] = self._generation[slots].clamp_min(self._least_generation + 1)
+
+    def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
+        """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay."""
+        self.check_writable()
+        with self.snapshots.lock:
+            self.begin_write(slots)
+            for key in keys:
+                self.all_rows.get(key)[slots] = True
         self._bump_mutation_revision()
 
     def _init(self, data: TensorDictBase) -> None:
@@ -199,16 +350,24 @@ class PackedStorage(LazyTensorStorage):
         device = torch.device(self.device)
         self._rows = allocate_rows(self.capacity, words, device, self._memmap, breakdown)
         self._layout = layout
-        self._storage = layout.unpack(self._rows, torch.Size([self.capacity]))
-        self._generation = self._storage.get("generation")
+        slots = layout.unpack(self._rows, torch.Size([self.capacity]))
+        self._storage = slots
+        self._generation = slots.get("generation")
+        self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [
-            StoredColumn(key, column.dtype, column.shape, self._storage.get(key))
+            StoredColumn(key, column.dtype, column.shape, slots.get(key))
             for key, column in layout.columns.items()
             if key != GENERATION
         ]
-        self._given = {column.key: (column.dtype, column.shape) for column in self._columns}
-        self._given_tree = layout.tree
+        self._expect({column.key: (column.dtype, column.shape) for column in self._columns})
         self.initialized = True
+
+    def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
+        """Sets the columns that rows must have from now on."""
+        assert self._columns is not None
+        self._given = columns
+        self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
+        self._columns_check = None
 
     def _mismatch(self, data: TensorDictBase) -> ValueError:
         given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
@@ -225,37 +384,104 @@ class PackedStorage(LazyTensorStorage):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows written so far (a view, not a copy) and the layout that says what their bytes are."""
-        if self._layout is None or self._rows is None:
-            return {"capacity": self.capacity, "length": 0, "layout": None, "rows": None}
-        layout = self._layout.description()
-        return {"capacity": self.capacity, "length": self._len, "layout": layout, "rows": self._rows[: self._len]}
+        """Returns the rows written so far (a view, not a copy) and the layout of their bytes."""
+        if self._layout is None or self._rows is None or self._generation is None:
+            return {
+                "capacity": self.capacity,
+                "length": 0,
+                "layout": None,
+                "rows": None,
+                "emptied": None,
+                "least_generation": self._least_generation,
+            }
+        return {
+            "capacity": self.capacity,
+            "length": self._len,
+            "layout": self._layout.description(),
+            "rows": self._rows[: self._len],
+            # Generations of slots that held rows once: they go on from there.
+            "emptied": self._generation[self._len : self._reached].clone(),
+            "least_generation": self._least_generation,
+        }
+
+    @contextmanager
+    def frozen_state(self) -> Iterator[dict[str, Any]]:
+        """Context manager for :meth:`state_dict` as it is now, however rows are written meanwhile.
+
+        Rows are a :class:`~lightning_replay.saving.snapshot.Snapshot`, to be read once in the body.
+        """
+        with self.snapshots.lock:
+            state = self.state_dict()
+            rows = None if state["rows"] is None else self.snapshots.take(state["rows"])
+        try:
+            yield state | {"rows": rows}
+            self.check_read()
+        finally:
+            if rows is not None:
+                self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave.
 
         Raises:
-            ValueError: another capacity was saved; nothing is changed then.
+            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed then.
+            MemoryError: the rows do not fit; nothing is changed then.
         """
+        self.check_writable()
+        layout = self._saved_layout(state_dict)
+        least = max(self._least_generation, self._largest_generation(), state_dict.get("least_generation", 0))
+        with self.snapshots.lock:
+            if layout is not None:
+                if self._layout is None or self._layout.description() != layout.description():
+                    self._allocate(layout)
+                self._take_rows(state_dict)
+            elif self._generation is not None:
+                self._generation[: self._reached] += 1  # these rows leave, and none comes in their place
+            self._least_generation = least
+            self._given_device = None
+            self._len = state_dict["length"]
+        self._bump_mutation_revision()
+
+    def _saved_layout(self, state_dict: dict[str, Any]) -> RowLayout | None:
         if state_dict["capacity"] != self.capacity:
             raise ValueError(
                 f"the saved storage has capacity {state_dict['capacity']} and this one {self.capacity}; "
                 "build the buffer with the saved capacity"
             )
-        length = state_dict["length"]
-        layout = state_dict["layout"]
-        if layout is not None:
-            if self._layout is None or self._layout.description() != layout:
-                self._allocate(RowLayout.from_description(layout))
-            assert self._rows is not None
-            self._rows[:length] = state_dict["rows"].to(self._rows.device)
-        self._given_device = None
-        self._len = length
-        self._bump_mutation_revision()
+        if state_dict["layout"] is None:
+            return None
+        layout, length, rows = (
+            RowLayout.from_description(state_dict["layout"]),
+            state_dict["length"],
+            state_dict["rows"],
+        )
+        if not 0 <= length <= self.capacity or rows.shape != (length, layout.row_bytes // WORD_BYTES):
+            raise ValueError(
+                f"the saved rows {list(rows.shape)} are not {length} of {layout.row_bytes} bytes in a storage of "
+                f"{self.capacity}; nothing was loaded"
+            )
+        return layout
+
+    def _largest_generation(self) -> int:
+        """Of all rows that this storage has handed out."""
+        return 0 if self._generation is None or not self._reached else int(self._generation[: self._reached].max())
+
+    def _take_rows(self, state_dict: dict[str, Any]) -> None:
+        assert self._rows is not None and self._generation is not None
+        length, emptied = state_dict["length"], state_dict.get("emptied")  # early saves have none
+        self.begin_write(slice(0, self._reached))
+        self._rows[:length] = state_dict["rows"].to(self._rows.device)
+        reached = length
+        if emptied is not None and len(emptied):
+            reached += len(emptied)
+            self._generation[length:reached] = emptied.to(self._generation.device)
+        self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
+        self._reached = max(self._reached, reached)
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict())
+        with self.frozen_state() as state:
+            write_state(path, state)
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
@@ -269,22 +495,46 @@ class PackedStorage(LazyTensorStorage):
             )
         state = super().__getstate__()
         state["packed"] = self.state_dict()
+        del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are laid out anew.
-        return state | dict.fromkeys(("_rows", "_storage", "_generation", "_columns", "_layout"))
+        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")
+        return state | dict.fromkeys(unset) | {"_reached": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("packed")
         super().__setstate__(state)
+        self._begin_life()
         self.load_state_dict(packed)
 
     def _empty(self) -> None:
-        if self._generation is not None:
-            self._generation[: self._len] += 1  # updates on their way to rows forgotten now are late
-        self._len = 0
+        self.check_writable()
+        with self.snapshots.lock:
+            if self._generation is not None and self._len:
+                self.begin_write(slice(0, self._len))
+                self._next_generation(slice(0, self._len))  # updates on their way to rows forgotten now are late
+            self._len = 0
         self._bump_mutation_revision()
 
     def __repr__(self) -> str:
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+
+
+def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data.
+
+    Raises:
+        TypeError: no device and no name of one.
+        ValueError: an unknown name, or a device without data.
+    """
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+    try:
+        known = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known.type == "meta":
+        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+    return known
 
 
 def stored_slots(storage: Storage) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,32 +29,84 @@ class StoredColumn:
         has_array = tensor.device.type == "cpu" and dtype not in _WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
 
-    def put(self, slots: slice | Tensor, value: Tensor) -> None:
+    def put(self, slots: slice | Tensor, value: Tensor | np.ndarray) -> None:
         """Writes the values ``[N, ...]`` of this column into a slice or int64 ``[N]`` of slots."""
-        if self.array is not None and value.device.type == "cpu":
-            self.array[slots if isinstance(slots, slice) else slots.numpy()] = value.numpy()
+        if self.array is None or isinstance(value, Tensor):
+            self.tensor[slots] = torch.as_tensor(value, device=self.tensor.device)
         else:
-            self.tensor[slots] = value.to(self.tensor.device)
+            self.array[slots if isinstance(slots, slice) else slots.numpy()] = value
 
 
-def collect_leaves(data: TensorDictBase, tree: dict[str, Any], by_key: dict[Key, Tensor]) -> bool:
-    """Fills ``by_key`` from ``data``; whether its keys are those of ``tree``, bar ``generation`` and empty branches."""
-    entries = dict(data.items())
-    different = (tree.keys() ^ entries.keys()) - {GENERATION[0]}
-    if different and not all(_is_empty(entries.get(name)) for name in different):
-        return False
-    for name, node in tree.items():
-        if node == GENERATION:
-            continue
-        value = entries[name]
-        if isinstance(node, dict):
-            if not isinstance(value, TensorDictBase) or not collect_leaves(value, node, by_key):
+class RowReader:
+    """Takes the columns out of new rows, if these are the columns they must have.
+
+    Args:
+        columns: dtype and shape per row by key.
+        arrays: the columns that are taken as arrays where the rows are on the CPU.
+    """
+
+    def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
+        self._kinds = [
+            (dtype, shape, _array_dtype(dtype) if key in arrays else None) for key, (dtype, shape) in columns.items()
+        ]
+        self._tree = _places({key: place for place, key in enumerate(columns)})
+
+    def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
+        """Returns the values ``[N, ...]`` in the order of the columns; ``None`` where rows have others.
+
+        Args:
+            rows: TensorDict ``[N]``; ``generation`` and empty branches are passed over.
+            device: where the values must be.
+        """
+        values: list[Any] = [None] * len(self._kinds)
+        if not _collect(rows, self._tree, values):
+            return None
+        takes_arrays = device is not None and device.type == "cpu"
+        for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
+            value: Tensor = values[place]
+            if takes_arrays and array_dtype is not None and value.device.type == "cpu":
+                array = value.detach().numpy() if value.requires_grad else value.numpy()
+                # Cheaper to look at than the tensor's own.
+                if array.dtype is not array_dtype or array.shape[1:] != shape:
+                    return None
+                values[place] = array
+            elif value.dtype != dtype or value.shape[1:] != shape or value.device != device:
+                return None
+            elif value.requires_grad:
+                values[place] = value.detach()
+        return values
+
+
+def _array_dtype(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def _places(columns: Mapping[Key, int]) -> list[tuple[str, Any]]:
+    """Returns the tree of keys, each branch as a list of names with a place or a branch."""
+    branches: dict[str, Any] = {}
+    for key, place in columns.items():
+        if len(key) == 1:
+            branches[key[0]] = place
+        else:
+            branches.setdefault(key[0], {})[key[1:]] = place
+    return [(name, node if isinstance(node, int) else _places(node)) for name, node in branches.items()]
+
+
+def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any]) -> bool:
+    """Fills ``values`` from ``rows``; returns whether their keys are those of the tree."""
+    entries = dict(rows.items())
+    for name, node in tree:
+        value = entries.get(name)
+        if type(node) is int:
+            if not isinstance(value, Tensor):
                 return False
-        elif not isinstance(value, Tensor):
+            values[node] = value
+        elif not isinstance(value, TensorDictBase) or not _collect(value, node, values):
             return False
-        else:
-            by_key[node] = value
-    return True
+    if len(entries) == len(tree):
+        return True
+    names = {name for name, _ in tree}
+    return all(name in names or name == GENERATION[0] or _is_empty(value) for name, value in entries.items())
 
 
 def _is_empty(value: Any) -> bool:

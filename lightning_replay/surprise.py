@@ -60,6 +60,85 @@ def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
     return -_expected(target, log_probability).sum(-1)
 
 
+def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """The distribution of ``reward + discount * z`` brought back onto the atoms z of ``support``.
+
+    Each moved atom, clamped to the support, shares its probability between the two atoms around it, the nearer one
+    getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
+
+    Args:
+        probabilities: ``[B, N]``, of the atoms.
+        reward: ``[B]``.
+        discount: ``[B]``, 0 where nothing follows.
+        support: ``[N]``, evenly spaced and ascending.
+
+    Returns:
+        ``[B, N]``, probabilities.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> half = torch.tensor([[0.5, 0.0, 0.5]])
+        >>> categorical_projection(half, torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([[0.0000, 0.5000, 0.5000]])
+    """
+    if not (reward.shape == discount.shape == probabilities.shape[:1] and support.shape == probabilities.shape[1:]):
+        raise ValueError(
+            f"probabilities must be [B, N], reward and discount [B], support [N]; got {list(probabilities.shape)}, "
+            f"{list(reward.shape)}, {list(discount.shape)} and {list(support.shape)}"
+        )
+    low, high, last = support[0], support[-1], len(support) - 1
+    moved = reward.unsqueeze(1) + discount.unsqueeze(1) * support
+    place = (moved.clamp(low, high) - low) * (last / (high - low))
+    # as a product, not scattered: the same bits every time on a GPU too
+    share = (1 - (place.unsqueeze(2) - torch.arange(last + 1, device=place.device)).abs()).clamp_(min=0)
+    return torch.bmm(probabilities.unsqueeze(1), share).squeeze(1)
+
+
+def distributional_surprise(
+    log_probability: Tensor,
+    next_probability: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    support: Tensor,
+    *,
+    measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
+) -> Tensor:
+    """``measure(target, log_probability)`` with the target ``categorical_projection(next_probability, ...)``.
+
+    The surprise of agents that predict the distribution of the return (C51, Rainbow), from what they predict and what
+    their target network predicts for the best next action.
+
+    Args:
+        log_probability: logarithms of the predicted probabilities of the action taken, ``[B, N]``.
+        next_probability: probabilities that the target network gives the best next action, ``[B, N]``.
+        reward: ``[B]``, or the sum over n steps.
+        discount: ``[B]``, γ, or its power over n steps; 0 where the episode terminated.
+        support: ``[N]``, the atoms, evenly spaced and ascending.
+        measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
+
+    Returns:
+        ``[B]``, not negative.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> support, certain = torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([[0.0, 1.0, 0.0]])
+        >>> prediction = torch.tensor([[0.25, 0.25, 0.5]]).log()
+        >>> distributional_surprise(prediction, certain, torch.tensor([1.0]), torch.tensor([0.9]), support)
+        tensor([0.6931])
+    """
+    target = categorical_projection(next_probability, reward, discount, support)
+    if log_probability.shape != target.shape:
+        raise ValueError(
+            f"log_probability has shape {list(log_probability.shape)} and next_probability {list(target.shape)}; both "
+            "must be [B, N], of one action for each row"
+        )
+    return measure(target, log_probability)
+
+
 def surprise(
     td_error: Tensor | None = None,
     *,

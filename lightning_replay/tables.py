@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from lightning_replay.slots import Slots
 from lightning_replay.state_action_counts import StateActionCounts
+from lightning_replay.validation import checked_count
 
 
 class Tables:
@@ -43,10 +43,8 @@ class Tables:
 
     def __init__(self, capacities: Mapping[str, int], extra_slots: int = 0) -> None:
         for name, capacity in capacities.items():
-            if not isinstance(capacity, Integral) or isinstance(capacity, bool) or capacity < 1:
-                raise ValueError(
-                    f"the capacity of table {name!r} is {capacity!r}; give a positive whole number of rows"
-                )
+            checked_count(f"capacity of table {name!r}", capacity, of="rows")
+        checked_count("extra_slots", extra_slots, 0)
         self.names = list(capacities)
         self.capacity = np.fromiter(capacities.values(), np.int64, len(capacities))
         self.offset = np.concatenate(([0], np.cumsum(self.capacity)[:-1]))

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +13,14 @@ from urllib.parse import quote
 import numpy as np
 
 if TYPE_CHECKING:
-    from lightning_replay.checkpoint import SavedSize
+    from lightning_replay.saving import SavedSize
     from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.module_replay import ModuleReplay
 
 MANIFEST = "buffer.json"
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
 
 
 class SavedBuffer(NamedTuple):
@@ -31,6 +29,7 @@ class SavedBuffer(NamedTuple):
     modules: dict[str, ModuleReplay]
     state: dict[str, Any]
     warm_up: WarmUp
+    algorithm: Mapping[str, Any] | None
 
 
 class WarmUp(NamedTuple):
@@ -41,7 +40,11 @@ class WarmUp(NamedTuple):
 
 
 def write_buffer(
-    buffer: RecipeEpisodeReplayBuffer, folder: Path, warm_up: WarmUp, previous: Path | None = None
+    buffer: RecipeEpisodeReplayBuffer,
+    folder: Path,
+    warm_up: WarmUp,
+    previous: Path | None = None,
+    algorithm: Mapping[str, Any] | None = None,
 ) -> SavedSize:
     """Writes a buffer into ``folder``: new rows beside the old, then the manifest that names them, in one step.
 
@@ -50,33 +53,29 @@ def write_buffer(
         folder: created where missing.
         warm_up: of the algorithm.
         previous: the folder of an earlier save, whose unchanged files are linked.
+        algorithm: the files of the checkpoint it belongs to, see :mod:`rllib_ext.algorithm_files`.
 
     Returns:
         Bytes of all rows' files, and of those written.
     """
-    from lightning_replay.checkpoint import SavedSize, replace_file, save_replay
+    from lightning_replay.checkpoint import save_replay
+    from lightning_replay.saving import SavedSize
+    from lightning_replay.saving.directory import replaced_save
 
-    rows = folder / f"{ROWS}-{uuid.uuid4().hex[:12]}"
-    rows.mkdir(parents=True)
     earlier = None if previous is None else _rows_of(previous)
-    sizes = []
-    for name, module in buffer.modules.items():
-        same = None if earlier is None else earlier / _folder_of(name)
-        sizes.append(save_replay(module.replay, rows / _folder_of(name), previous=same))
-    state = json.dumps(buffer.plain_state())
-    manifest = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "warm_up": warm_up._asdict(),
-        "bytes": sum(size.total for size in sizes),
-        "rows": rows.name,
-        "crc32": zlib.crc32(state.encode()),
-        "state": state,
-    }
-    replace_file(folder / MANIFEST, json.dumps(manifest))
-    for stale in folder.glob(f"{ROWS}-*"):
-        if stale.name != rows.name:
-            shutil.rmtree(stale, ignore_errors=True)
+    with replaced_save(folder, MANIFEST, folder=ROWS) as save:
+        sizes = []
+        for name, module in buffer.modules.items():
+            same = None if earlier is None else earlier / _folder_of(name)
+            sizes.append(save_replay(module.replay, save.data / _folder_of(name), previous=same))
+        save.manifest |= {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "warm_up": warm_up._asdict(),
+            "bytes": sum(size.total for size in sizes),
+            "state": buffer.plain_state(),
+            "algorithm": algorithm,
+        }
     return SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
 
 
@@ -88,21 +87,23 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
         ValueError: a newer format, or a buffer of another recipe or other options.
         MemoryError: less is free than the rows take, beside those of ``buffer``.
     """
-    from lightning_replay.state_files import DamagedFileError
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_save
 
-    manifest = _read_manifest(folder)
-    state = json.loads(manifest["state"])
-    modules = buffer.modules_for(state)
-    for name, module in modules.items():
-        try:
-            module.replay.load(folder / Path(manifest["rows"]).name / _folder_of(name))
-        except FileNotFoundError as error:
-            raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
-    return SavedBuffer(modules, state, WarmUp(**manifest["warm_up"]))
+    def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
+        modules = buffer.modules_for(manifest["state"])
+        for name, module in modules.items():
+            try:
+                module.replay.load(rows / _folder_of(name))
+            except FileNotFoundError as error:
+                raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+        return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])
+
+    return read_save(folder, lambda: _read_manifest(folder), read)
 
 
 def read_warm_up(folder: Path) -> WarmUp | None:
-    """The warm-up of a saved algorithm; ``None`` where no buffer was saved.
+    """Returns the warm-up of a saved algorithm; ``None`` where no buffer was saved.
 
     Raises:
         DamagedFileError, ValueError: as :func:`read_buffer`.
@@ -139,35 +140,39 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    from lightning_replay.state_files import DamagedFileError
+    """Returns a manifest of any version as the newest one has it."""
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_manifest
+    from lightning_replay.saving.serialization import MALFORMED
 
+    file = folder / MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        version = int(manifest["version"])
+        manifest = read_manifest(file, FORMAT_VERSION, checked_from=2)
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedFileError(
+            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
+    try:
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
-        if version <= FORMAT_VERSION:
+        if manifest["version"] == 1:  # had a checksum of the state alone
             if zlib.crc32(manifest["state"].encode()) != manifest["crc32"]:
                 raise ValueError("its checksum differs")
-            WarmUp(**manifest["warm_up"]), Path(manifest["rows"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            manifest |= {"state": json.loads(manifest["state"]), "data": manifest["rows"], "algorithm": None}
+        WarmUp(**manifest["warm_up"]), Path(manifest["data"])
+    except MALFORMED as error:
         raise DamagedFileError(
-            f"{folder / MANIFEST} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+            f"{file} is damaged ({error}); nothing was restored. Restore an earlier checkpoint"
         ) from error
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{folder / MANIFEST} has format version {version}; this lightning-replay reads versions up to "
-            f"{FORMAT_VERSION}. Install a newer one"
-        )
     return manifest
 
 
 def _rows_of(folder: Path) -> Path | None:
-    """Where an earlier save keeps its rows; ``None`` where it is of no use."""
-    from lightning_replay.state_files import DamagedFileError
+    """Returns where an earlier save keeps its rows; ``None`` where it is of no use."""
+    from lightning_replay.saving import DamagedFileError
 
     try:
-        return folder / Path(_read_manifest(folder)["rows"]).name
+        return folder / Path(_read_manifest(folder)["data"]).name
     except (DamagedFileError, ValueError):
         return None
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lightning_replay.argument_names import hint_for
 from rllib_ext.class_paths import call, constructor, imported
 from rllib_ext.stacks import image_column
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 PARTS = ("sampler", "writer", "transform")
 _FRAMES = ("frame_stack", "image_key", "frame_capacity")
 # What every buffer put together from parts takes, beside the parts.
-PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "seed")
+PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "check_finite", "seed")
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
 _BY_IMPORTANCE = ("surprise_retention",)
 Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
@@ -38,10 +39,11 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
 
     Args:
         recipe: a function of :mod:`lightning_replay.recipes` by name.
-        options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``seed``, and ``sampler``,
-            ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for
-            transforms, a list of these. Values of that form are built wherever they stand (a schedule, a scheduler,
-            the sampler of first elements). Event tables and conditions are given as in :mod:`rllib_ext.event_tables`.
+        options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``check_finite``, ``seed``, and
+            ``sampler``, ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}``
+            or, for transforms, a list of these. Values of that form are built wherever they stand (a schedule, a
+            scheduler, the sampler of first elements). Event tables and conditions are given as in
+            :mod:`rllib_ext.event_tables`.
         returns: length and discount; followed where rows are kept by importance, and returns formed before they are
             stored. Other buffers form them when they draw.
 
@@ -158,7 +160,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     n_steps, worst = 1, None
     if keeps_by_importance(None, options):
         n_steps, discount = _single_length(returns)
-        worst = frames_at_worst(capacity, frame_stack or 0, n_steps)
+        worst = frames_at_worst(capacity, frame_stack, n_steps)
         if n_steps > 1:
             built.append(NStepTransitions(n_steps, discount))
     return Replay(
@@ -176,6 +178,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
         writer=_part(options.get("writer"), "writer", Writer, context),
         transform=Compose(*built) if len(built) > 1 else next(iter(built), None),
         batch_size=1,
+        check_finite=options.get("check_finite", True),
         seed=options.get("seed"),
     )
 
@@ -183,10 +186,11 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
 def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
     unknown = [name for name in options if name not in accepted and options[name] is not None]
     if unknown:
-        raise ValueError(
-            f"{owner} has no option {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}, "
+        hint = hint_for(unknown[0], accepted) or (
+            f"; accepted are {', '.join(accepted)}, "
             "and for the whole buffer layout, num_learners, modules, info_keys and progress."
         )
+        raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
     capacity = next(name for name in CAPACITIES if name in accepted)
     if options.get(capacity) is None:
         raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")

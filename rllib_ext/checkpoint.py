@@ -14,6 +14,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from rllib_ext.algorithm_files import check_algorithm_files, fingerprints_of
 from rllib_ext.buffer_files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
 from rllib_ext.checkpoint_folders import folder_to_read, folder_to_write
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
@@ -68,7 +69,8 @@ class CheckpointedReplay:
         warm_up = WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
         with folder_to_write(path, filesystem, saved, FOLDER) as (folder, stays):
             previous = self._last_save if self._incremental and stays else None
-            size = write_buffer(self._buffer, folder, warm_up, previous)
+            files = fingerprints_of(path, filesystem, saved)
+            size = write_buffer(self._buffer, folder, warm_up, previous, files)
             self._last_save = folder if stays else self._last_save
         logger.info(
             "replay buffer saved to %s: %s bytes, %s of them written", saved, f"{size.total:,}", f"{size.written:,}"
@@ -96,7 +98,8 @@ class CheckpointedReplay:
 
         Raises:
             FileNotFoundError: the checkpoint has no buffer.
-            DamagedFileError: a file of it is missing, truncated or changed; nothing is changed.
+            DamagedFileError: a file of it is missing, truncated or changed, or files of two checkpoints are mixed,
+                because a save into the same folder was cut short; nothing is changed.
             ValueError: a buffer of another recipe, capacity or space; nothing is changed.
         """
         restores = self._restores if restore_replay is None else restore_replay
@@ -123,6 +126,8 @@ class CheckpointedReplay:
                     "Nothing was restored; restore_replay=False restores the algorithm and starts with a new warm-up"
                 )
             saved = read_buffer(self._buffer, folder)
+        instead = "restore_replay=False restores the algorithm alone and starts with a new warm-up"
+        check_algorithm_files(path, filesystem, saved.algorithm, instead)
         check_spaces(saved.modules, self._algorithm.spaces or {})
         return saved
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pyarrow import fs
 
+LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
+
 __all__ = ["folder_to_read", "folder_to_write"]
 
 
@@ -36,8 +38,22 @@ def folder_to_write(
         return
     with tempfile.TemporaryDirectory() as scratch:
         yield Path(scratch), False
-        filesystem.create_dir(folder.as_posix())  # copy_files makes folders inside it alone
-        fs.copy_files(scratch, folder.as_posix(), destination_filesystem=filesystem)
+        _copy(Path(scratch), folder.as_posix(), filesystem)
+
+
+def _copy(source: Path, target: str, filesystem: fs.FileSystem) -> None:
+    """Copies a save to another file system: its data first, then the manifest that names it; earlier data goes last."""
+    parts = sorted(source.iterdir(), key=Path.is_file)
+    filesystem.create_dir(target)
+    for part in parts:
+        if part.name == LOCK_FILE:
+            continue
+        if part.is_dir():
+            filesystem.create_dir(f"{target}/{part.name}")  # copy_files makes folders inside it alone
+        fs.copy_files(str(part), f"{target}/{part.name}", destination_filesystem=filesystem)
+    for info in filesystem.get_file_info(fs.FileSelector(target)):
+        if info.type == fs.FileType.Directory and info.base_name not in {part.name for part in parts}:
+            filesystem.delete_dir(info.path)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lightning_replay.argument_names import hint_for
+
 
 def imported(path: Any, name: str, example: str = "lightning_replay.samplers.PrioritizedSampler") -> Any:
     """The class, function or object that ``path`` names.
@@ -48,10 +50,8 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
     accepted = {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
     unknown = [key for key in arguments if key not in accepted]
     if unknown:
-        raise ValueError(
-            f"{name}: {function.__name__} has no argument {', '.join(map(repr, unknown))}; "
-            f"accepted are {', '.join(accepted)}"
-        )
+        hint = hint_for(unknown[0], accepted) or f"; accepted are {', '.join(accepted)}"
+        raise ValueError(f"{name}: {function.__name__} has no argument {', '.join(map(repr, unknown))}{hint}")
     missing = [
         key
         for key, parameter in accepted.items()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from lightning_replay.validation import checked_flag
 from rllib_ext.checks import (
     check_algorithm,
     check_capacity,
@@ -108,6 +109,10 @@ def configure(
             capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
             ``n_step`` an interval where rows are kept by importance, or too few CPUs (Ray would wait for ever).
     """
+    checked_flag("restore", restore)
+    checked_flag("incremental", incremental)
+    checked_flag("require_cpus", require_cpus)
+    checked_flag("assign_tasks", assign_tasks)
     check_algorithm(config)
     config.replay_buffer_config = with_room_for_episodes(config)
     check_capacity(config)

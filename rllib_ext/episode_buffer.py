@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -11,6 +12,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
+from lightning_replay.validation import check_kind, checked_count
 from rllib_ext.gates import BufferType
 from rllib_ext.learner_order import deal
 from rllib_ext.metrics import AGENT_STEPS_ADDED, BufferMetrics
@@ -70,12 +72,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     ) -> None:
         # The constructor of the base class is left out on purpose: see the class docstring.
         del metrics_num_episodes_for_smoothing
-        if num_learners < 0:
-            raise ValueError(f"num_learners is {num_learners}; give the number of .learners(num_learners=...)")
+        check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
         self.recipe = recipe
-        self.num_learners = num_learners
+        self.num_learners = checked_count("num_learners", num_learners, 0, of="Learners")
         self.layout_was_given = layout is not None
-        self.options = ModuleOptions(recipe, layout or "blocks", options, modules or {})
+        self.options = ModuleOptions(recipe, "blocks" if layout is None else layout, options, modules or {})
         self.is_in_checkpoints = self._has_warned = False
         self.assignment: TaskAssignment | None = None
         self._counters = BufferMetrics()
@@ -210,12 +211,12 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: no number of rows; sequences of several agents, of n-step returns, of pairs or of rows without
+            TypeError: no number of rows.
+            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without
                 state, or with a burn-in that is longer than the episodes; other returns than were formed when rows that
                 are kept by importance were stored.
         """
-        if num_items is None:
-            raise ValueError("num_items is None; give the number of rows, as RLlib's algorithms do")
+        num_items = checked_count("num_items", num_items, of="rows")
         if batch_length_T:
             return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
         drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +21,7 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+from lightning_replay.validation import check_kind, checked_number, did_you_mean
 from rllib_ext.config import configure, replay_config
 from rllib_ext.levels.config import configure_levels
 
@@ -142,12 +142,10 @@ def _settings(sections: Mapping[str, Any]) -> Settings:
     stop, checkpoint = sections["stop"], sections.get("checkpoint")
     _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
     for name, value in stop.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"stop.{name} is {value!r}; a number is accepted")
+        checked_number(f"stop.{name}", value)
     if not stop:
         raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
-    if not isinstance(checkpoint, str | None):
-        raise ValueError(f"checkpoint is {checkpoint!r}; a path is accepted")
+    check_kind("checkpoint", checkpoint, str | None, "a path")
     return Settings(Stop(**stop), checkpoint)
 
 
@@ -172,9 +170,8 @@ def _arguments(function: Callable[..., Any]) -> list[str]:
 def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
     for name in given:
         if name not in accepted:
-            near = difflib.get_close_matches(str(name), accepted, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{owner} has no {name!r}; accepted are {', '.join(sorted(accepted))}.{hint}")
+            hint = did_you_mean(name, accepted)
+            raise ValueError(f"{owner} has no {name!r}; accepted are {', '.join(sorted(accepted))}{hint}")
 
 
 def _with_overrides(sections: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from lightning_replay.validation import check_kind, checked_entries
+
 logger = logging.getLogger(__name__)
 
 TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
@@ -27,12 +29,14 @@ class Information:
             EnvRunner play, else the info ``task``, a name or an index into ``tasks``.
 
     Raises:
-        ValueError: a key that is no name, is given twice, or is the name of a column that every row has.
+        TypeError: no sequence of names.
+        ValueError: a key that is empty, is given twice, or is the name of a column that every row has.
     """
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
-        refused = [key for key in keys if not isinstance(key, str) or not key or key in _TAKEN]
-        if refused or isinstance(keys, str) or len(set(keys)) < len(keys):
+        for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
+            check_kind(f"info_keys[{place}]", key, str, "the name of an info")
+        if not all(keys) or {*_TAKEN} & {*keys} or len({*keys}) < len(keys):
             raise ValueError(
                 f"info_keys is {keys!r}; give names of infos, each once. {', '.join(sorted(_TAKEN))} are columns "
                 "already"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class MinSizes:
     """Sets the least sizes that were left open to the size of the batch, which RLlib says with each draw.
 
-    No table can need more than its capacity. And while no table holds a whole batch, those that hold most of all are
-    drawn from: RLlib draws as soon as its warm-up is over.
+    No table can need more than its capacity. And while no table with a share holds a whole batch, those that hold most
+    of all are drawn from: RLlib draws as soon as its warm-up is over.
 
     Args:
         replay: with tables, or without, where there is nothing to set.
-        options: of its recipe, in which ``min_size`` may be given.
+        options: of its recipe, in which ``min_size`` may be given, and is then kept.
     """
 
     def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
@@ -39,14 +39,19 @@ class MinSizes:
         if isinstance(sampler, TableShares) and "tables" in options:
             given = built_tables(options["tables"])
             self._shares = sampler
-            self._open = [DEFAULT_TABLE, *(table.name for table in given if table.min_size is None)]
+            self._open = [table.name for table in given if table.min_size is None]
+            if options.get("min_size") is None:
+                self._open.append(DEFAULT_TABLE)
 
     def follow(self, batch_size: int) -> None:
         """Called before a draw."""
         if self._scheduled is None and self._shares is None:
             return
         tables = self._replay.storage.tables
-        reachable = min(batch_size, max(1, int(tables.length.max())))
+        held = tables.length
+        if self._shares is not None:
+            held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
         if self._scheduled is not None:
             self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
         if self._shares is not None:

@@ -11,6 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from lightning_replay.validation import check_kind, checked_choice, checked_seed
 from rllib_ext.building import Returns, build_progress, build_replay, keeps_by_importance
 from rllib_ext.draws import LAYOUTS
 from rllib_ext.information import Information
@@ -42,9 +43,10 @@ class ModuleOptions:
         options: Mapping[str, Any],
         special: Mapping[str, Mapping[str, Any] | None],
     ) -> None:
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout is {layout!r}; known are {', '.join(LAYOUTS)}")
-        self.recipe, self.layout = recipe, layout
+        for name, options_of_module in special.items():
+            accepted = "options by name, or None to store nothing of the module"
+            check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
+        self.recipe, self.layout = recipe, checked_choice("layout", layout, tuple(LAYOUTS))
         self.returns: Returns = (1, 0.99)
         self.measure: MeasureSurprise | None = None
         self._options, self._special = options, special
@@ -76,7 +78,7 @@ class ModuleOptions:
             ValueError: options that are unknown or refused.
         """
         recipe, options = self.of(module_id)
-        seed = options.get("seed")
+        seed = checked_seed(options.get("seed"))
         if seed is not None and module_id != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
         info_keys, progress = options.pop("info_keys", None) or (), options.pop("progress", None)

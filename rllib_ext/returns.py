@@ -11,6 +11,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episode_tracker import EpisodeTracker
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.validation import checked_counts
 
 
 class AskedReturns(Seeded, EpisodeTracker):
@@ -36,9 +37,10 @@ class AskedReturns(Seeded, EpisodeTracker):
         Raises:
             ValueError: neither a number from 1 on nor two such numbers in order.
         """
-        shortest, longest = (n_step, n_step) if isinstance(n_step, int) else tuple(n_step)
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"n_step must be at least 1, or two such numbers in order; got {n_step}")
+        lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
+        if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
+            raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
+        shortest, longest = lengths[0], lengths[-1]
         self._shortest, self.n_steps, self.discount = shortest, longest, gamma
 
     def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:

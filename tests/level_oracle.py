@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Episode:
-    """In flight: what was played since when, and the terms of the score so far."""
+    """In flight: what was played since when, and the mean of the terms of the score so far."""
 
     level: int
     started: int
-    terms: list[float] = field(default_factory=list)
+    mean: float = 0.0
+    steps: int = 0
 
 
 @dataclass
@@ -35,7 +36,10 @@ class LevelOracle:
 
     def update(self, actor: int, level: int, rewards: list[float], done: bool) -> None:
         episode = next(one for one in self.flight[actor] if one.level == level)
-        episode.terms += rewards
+        # merged as in appendix C: the mean of all terms at once could be exactly 0 where this is not, or the reverse
+        steps = len(rewards)
+        episode.mean = (sum(rewards) / steps * steps + episode.mean * episode.steps) / (steps + episode.steps)
+        episode.steps += steps
         if done:
             self.flight[actor].remove(episode)
             self.store(episode)
@@ -43,12 +47,12 @@ class LevelOracle:
     def flush(self) -> None:
         for episodes in self.flight.values():
             for episode in episodes:
-                if episode.terms:
+                if episode.mean != 0.0:
                     self.store(episode)
-                    episode.terms = []
+                episode.mean, episode.steps = 0.0, 0
 
     def store(self, episode: Episode) -> None:
-        level, score = episode.level, sum(episode.terms) / len(episode.terms)
+        level, score = episode.level, episode.mean
         if level not in self.scores and len(self.scores) == self.capacity:
             probabilities = self.probabilities()
             least = min(probabilities.values())

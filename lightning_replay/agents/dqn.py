@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
@@ -68,8 +69,10 @@ class DQN(OffPolicyAgent):
         exploration_steps: int = 5_000,
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
+        check_hyperparameters(locals())
         super().__init__()
         self.save_hyperparameters()
+        self._conflict_aversion = conflict_aversion  # of a command line the hyperparameters hold its class path
         self._explored_steps = 0
         self.build_if_sized()
 
@@ -94,7 +97,7 @@ class DQN(OffPolicyAgent):
         self.loss.make_value_estimator(gamma=options["discount"])
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._network = (network,)  # in a tuple: its parameters already belong to the loss
-        c = options["conflict_aversion"]
+        c = self._conflict_aversion
         self._averse_step = None if c == 0 else ConflictAverseStep(network.parameters(), c)
 
     @property

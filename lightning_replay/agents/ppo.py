@@ -16,6 +16,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents.actor_critic import ActorCritic
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.lit.datamodule import ReplayDataModule
 from lightning_replay.lit.level_datamodule import LevelDataModule
@@ -98,22 +99,8 @@ class PPO(SizedAgent):
         epochs: int = 4,
         minibatches: int = 8,
     ) -> None:
+        check_hyperparameters(locals())
         super().__init__()
-        if epochs < 1 or minibatches < 1:
-            raise ValueError(f"epochs is {epochs} and minibatches {minibatches}; both must be at least 1.")
-        if not (0 < discount <= 1 and 0 <= gae_lambda <= 1):
-            raise ValueError(
-                f"discount is {discount} and gae_lambda {gae_lambda}; the one must be in (0, 1], the other in [0, 1]."
-            )
-        if (
-            clip_range <= 0
-            or (value_clip is not None and value_clip <= 0)
-            or (gradient_norm is not None and gradient_norm <= 0)
-        ):
-            raise ValueError(
-                f"clip_range is {clip_range}, value_clip {value_clip} and gradient_norm {gradient_norm}; each must be "
-                "positive (value_clip=None and gradient_norm=None leave values and gradients as they are)."
-            )
         self.save_hyperparameters()
         self.build_if_sized()
 

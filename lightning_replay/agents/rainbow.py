@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import HardUpdate
 
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.image_network import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
@@ -106,18 +107,14 @@ class Rainbow(OffPolicyAgent):
         exploration_end: float = 0.01,
         exploration_steps: int = 250_000,
     ) -> None:
+        check_hyperparameters(locals())
         super().__init__()
-        if atoms < 2 or not value_low < value_high:
-            raise ValueError(
-                f"atoms is {atoms}, from value_low {value_low} to value_high {value_high}; a distribution needs at "
-                "least 2 atoms between ascending bounds."
-            )
-        if target_update_every < 1 or (gradient_norm is not None and gradient_norm <= 0):
-            raise ValueError(
-                f"target_update_every is {target_update_every} and gradient_norm {gradient_norm}; both must be "
-                "positive (gradient_norm=None leaves gradients as they are)."
-            )
         self.save_hyperparameters()
+        if not value_low < value_high:
+            raise ValueError(
+                f"value_low is {value_low} and value_high {value_high}; the atoms of a distribution lie between "
+                "ascending bounds."
+            )
         self._explored_steps = 0
         self.build_if_sized()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import StateActionCritic, perceptron
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import continuous_sizes
@@ -65,6 +66,7 @@ class SAC(OffPolicyAgent):
         discount: float = 0.99,
         target_update_rate: float = 0.005,
     ) -> None:
+        check_hyperparameters(locals())
         super().__init__()
         self.save_hyperparameters()
         self.build_if_sized()

@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import SoftUpdate, TD3Loss
 
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import BoundedActor, StateActionCritic
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import continuous_sizes
@@ -66,6 +67,7 @@ class TD3(OffPolicyAgent):
         target_noise_clip: float = 0.5,
         exploration_noise: float = 0.1,
     ) -> None:
+        check_hyperparameters(locals())
         super().__init__()
         self.save_hyperparameters()
         self._updates = 0

@@ -13,7 +13,7 @@ from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
 from torchrl.objectives import DistributionalDQNLoss, DQNLoss
 
-from lightning_replay.surprise import cross_entropy, kl_divergence, squared_td_error
+from lightning_replay.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 
 __all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_projection"]
 
@@ -32,34 +32,6 @@ class RowErrors(NamedTuple):
     td_error: Tensor
     surprise: Tensor
     action_values: Tensor
-
-
-def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution of ``reward + discount * z`` brought back onto the atoms z of ``support``.
-
-    Each moved atom, clamped to the support, shares its probability between the two atoms around it, the nearer one
-    getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
-
-    Args:
-        probabilities: ``[B, N]``, of the atoms.
-        reward: ``[B]``.
-        discount: ``[B]``, 0 where nothing follows.
-        support: ``[N]``, evenly spaced and ascending.
-
-    Returns:
-        ``[B, N]``, probabilities.
-
-    Example:
-        >>> half = torch.tensor([[0.5, 0.0, 0.5]])
-        >>> categorical_projection(half, torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([-1.0, 0.0, 1.0]))
-        tensor([[0.0000, 0.5000, 0.5000]])
-    """
-    low, high, last = support[0], support[-1], len(support) - 1
-    moved = reward.unsqueeze(1) + discount.unsqueeze(1) * support
-    place = (moved.clamp(low, high) - low) * (last / (high - low))
-    # as a product, not scattered: the same bits every time on a GPU too
-    share = (1 - (place.unsqueeze(2) - torch.arange(last + 1, device=place.device)).abs()).clamp_(min=0)
-    return torch.bmm(probabilities.unsqueeze(1), share).squeeze(1)
 
 
 class _FeedbackLoss:

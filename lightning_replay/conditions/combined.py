@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_replay.conditions.condition import Condition, ConditionLike, holds, load_state_of, own, state_of
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import checked_entries
 
 
 class Combination(Condition):
@@ -74,6 +75,7 @@ class AnyOf(Combination):
 
 
 def _several(conditions: Sequence[ConditionLike]) -> tuple[ConditionLike, ...]:
-    if not conditions:
+    several = checked_entries("conditions", conditions, "a sequence of conditions")
+    if not several:
         raise ValueError("no condition was given; combine at least one")
-    return tuple(own(condition) for condition in conditions)
+    return tuple(own(condition) for condition in several)

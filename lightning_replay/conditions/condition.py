@@ -130,16 +130,21 @@ def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
     return value.reshape(-1)
 
 
-def own(condition: ConditionLike) -> ConditionLike:
+def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
     """The condition, with a memory of its own where it has one: it must see every step exactly once.
 
+    Args:
+        condition: any condition.
+        name: of the option, for the error.
+
     Raises:
-        ValueError: it cannot be called.
+        TypeError: it cannot be called, or is the class of a condition.
     """
-    if not callable(condition):
-        raise ValueError(
-            f"the condition is {condition!r}, a {type(condition).__name__}; accepted is what can be called with steps, "
-            "as reward_at_least(1.0) or a function of a TensorDict that returns bool [N]"
+    given: Any = condition
+    if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
+        raise TypeError(
+            f"{name} is {condition!r}; it must be a condition such as reward_at_least(1.0), or a function of steps "
+            "TensorDict[N] that returns bool [N]"
         )
     return condition.fresh() if isinstance(condition, Condition) else condition
 

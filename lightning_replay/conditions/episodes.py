@@ -23,6 +23,7 @@ from lightning_replay.conditions.condition import (
 )
 from lightning_replay.episodes import trajectory_of
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import checked_count
 
 
 class EpisodeCondition(Condition):
@@ -146,7 +147,7 @@ class Sustained(EpisodeCondition):
 
     def __init__(self, condition: ConditionLike, steps: int) -> None:
         super().__init__(condition)
-        self.steps = _at_least_one("sustained", steps)
+        self.steps = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         """Remembers the length of the stretch, no further than one above ``steps``."""
@@ -182,7 +183,7 @@ class Reestablished(EpisodeCondition):
 
     def __init__(self, condition: ConditionLike, steps: int) -> None:
         super().__init__(condition)
-        self.steps = _at_least_one("reestablished", steps)
+        self.steps = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         """Remembers how long the condition has held since it failed, -1 where no failure waits to be made good."""
@@ -193,9 +194,3 @@ class Reestablished(EpisodeCondition):
 
     def __repr__(self) -> str:
         return f"reestablished({self.condition!r}, steps={self.steps})"
-
-
-def _at_least_one(name: str, steps: int) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"{name} was given steps={steps!r}; give a number of consecutive steps, at least 1")
-    return steps

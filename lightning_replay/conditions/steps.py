@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_replay.conditions.condition import Condition, ConditionError, column, one_number
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import checked_bound, checked_entries, checked_number
 
 Bound = float | Sequence[float | None] | None
 
@@ -30,7 +31,7 @@ class RewardAtLeast(Condition):
     """
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = _number("threshold", threshold)
+        self.threshold = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``reward >= threshold``."""
@@ -45,7 +46,7 @@ class RewardBelow(Condition):
     """True where the reward of a step is less than ``threshold``."""
 
     def __init__(self, threshold: float) -> None:
-        self.threshold = _number("threshold", threshold)
+        self.threshold = checked_number("threshold", threshold)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``reward < threshold``."""
@@ -60,7 +61,7 @@ class TerminalWithReward(Condition):
     """True where a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
 
     def __init__(self, at_least: float) -> None:
-        self.at_least = _number("at_least", at_least)
+        self.at_least = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``terminated`` and ``reward >= at_least``."""
@@ -82,7 +83,7 @@ class InfoKey(Condition):
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
         self.key = _key(key)
-        self.at_least = _number("at_least", at_least)
+        self.at_least = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """``steps["next", key] >= at_least``."""
@@ -144,29 +145,19 @@ class KeyInRegion(Condition):
         return f"key_in_region({self.key!r}, low={list(self.low)}, high={list(self.high)})"
 
 
-def _number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; a condition needs a finite number")
-    return float(value)
-
-
 def _key(key: str | Sequence[str]) -> NestedKey:
-    if not key or not (isinstance(key, str) or all(isinstance(part, str) for part in key)):
-        raise ValueError(f"key is {key!r}; a column is named by a string or a tuple of strings")
+    if not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
+        raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
+    if not key:
+        raise ValueError(f"key is {key!r}; it must be the name of a column")
     return key if isinstance(key, str) else tuple(key)
 
 
 def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:
-    bounds = tuple(bound) if isinstance(bound, Sequence) else (bound,)
-    if not bounds or any(item is not None and not _is_bound(item) for item in bounds):
-        raise ValueError(
-            f"{name} is {bound!r}; accepted are a number, None, or a list of these, one for each component"
-        )
-    return bounds
-
-
-def _is_bound(value: object) -> bool:
-    return isinstance(value, Real) and not math.isnan(value)
+    if bound is None or isinstance(bound, Real):
+        return (checked_bound(name, bound),)
+    entries = checked_entries(name, bound, "a number, None, or a list of these, one for each component")
+    return tuple(checked_bound(f"{name}[{place}]", entry) for place, entry in enumerate(entries))
 
 
 def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:

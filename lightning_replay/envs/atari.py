@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObservation
 
+from lightning_replay.validation import check_kind, checked_count, checked_flag, checked_share
+
 __all__ = ["LifeEpisodes", "atari"]
 
 
@@ -89,6 +91,15 @@ def atari(
         ValueError: a game that ale-py does not have.
         ModuleNotFoundError: without the extra ``atari``.
     """
+    check_kind("game", game, str, "the name of a game in ale-py, such as 'Breakout'")
+    checked_flag("ends_with_life", ends_with_life)
+    checked_flag("clips_rewards", clips_rewards)
+    checked_count("frame_stack", frame_stack)
+    checked_count("frame_skip", frame_skip)
+    checked_count("screen_size", screen_size)
+    checked_count("noops", noops, 0)
+    checked_count("max_frames", max_frames)
+    checked_share("sticky_action_probability", sticky_action_probability)
     _check_packages()
     try:
         made = gymnasium.make(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.validation import checked_choice, checked_count, checked_number
+
 try:
     from minigrid.core.grid import Grid
     from minigrid.core.mission import MissionSpace
@@ -50,10 +52,9 @@ class RoomGrid(MiniGridEnv):
     GOAL: tuple[int, int]
 
     def __init__(self, *, max_steps: int = 500, step_reward: float = 0.0, render_mode: str | None = None) -> None:
-        if max_steps < 1:
-            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
+        checked_count("max_steps", max_steps)
+        checked_number("step_reward", step_reward)
+        checked_choice("render_mode", render_mode, (None, "rgb_array"))
         width, height = len(self.MAP[0]), len(self.MAP)
         super().__init__(
             mission_space=MissionSpace(mission_func=_mission),

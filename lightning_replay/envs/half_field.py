@@ -15,6 +15,7 @@ from lightning_replay.envs.half_field_drawing import draw
 from lightning_replay.envs.half_field_keeper import Keeper
 from lightning_replay.envs.half_field_observation import observe
 from lightning_replay.envs.tasks import TaskChoice
+from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_number
 
 DASH, TURN, KICK = range(3)
 GOAL_REWARD = 5.0
@@ -93,24 +94,16 @@ class HalfField(TaskChoice, gymnasium.Env):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        for name, steps in (("max_steps", max_steps), ("untouched_limit", untouched_limit), ("frame_skip", frame_skip)):
-            if steps is not None and steps < 1:
-                raise ValueError(f"{name} is {steps}; accepted are whole numbers from 1 on")
-        for name, noise in (("player_noise", player_noise), ("ball_noise", ball_noise), ("kick_noise", kick_noise)):
-            if not (noise >= 0 and math.isfinite(noise)):
-                raise ValueError(f"{name} is {noise}; noise is finite and >= 0, and 0 for none")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
-        self.max_steps = max_steps
-        self.untouched_limit = untouched_limit
-        self.frame_skip = frame_skip
-        self.player_noise = player_noise
-        self.ball_noise = ball_noise
-        self.kick_noise = kick_noise
-        self.render_mode = render_mode
+        self.max_steps = checked_count("max_steps", max_steps)
+        self.untouched_limit = None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
+        self.frame_skip = checked_count("frame_skip", frame_skip)
+        self.player_noise = checked_number("player_noise", player_noise, 0.0)
+        self.ball_noise = checked_number("ball_noise", ball_noise, 0.0)
+        self.kick_noise = checked_number("kick_noise", kick_noise, 0.0)
+        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self.player = soccer.player()
         self.ball = soccer.ball()
-        self.keeper = Keeper() if keeper else None
+        self.keeper = Keeper() if checked_flag("keeper", keeper) else None
         self.heading = 0.0
         self.observation_space = spaces.Box(-1.0, 1.0, self._observation().shape, np.float32)
         dash_or_kick = (np.array([0.0, -180.0], np.float32), np.array([100.0, 180.0], np.float32))

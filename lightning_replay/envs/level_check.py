@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
-import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from lightning_replay.levels.level_ids import LEVEL_IDS
+from lightning_replay.validation import check_option, checked_entries
 
 __all__ = [
     "LEVEL_IDS",
@@ -36,10 +37,10 @@ def checked_level(level_id: Any) -> int:
     """The identity of a level as a plain int.
 
     Raises:
-        ValueError: anything but an integer from 0 to ``2**31 - 1``.
+        TypeError: no whole number.
+        ValueError: one outside 0 to ``2**31 - 1``.
     """
-    if isinstance(level_id, bool) or not isinstance(level_id, int | np.integer) or not 0 <= level_id < LEVEL_IDS:
-        raise ValueError(f"level id is {level_id!r}; the ids of levels are integers from 0 to 2**31 - 1")
+    check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
     return int(level_id)
 
 
@@ -81,13 +82,15 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
     """The levels that the check plays: none for ``False``, 0 to 7 for ``True``, else those given.
 
     Raises:
-        ValueError: fewer than two different levels, or an identity that is none.
+        TypeError: neither a flag nor ids.
+        ValueError: fewer than two different levels, or an id that is none.
     """
     if isinstance(check, bool):
         return _PROBES if check else ()
-    probes = tuple(dict.fromkeys(checked_level(level_id) for level_id in check))
+    accepted = "True, False or at least two different ids of levels"
+    probes = tuple(dict.fromkeys(map(checked_level, checked_entries("check", check, accepted))))
     if len(probes) < 2:
-        raise ValueError(f"check is {list(check)}; True, False or at least two different level ids are accepted")
+        raise ValueError(f"check is {check!r}; it must be {accepted}")
     return probes
 
 

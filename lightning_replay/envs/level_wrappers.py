@@ -20,7 +20,8 @@ from lightning_replay.envs.level_check import (
     require_levels_to_show,
 )
 from lightning_replay.envs.level_vectors import LevelVectorWrapper
-from lightning_replay.levels.options import check_option
+from lightning_replay.envs.rewards import checked_reward
+from lightning_replay.validation import check_option, checked_count, checked_flag
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
@@ -50,9 +51,9 @@ class LevelWrapper(gymnasium.Wrapper):
 
     Raises:
         TypeError: a ``next_level`` that needs arguments; a ``set_level`` that does not take a level alone, or without
-            one a ``reset`` that takes no seed.
-        ValueError: an environment that ignores its level; an id that is no integer from 0 to ``2**31 - 1``; a reset
-            for which nothing chooses a level.
+            one a ``reset`` that takes no seed; an id that is no whole number.
+        ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset for which nothing
+            chooses a level.
     """
 
     plays_level_ids = True  # how a vector environment tells that the seed of a reset will reach set_level
@@ -68,7 +69,7 @@ class LevelWrapper(gymnasium.Wrapper):
         super().__init__(env)
         self.level_id: int | None = None
         self._next_level = next_level
-        self._seed = seed
+        self._seed = None if seed is None else checked_count("seed", seed, 0)
         self._probes = checked_probes(check)
         self._named: int | None = None
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
@@ -98,7 +99,7 @@ class LevelWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """A step of the environment, whose info says of which level it is."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
+        return observation, checked_reward(reward, self.env), terminated, truncated, info | {"level_id": self.level_id}
 
     def _begin(self) -> None:
         if self._set_level is not None and self._seed is not None:
@@ -164,6 +165,9 @@ def make_level_vector(
         ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """
     check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    checked_flag("asynchronous", asynchronous)
+    if seed is not None:
+        checked_count("seed", seed, 0)
     require_level_source(levels)
     if not isinstance(env, str) and not callable(env):
         raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")

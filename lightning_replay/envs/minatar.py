@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_share
+
 __all__ = ["GAMES", "MinAtarGame"]
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -46,10 +48,11 @@ class MinAtarGame(gymnasium.Env):
         minimal_actions: bool = True,
         max_steps: int = 10_000,
     ) -> None:
-        if game not in GAMES:
-            raise ValueError(f"game is {game!r}; MinAtar has {', '.join(map(repr, GAMES))}")
-        if max_steps < 1:
-            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
+        checked_choice("game", game, GAMES)
+        checked_share("sticky_action_probability", sticky_action_probability)
+        checked_flag("difficulty_ramping", difficulty_ramping)
+        checked_flag("minimal_actions", minimal_actions)
+        checked_count("max_steps", max_steps)
         try:
             from minatar import Environment  # imports matplotlib too, for drawing
         except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra where MiniGrid is missing
+from lightning_replay.validation import checked_count
 
 from minigrid.envs import MultiRoomEnv  # isort: skip
 
@@ -44,13 +45,13 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         max_steps: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if not 1 <= min_rooms <= max_rooms <= MOST_ROOMS:
+        if not 1 <= checked_count("min_rooms", min_rooms) <= checked_count("max_rooms", max_rooms) <= MOST_ROOMS:
             raise ValueError(
                 f"min_rooms is {min_rooms} and max_rooms is {max_rooms}; 1 <= min_rooms <= max_rooms <= {MOST_ROOMS} "
                 "is accepted"
             )
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
+        if max_steps is not None:
+            checked_count("max_steps", max_steps)
         super().__init__(
             minNumRooms=min_rooms,
             maxNumRooms=max_rooms,

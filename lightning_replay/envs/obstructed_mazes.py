@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra where MiniGrid is missing
+from lightning_replay.validation import check_option
 
 from minigrid.core.constants import COLOR_NAMES  # isort: skip
 from minigrid.core.mission import MissionSpace  # isort: skip
@@ -77,8 +79,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
     """
 
     def __init__(self, num_mazes: int, *, render_mode: str | None = None) -> None:
-        if not 1 <= num_mazes <= len(MAZES):
-            raise ValueError(f"num_mazes is {num_mazes}; there are {len(MAZES)} mazes, at least one is needed")
+        check_option("num_mazes", num_mazes, Integral, f"a whole number from 1 to {len(MAZES)}", 1, len(MAZES))
         self.num_mazes = num_mazes
         mission = MissionSpace(self._gen_mission, ordered_placeholders=[[COLOR_NAMES[0]]])
         # past ObstructedMazeEnv, whose rooms are 6 wide and as many as one maze needs

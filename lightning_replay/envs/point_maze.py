@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from lightning_replay.envs.tasks import TaskChoice
+from lightning_replay.validation import checked_choice, checked_count
 
 Cell = tuple[int, int]
 
@@ -76,15 +77,9 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
-        if maze not in MAZES:
-            raise ValueError(f"maze is {maze!r}; accepted are {', '.join(map(repr, MAZES))}")
-        if max_steps is not None and max_steps < 1:
-            raise ValueError(f"max_steps is {max_steps}; an episode needs at least 1 step")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode is {render_mode!r}; accepted are None and 'rgb_array'")
-        self.maze = MAZES[maze]
-        self.max_steps = self.maze.max_steps if max_steps is None else max_steps
-        self.render_mode = render_mode
+        self.maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
+        self.max_steps = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
+        self.render_mode = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self._simulation = PointMazeEnv(
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
         )

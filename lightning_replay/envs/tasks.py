@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_replay.validation import checked_choice
+
 
 class TaskChoice:
     """Keeps the task an environment was told apart from the one its running episode plays.
@@ -42,6 +44,4 @@ class TaskChoice:
 
 
 def _known(name: str, tasks: Sequence[str]) -> str:
-    if name not in tasks:
-        raise ValueError(f"task is {name!r}; this environment has the tasks {', '.join(map(repr, tasks))}")
-    return str(name)
+    return str(checked_choice("task", name, tasks))

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.storage import PackedStorage
+from lightning_replay.validation import checked_count
 
 _LONG = 32  # steps of a trajectory that are kept side by side, where nothing better is known
 
@@ -51,40 +50,47 @@ def storage_for(
                     f"how many make a stack. Pass frame_stack=4, say, or leave {name} out"
                 )
         return PackedStorage(capacity, device=device, memmap=memmap)
-    if isinstance(frame_stack, Integral) and not isinstance(frame_stack, bool) and 0 < capacity < frame_stack + n_steps:
+    checked_count("capacity", capacity, of="transitions")
+    if capacity < _checked_stack(frame_stack) + checked_count("n_steps", n_steps):
         raise ValueError(
             f"capacity is {capacity}, below frame_stack + n_steps = {frame_stack} + {n_steps}: not even the frames of "
             "one return would be shared between transitions. Raise the capacity"
         )
-    if frame_capacity is None and isinstance(frame_stack, Integral):
-        least = 2 * int(frame_stack)
+    if frame_capacity is None:
         wanted = frames_in_order(capacity, frame_stack) if default_frame_capacity is None else default_frame_capacity
-        frame_capacity = max(wanted, least)
+        frame_capacity = max(wanted, 2 * frame_stack)
     return FrameStorage(
         capacity,
         frame_stack,
         image_key,
-        frame_capacity=0 if frame_capacity is None else frame_capacity,
+        frame_capacity=frame_capacity,
         device=device,
         memmap=memmap,
     )
 
 
-def frames_in_order(rows: int, frame_stack: int, stretch: int = _LONG) -> int:
+def frames_in_order(rows: int, frame_stack: int | None, stretch: int = _LONG) -> int:
     """Frames of ``rows`` that lie in stretches of consecutive steps: each stretch has ``frame_stack`` more than rows.
+
+    Without ``frame_stack`` no frames are stored once, and the number is that of the rows.
 
     Example:
         >>> frames_in_order(3_200, frame_stack=4)      # 100 stretches of 32 rows, and 64 trajectories that are running
         3856
     """
-    return rows + frame_stack * (-(-rows // stretch) + 64)
+    return rows + _checked_stack(frame_stack) * (-(-rows // stretch) + 64)
 
 
-def frames_at_worst(rows: int, frame_stack: int, n_steps: int) -> int:
+def frames_at_worst(rows: int, frame_stack: int | None, n_steps: int) -> int:
     """Frames of ``rows`` that share none with each other; the two stacks of a row overlap where n is below k.
 
     Example:
         >>> frames_at_worst(1, frame_stack=4, n_steps=1), frames_at_worst(1, frame_stack=4, n_steps=5)
         (5, 8)
     """
-    return rows * (frame_stack + min(frame_stack, n_steps))
+    stack = _checked_stack(frame_stack)
+    return rows * (stack + min(stack, n_steps))
+
+
+def _checked_stack(frame_stack: int | None) -> int:
+    return 0 if frame_stack is None else checked_count("frame_stack", frame_stack, of="frames")

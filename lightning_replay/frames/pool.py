@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_replay.frames.search import Found, FrameIndex, search_for
 from lightning_replay.memory import allocate_rows
+from lightning_replay.saving.snapshot import Snapshots
 
 
 class FramePool:
@@ -49,6 +50,7 @@ class FramePool:
         )
         self.frames = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
         self.frames[0] = 0
+        self.snapshots = Snapshots()
         self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
         self.references = np.zeros(count, dtype=np.int32)
         self._index = FrameIndex(count)
@@ -149,6 +151,8 @@ class FramePool:
             referred: int32 ``[M]``, one for every reference; 0 is none.
         """
         self.clear()
+        with self.snapshots.lock:
+            self.snapshots.keep(slice(0, self._written))
         self.frames[: len(frames)] = frames.to(self.frames.device)
         self._written = max(self._written, len(frames))
         self.references += np.bincount(referred, minlength=len(self.references)).astype(np.int32)
@@ -167,6 +171,9 @@ class FramePool:
         count = len(found.sources)
         self.num_free -= count
         new = self._free[self.num_free : self.num_free + count][::-1].copy()
+        if self.snapshots:
+            with self.snapshots.lock:
+                self.snapshots.keep(new)
         self._search.store(new, found, first, second)
         self._written = max(self._written, int(new.max()) + 1)
         self._search.loops.enter(new, found.hashes, *self._index.arrays)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from numbers import Integral
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ from lightning_replay.frames.search import Found
 from lightning_replay.frames.stack_columns import FRAMES, StackColumns
 from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import Key, RowLayout, gather_branch, nest
+from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.storage import PackedStorage
 from lightning_replay.stored_column import GENERATION
+from lightning_replay.transition_check import Column
+from lightning_replay.validation import checked_count
 
 logger = logging.getLogger(__name__)
 
@@ -75,19 +79,16 @@ class FrameStorage(PackedStorage):
         memmap: str | None = None,
     ) -> None:
         super().__init__(capacity, device=device, memmap=memmap)
-        for name, value in (("frame_stack", frame_stack), ("frame_capacity", frame_capacity)):
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive whole number of frames; got {value!r}")
+        self.frame_stack = checked_count("frame_stack", frame_stack, of="frames")
+        self.frame_capacity = checked_count("frame_capacity", frame_capacity, of="frames")
         if frame_capacity < 2 * frame_stack:
             raise ValueError(
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
-        self.frame_stack = int(frame_stack)
         self.image_key: Key = (image_key,) if isinstance(image_key, str) else tuple(image_key)
         self.next_key: Key = ("next", *self.image_key)
         self._stacks = StackColumns(self.image_key, self.next_key, self.frame_stack)
-        self.frame_capacity = int(frame_capacity)
         self._forget_pool()
 
     def _forget_pool(self) -> None:
@@ -146,7 +147,11 @@ class FrameStorage(PackedStorage):
             "frames_per_transition": self.frames_held / max(self.num_held, 1),
         }
 
-    def checked_values(self, data: TensorDictBase) -> list[Tensor]:
+    def _forget_columns(self) -> None:
+        super()._forget_columns()
+        self._forget_pool()
+
+    def checked_values(self, data: TensorDictBase) -> list[Column]:
         """See :class:`~lightning_replay.storage.PackedStorage`; the stacks come last."""
         self._looked_up = None  # tensors that are given again may have other content
         try:
@@ -155,7 +160,7 @@ class FrameStorage(PackedStorage):
             self._stacks.refuse_unequal(data, error)
             raise
 
-    def room_for(self, data: TensorDictBase | list[Tensor], slots: Tensor | np.ndarray | None = None) -> bool:
+    def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
         """Whether the frames of these rows fit.
 
         Args:
@@ -163,13 +168,13 @@ class FrameStorage(PackedStorage):
             slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
                 hold nothing.
         """
-        values = data if isinstance(data, list) else self.checked_values(data)
+        values = self.checked_values(data) if isinstance(data, TensorDictBase) else data
         return self.frames_missing(values, slots) == 0
 
-    def frames_missing(self, values: list[Tensor], slots: slice | Tensor | np.ndarray | None = None) -> int:
+    def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Frames lacking to write the values of :meth:`checked_values` into ``slots``; see :meth:`room_for`."""
         assert self._pool is not None
-        first, second = values[-2:]
+        first, second = _stacks_of(values)
         if len(first) * 2 * self.frame_stack <= self._pool.num_free:
             return 0
         missing = self._pool.missing(self._find(first, second), self._frames_at(slots))
@@ -187,42 +192,47 @@ class FrameStorage(PackedStorage):
         Args:
             slots: int64 ``[n]``, all different; those that hold nothing are passed over.
         """
-        if self._pool is None or self._frames_of is None or self._generation is None:
+        if self._pool is None or self._frames_of is None:
             return
+        self.check_writable()
         slots = torch.as_tensor(slots, dtype=torch.int64).reshape(-1)
         index = slots.to(self._frames_of.device)
         holds = self._frames_of[index, 0] != 0
         index = index[holds]
         if not len(index):
             return
-        if self.tables is None:  # tables know which rows they hold
-            self._generation[index] += 1
-            if self._live is None:
-                self._live = LiveSlots.from_state(self.capacity, torch.from_numpy(self.held_slots()))
-            self._live.remove(index.cpu().numpy())
-        self._pool.release(self._frames_at(index))
-        self._looked_up = None
-        self._frames_of[index] = 0
+        with self.snapshots.lock:
+            self.begin_write(index)
+            if self.tables is None:  # tables count their rows themselves
+                self._next_generation(index)
+                if self._live is None:
+                    self._live = LiveSlots.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+                self._live.remove(index.cpu().numpy())
+            self._pool.release(self._frames_at(index))
+            self._looked_up = None
+            self._frames_of[index] = 0
         self._bump_mutation_revision()
         for buffer in self._attached_entities:
             if hasattr(buffer, "mark_released"):
                 buffer.mark_released(index)
 
-    def write(self, slots: slice | Tensor, values: list[Tensor], *, grow: bool = True) -> None:
+    def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots, all different.
 
         Raises:
             RuntimeError: too few frames are free; nothing is written.
         """
         assert self._pool is not None and self._frames_of is not None
-        *others, first, second = values
+        others, (first, second) = values[:-2], _stacks_of(values)
         if not len(first):
             return
-        frames = self._pool.replace(self._find(first, second), first, second, self._frames_at(slots))
-        self._looked_up = None
-        super().write(slots, [*others, torch.from_numpy(frames)], grow=grow)
-        if self._live is not None:
-            self._live.add(_as_array(slots))
+        with self.snapshots.lock:
+            self.begin_write(slice(0, 0))  # the frames are changed first
+            frames = self._pool.replace(self._find(first, second), first, second, self._frames_at(slots))
+            self._looked_up = None
+            super().write(slots, [*others, frames], grow=grow)
+            if self._live is not None:
+                self._live.add(_as_array(slots))
 
     def _find(self, first: Tensor, second: Tensor) -> Found:
         """Looks frames up, once for a question about their room and the write that follows it."""
@@ -270,6 +280,7 @@ class FrameStorage(PackedStorage):
                 "lightning_replay.samplers, which draws rows that are held"
             )
         stacks = self._rebuilt(frames)
+        self.check_read()
         leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
         return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
 
@@ -302,15 +313,14 @@ class FrameStorage(PackedStorage):
         self._live = self._looked_up = None
         self._frames_of = self._storage.get(FRAMES)
         stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
-        self._given = {key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack)
-        self._given_tree = nest(self._given)
+        self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
         # In the order in which rows were given.
         self._outer_tree = nest([*(leaf[0] for leaf in leaves), GENERATION])
         said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
         logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *said)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of packed rows, and the frames as far as they are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
+        """Returns that of packed rows, and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
         state = super().state_dict()
         if self._pool is None:
             return state | {"frames": None, "frame_shape": None, "live": None}
@@ -321,15 +331,36 @@ class FrameStorage(PackedStorage):
             "live": None if self._live is None else self._live.state(),
         }
 
+    @contextmanager
+    def frozen_state(self) -> Iterator[dict[str, Any]]:
+        """Context manager for :meth:`state_dict` as it is now; rows and frames are snapshots."""
+        with ExitStack() as taken:
+            with self.snapshots.lock:
+                state = taken.enter_context(super().frozen_state())
+                if self._pool is not None:
+                    frames = self._pool.snapshots.take(state["frames"])
+                    taken.callback(self._pool.snapshots.close, frames)
+                    state["frames"] = frames
+            yield state
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in parent and child after a fork."""
+        super().after_fork(in_child=in_child)
+        if in_child and self._pool is not None:
+            self._pool.snapshots = Snapshots()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave.
 
         Raises:
             ValueError: another capacity or another number of frames in a stack was saved, or more frames than there is
                 room for; nothing is changed then.
+            MemoryError: rows and frames do not fit; nothing is changed then.
         """
+        self.check_writable()
+        self._saved_layout(state_dict)
         frames = state_dict["frames"]
-        if state_dict["capacity"] == self.capacity and frames is not None:
+        if frames is not None:
             leaves = self._stacks.saved(state_dict, self.frame_capacity)
             if self._pool is None or self._given != {key: (dtype, shape) for key, dtype, shape in leaves}:
                 self._allocate_all(leaves)
@@ -350,7 +381,7 @@ class FrameStorage(PackedStorage):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         unset = ("_pool", "_live", "_frames_of", "_looked_up")
-        return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}, "_given_tree": {}}
+        return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}}
 
     def _empty(self) -> None:
         super()._empty()
@@ -364,6 +395,13 @@ class FrameStorage(PackedStorage):
             f"FrameStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes}, "
             f"frames={self.frames_held} of {self.frame_capacity})"
         )
+
+
+def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
+    """Returns the two stacks, which come last and are tensors."""
+    first, second = values[-2:]
+    assert isinstance(first, Tensor) and isinstance(second, Tensor)
+    return first, second
 
 
 def _as_array(slots: slice | Tensor) -> np.ndarray:

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 
-from lightning_replay.levels.options import check_option
+from lightning_replay.validation import checked_seed
 
 __all__ = ["fraction", "seeded_generator"]
 
@@ -26,7 +24,5 @@ def seeded_generator(seed: int | None) -> torch.Generator:
         TypeError: a seed that is no whole number.
         ValueError: one that does not fit into 64 bits.
     """
-    if seed is None:
-        seed = int(torch.randint(2**62, ()))
-    check_option("seed", seed, Integral, "a whole number that fits into 64 bits, or None", -(2**63), 2**64 - 1)
-    return torch.Generator().manual_seed(int(seed))
+    seed = checked_seed(seed)
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lightning_replay.levels.level_buffer import LevelBuffer
-from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.prioritization import Greedy
+from lightning_replay.validation import ABOVE_ZERO, check_option, checked_number, checked_share
 
 __all__ = ["LearningProgress", "tscl"]
 
@@ -22,8 +22,9 @@ class LearningProgress:
     """|Q| of a level, where Q follows the slope of its last returns over the episodes of all levels.
 
     ``Q <- step_size * slope + (1 - step_size) * Q``, the slope by least squares over the last ``window`` episodes on
-    the level. A level with fewer than two has slope 1, so that unseen levels come first. The window variant of Matiisen
-    et al. 2017, "Teacher-Student Curriculum Learning", https://arxiv.org/abs/1707.00183.
+    the level. A level with fewer than two has slope 1, so that with the default ``initial_value`` unseen levels come
+    first. The window variant of Matiisen et al. 2017, "Teacher-Student Curriculum Learning",
+    https://arxiv.org/abs/1707.00183.
 
     Give it as the ``score`` of a :class:`~lightning_replay.levels.LevelBuffer` with a known set of levels; all of them
     then have a score from the start. :func:`tscl` puts the usual parts together.
@@ -31,15 +32,20 @@ class LearningProgress:
     Args:
         window: returns kept of each level, K; at least 2.
         step_size: α, in (0, 1].
+        initial_value: Q of a level before its first episode, of either sign; its magnitude is the level's score until
+            then. With less than 1 a level that was played once comes before those never played.
+
+    Attributes:
+        initial_score: ``abs(initial_value)``.
     """
 
-    initial_score = 1.0
-
-    def __init__(self, window: int = 10, step_size: float = 1.0) -> None:
+    def __init__(self, window: int = 10, step_size: float = 1.0, initial_value: float = 1.0) -> None:
         check_option("window", window, Integral, "a whole number of at least 2, which a slope needs", lowest=2)
-        check_share("step_size", step_size, lowest=ABOVE_ZERO)
+        checked_share("step_size", step_size, lowest=ABOVE_ZERO)
         self.window = window
         self.step_size = step_size
+        self.initial_value = checked_number("initial_value", initial_value)
+        self.initial_score = abs(self.initial_value)
         self._returns: dict[int, deque[tuple[int, float]]] = {}
         self._q: dict[int, float] = {}
 
@@ -55,9 +61,16 @@ class LearningProgress:
             raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
         returns.append((episode, episode_return))
-        q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_score)
+        q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
         self._q[level_id] = q
         return abs(q)
+
+    def values(self) -> dict[int, float]:
+        """Returns Q with its sign by the id of each level that was played: below 0 where returns fall.
+
+        All others have ``initial_value``.
+        """
+        return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
         """Windows and Q of the levels seen."""
@@ -88,6 +101,8 @@ def tscl(
     epsilon: float = 0.5,
     staleness_weight: float = 0.0,
     seed: int | None = None,
+    *,
+    initial_value: float = 1.0,
 ) -> LevelBuffer:
     """Teacher-student curriculum over a known set of levels: the largest learning progress, or any with ``epsilon``.
 
@@ -101,10 +116,11 @@ def tscl(
         epsilon: share of episodes on any level.
         staleness_weight: share of probability given to staleness.
         seed: of the choices.
+        initial_value: Q of a level before its first episode.
     """
     return LevelBuffer(
         levels,
-        score=LearningProgress(window, step_size),
+        score=LearningProgress(window, step_size, initial_value),
         prioritization=Greedy(epsilon),
         staleness_weight=staleness_weight,
         seed=seed,

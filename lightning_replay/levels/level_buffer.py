@@ -18,17 +18,18 @@ from lightning_replay.levels.level_sampler import LevelSampler
 from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.level_writer import REFUSED, LevelWriter
 from lightning_replay.levels.new_levels import LevelGenerator, levels_and_room
-from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.running_levels import Actor, RunningLevel
 from lightning_replay.levels.scores import L1ValueLoss, Score
 from lightning_replay.levels.scoring import EpisodeScore, Scoring
 from lightning_replay.levels.segment import Segment
+from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
 LevelEditor = Callable[[int, torch.Generator], int]
 _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
+_FIRST_SCORES = ("replace", "smooth")
 
 
 class LevelBuffer(LevelSource):
@@ -53,7 +54,9 @@ class LevelBuffer(LevelSource):
             have a score, which the paper does for known levels; without ``levels`` 0.5.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
-        score_step_size: ``score <- (1 - step) old + step new``; 1 replaces. A level's first score is taken as it is.
+        score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
+        first_score: ``"replace"`` takes a level's first score as it is, ``"smooth"`` averages it with 0: ``step new``,
+            as the paper's released code does. A level without end then competes for its place with that number.
         train_on_new_levels: whether the learner may learn from episodes on new levels, see :meth:`trains_on`. ``False``
             is robust PLR (Jiang et al. 2021, https://arxiv.org/abs/2110.02439).
         editor: from a replayed level's id and a generator to the id of a changed one, which is played next, scored and
@@ -87,6 +90,7 @@ class LevelBuffer(LevelSource):
         replay_probability: float | None = None,
         min_fill: float = 0.0,
         score_step_size: float = 1.0,
+        first_score: str = "replace",
         train_on_new_levels: bool = True,
         editor: LevelEditor | None = None,
         generate: LevelGenerator | None = None,
@@ -95,15 +99,19 @@ class LevelBuffer(LevelSource):
         super().__init__()
         self._new, ids, self.capacity = levels_and_room(levels, capacity, generate, is_edited=editor is not None)
         if replay_probability is not None:
-            check_share("replay_probability", replay_probability)
-        check_share("min_fill", min_fill)
-        check_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
+            checked_share("replay_probability", replay_probability)
+        checked_share("min_fill", min_fill)
+        checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
+        checked_choice("first_score", first_score, _FIRST_SCORES)
         check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
+        if editor is not None:
+            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
         self.min_fill = min_fill
         self.score_step_size = score_step_size
+        self.first_score = first_score
         self.train_on_new_levels = train_on_new_levels
         self.editor = editor
         self.sampler = LevelSampler(prioritization, score_temperature, staleness_weight, seed)
@@ -176,17 +184,30 @@ class LevelBuffer(LevelSource):
         self._new.check(whole)
         return whole
 
+    def replay_chance(self) -> float:
+        """Returns the probability that the next episode replays a level with a score; draws nothing.
+
+        0 while no level, or a smaller share than ``min_fill``, has a score; 1 where no new level is left that nobody
+        plays; else the replay probability. 0 also while an edited level of ACCEL waits, since it is played next.
+        """
+        if not self._is_filled or any(not self._is_known(level_id) for level_id in self._edited):
+            return 0.0
+        if not self._new.has_idle:
+            return 1.0
+        if self.replay_probability is not None:
+            return float(self.replay_probability)
+        return _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / self._new.count
+
     def _replays(self) -> bool:
-        """Whether the next episode is on a level with a score."""
-        total = self.capacity if self._new.count is None else self._new.count
-        if len(self) == 0 or len(self) / total < self.min_fill:
+        """Whether the next episode is on a level with a score; called when no edited level waits."""
+        if not self._is_filled:
             return False
-        if self._new.is_exhausted:
-            return True
-        probability = self.replay_probability
-        if probability is None:
-            probability = _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / total
-        return fraction(self.sampler.generator) < probability or not self._new.has_idle
+        return self._new.is_exhausted or fraction(self.sampler.generator) < self.replay_chance()
+
+    @property
+    def _is_filled(self) -> bool:
+        """Whether enough levels have a score for a replay."""
+        return len(self) > 0 and len(self) / self.capacity >= self.min_fill
 
     def _is_known(self, level_id: int) -> bool:
         return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)
@@ -216,9 +237,9 @@ class LevelBuffer(LevelSource):
     def _store(self, episode: RunningLevel, score: float) -> float:
         """Gives a level its new score, and a place among those that are kept, if it is worth one; the score."""
         row = self.writer.row_of(episode.level_id)
-        if row != REFUSED:
-            step = self.score_step_size
-            score = (1.0 - step) * float(self.sampler.scores[row]) + step * score
+        if row != REFUSED or self.first_score == "smooth":
+            old = float(self.sampler.scores[row]) if row != REFUSED else 0.0
+            score = (1.0 - self.score_step_size) * old + self.score_step_size * score
         self._keep(episode.level_id, score, episode.started)
         return score
 
@@ -241,15 +262,16 @@ class LevelBuffer(LevelSource):
         self._forget_unknown(episode.level_id)
 
     def flush(self) -> None:
-        """Makes scores of the steps of unfinished episodes, and begins their means anew.
+        """Makes scores of the non-zero means of unfinished episodes, and begins the means anew.
 
         The paper's released code does so after every policy update, so that an episode over three rollouts gets three
-        scores; the paper itself joins the pieces of an episode, which is what happens if this is never called.
+        scores; the paper itself joins the pieces of an episode, which is what happens if this is never called. A mean
+        of exactly 0 changes no score, and its level stays new if it had none; its steps are forgotten all the same.
         """
         for episode in self.running:
-            if episode.steps:
+            if episode.mean != 0.0:
                 self._store(episode, episode.mean)
-                episode.mean, episode.steps = 0.0, 0
+            episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
         """Of the levels with a score, ``[L]``: how likely a replay takes each; all others have probability 0.

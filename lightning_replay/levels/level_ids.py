@@ -6,9 +6,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any
 
-from lightning_replay.levels.options import check_option
+from lightning_replay.validation import check_option
 
 __all__ = ["LEVEL_IDS", "checked_held_out", "checked_level_id", "checked_level_ids"]
 
@@ -50,7 +50,9 @@ def checked_level_id(level_id: Any) -> int:
     try:
         whole = operator.index(level_id)
     except TypeError:
-        raise TypeError(f"a level's id is a whole number; got {level_id!r}") from None
+        whole = None
+    if whole is None or isinstance(level_id, bool):
+        raise TypeError(f"a level's id is a whole number; got {level_id!r}")
     if not 0 <= whole < 2**63:
         raise ValueError(f"a level's id must not be negative and be below 2**63; got {whole}")
     return whole
@@ -63,18 +65,16 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
         levels: ids, or how many: then the largest there are.
 
     Raises:
+        TypeError: neither ids nor their number.
         ValueError: no level, one twice, or an id that is none.
     """
-    if _is_whole(levels) and 0 < levels <= _MOST_HELD_OUT:
+    accepted = f"how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to 2**31 - 1"
+    if isinstance(levels, str) or not isinstance(levels, Iterable):
+        check_option("held_out_levels", levels, Integral, accepted, 1, _MOST_HELD_OUT)
         return range(LEVEL_IDS - int(levels), LEVEL_IDS)
-    ids = tuple(levels) if isinstance(levels, Iterable) else ()
-    if not ids or not all(_is_whole(one) and 0 <= one < LEVEL_IDS for one in ids) or len({*ids}) < len(ids):
-        raise ValueError(
-            f"held_out_levels is {levels!r}; give how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to "
-            "2**31 - 1"
-        )
+    ids = list(levels)
+    for place, one in enumerate(ids):
+        check_option(f"held_out_levels[{place}]", one, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
+    if not ids or len({*ids}) < len(ids):
+        raise ValueError(f"held_out_levels is {levels!r}; it must be {accepted}")
     return [int(one) for one in ids]
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)

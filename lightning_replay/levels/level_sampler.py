@@ -14,10 +14,10 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.levels.fractions import fraction, seeded_generator
-from lightning_replay.levels.options import check_share
 from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.sum_tree import StalenessTree
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
+from lightning_replay.validation import checked_share
 
 __all__ = ["LevelSampler"]
 
@@ -79,7 +79,7 @@ class LevelSampler(Sampler):
                 f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
                 "of lightning_replay.levels"
             )
-        check_share("staleness_weight", staleness_weight)
+        checked_share("staleness_weight", staleness_weight)
         self.staleness_weight = staleness_weight
         self.generator = seeded_generator(seed)
         self.episodes = 0
@@ -254,6 +254,7 @@ class LevelSampler(Sampler):
             "timestamp": torch.from_numpy(self.timestamps.copy()),
             "generation": torch.from_numpy(self._generations[: self._count].copy()),
             "dropped": self.dropped,
+            "prioritization": self._order.state_dict(),
             "generator": self.generator.get_state(),
         }
 
@@ -266,6 +267,7 @@ class LevelSampler(Sampler):
         self.dropped = int(state_dict["dropped"])
         self._count = len(self._scores)
         self._order.fill(self._scores, self._timestamps)
+        self._order.load_state_dict(state_dict.get("prioritization", {}))  # early saves have none
         self._staleness.fill(self._timestamps.tolist())
         self.generator.set_state(state_dict["generator"].cpu())
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, checked_actor
 from lightning_replay.levels.segment import Segment
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 
 __all__ = ["LevelSource"]
 
@@ -137,7 +137,7 @@ class LevelSource(ABC):
         self.running.end(actor, episode)
 
     def flush(self) -> None:  # noqa: B027  there is nothing to flush where nothing is scored
-        """Makes scores of the steps of unfinished episodes, and begins their means anew.
+        """Makes scores of the non-zero means of unfinished episodes, and begins the means anew.
 
         The released code of the paper does so after every policy update; the paper itself joins the pieces of an
         episode, which is what happens if this is never called.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.levels.level_sampler import LevelSampler
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 
 __all__ = ["REFUSED", "LevelWriter"]
 

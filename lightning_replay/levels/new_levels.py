@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
-from lightning_replay.levels.options import check_option
+from lightning_replay.validation import check_callable, check_option, checked_count
 
 __all__ = [
     "GeneratedLevels",
@@ -247,6 +247,8 @@ def levels_and_room(
         TypeError: a capacity that is no whole number.
         ValueError: arguments that contradict each other, or what :func:`checked_level_ids` refuses.
     """
+    if generate is not None:
+        check_callable("generate", generate, "a function from a torch.Generator to the id of a new level, or None")
     if levels is None:
         accepted = "a whole number of at least 1 for levels without end, or give levels=..."
         if capacity is None:
@@ -254,7 +256,7 @@ def levels_and_room(
         check_option("capacity", capacity, Integral, accepted, lowest=1)
         return GeneratedLevels(generate), [], operator.index(capacity)
     ids = checked_level_ids(levels)
-    if capacity is not None and capacity != len(ids):
+    if capacity is not None and checked_count("capacity", capacity, of="levels") != len(ids):
         raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
     if is_edited or generate is not None:
         raise ValueError("editor and generate make other levels than those given; leave levels out for them")

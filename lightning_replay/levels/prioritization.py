@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from numbers import Real
 from typing import Self
 
@@ -18,8 +19,8 @@ import torch
 from sortedcontainers import SortedList
 
 from lightning_replay.levels.fractions import fraction
-from lightning_replay.levels.options import ABOVE_ZERO, check_option, check_share
 from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.validation import ABOVE_ZERO, check_option, checked_share
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
 
@@ -63,6 +64,13 @@ class Prioritization(ABC):
     @abstractmethod
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         """Probability of each row, float64 ``[L]``, which sum to 1."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Returns what the next draws depend on beside scores and timestamps; plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:  # noqa: B027  most have nothing to restore
+        """Restores :meth:`state_dict`, after :meth:`fill`."""
 
 
 class _Ordered(Prioritization):
@@ -136,7 +144,7 @@ class Greedy(_Ordered):
     """
 
     def __init__(self, epsilon: float = 0.0) -> None:
-        check_share("epsilon", epsilon)
+        checked_share("epsilon", epsilon)
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
@@ -169,6 +177,16 @@ class _Weighted(Prioritization):
         self._logs = self.log_weights(scores).tolist()
         self._tree = SumTree()
         self._refer()
+
+    def state_dict(self) -> dict[str, float]:
+        """Returns what weights are measured from: it decides how their sums are rounded."""
+        return {"reference": self._reference}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restores :meth:`state_dict`, after :meth:`fill`."""
+        if "reference" in state:
+            self._reference = float(state["reference"])
+            self._tree.fill([self._weight(log) for log in self._logs])
 
     def _refer(self) -> None:
         """Measures all weights from the largest, so that sums neither overflow nor vanish."""

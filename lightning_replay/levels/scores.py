@@ -17,7 +17,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.levels.key_names import key_names
-from lightning_replay.levels.options import check_share
 from lightning_replay.levels.score_functions import (
     gae,
     generalized_advantages,
@@ -31,6 +30,7 @@ from lightning_replay.levels.score_functions import (
     td_errors,
 )
 from lightning_replay.levels.value_columns import ValueColumns, mean
+from lightning_replay.validation import checked_share
 
 __all__ = [
     "L1ValueLoss",
@@ -76,7 +76,7 @@ class ValueScore(ABC):
     """
 
     def __init__(self, discount: float = 0.999) -> None:
-        check_share("discount", discount)
+        checked_share("discount", discount)
         self.discount = discount
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -98,7 +98,7 @@ class _AdvantageScore(ValueScore):
 
     def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
         super().__init__(discount)
-        check_share("gae_lambda", gae_lambda)
+        checked_share("gae_lambda", gae_lambda)
         self.gae_lambda = gae_lambda
 
 

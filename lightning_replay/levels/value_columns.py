@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
+from lightning_replay.validation import checked_share
+
 __all__ = ["ValueColumns", "mean", "numbers"]
 
 
@@ -53,6 +55,7 @@ class ValueColumns(NamedTuple):
 
     def td_errors(self, discount: float) -> list[float]:
         """δ_t = r_t + γ V(s_{t+1}) - V(s_t); the value after a termination is 0, after a truncation not."""
+        checked_share("discount", discount)
         return [
             reward + (0.0 if terminated else discount * following) - value
             for reward, value, following, terminated, _ in zip(*self, strict=True)
@@ -60,8 +63,9 @@ class ValueColumns(NamedTuple):
 
     def advantages(self, discount: float, gae_lambda: float) -> list[float]:
         """A_t = Σ_k (γλ)^k δ_{t+k} up to the episode's last step; nothing is summed across an end."""
-        decay, following = discount * gae_lambda, 0.0
+        checked_share("gae_lambda", gae_lambda)
         advantages = self.td_errors(discount)
+        decay, following = discount * gae_lambda, 0.0
         for t in range(len(advantages) - 1, -1, -1):
             following = advantages[t] if self.done[t] else advantages[t] + decay * following
             advantages[t] = following

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the replay beside each checkpoint file, removes it with the file and finds it again."""
+"""Checkpoint files with a digest, and the replay that is written, removed and found beside each of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,66 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins import CheckpointIO
 
+from lightning_replay.checkpoint import save_id
+from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
+from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.directory import exclusive
+from lightning_replay.saving.serialization import sync
+
 if TYPE_CHECKING:
     from lightning_replay.lit.datamodule import ReplayDataModule
 
-__all__ = ["ReplayCheckpointIO", "replays_beside", "saved_replay"]
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay", "unwrapped"]
+
+_UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
 
-class ReplayCheckpointIO(CheckpointIO):
+class CheckedCheckpointIO(CheckpointIO):
+    """Writes a digest of its content into every checkpoint file, and refuses a file that was changed since.
+
+    A data module installs it; other plug-ins keep working underneath.
+
+    Args:
+        wrapped: writes and reads the file itself.
+    """
+
+    def __init__(self, wrapped: CheckpointIO) -> None:
+        self.wrapped = wrapped
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves the file."""
+        add_digest(checkpoint)
+        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if Path(path).is_file():  # not of a plug-in that writes later or elsewhere
+            sync(Path(path))
+            sync(Path(path).parent)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the file.
+
+        Raises:
+            DamagedFileError: it is not what was saved.
+        """
+        checkpoint = self.wrapped.load_checkpoint(path, *args, **kwargs)
+        check_digest(checkpoint, path)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes the file."""
+        self.wrapped.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Closes what it wraps."""
+        self.wrapped.teardown()
+
+
+class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
-    The checkpoint holds the folder's name only, so both can be moved together. A checkpoint that is overwritten
-    names its new buffer before the old buffer goes: killed at any time, the file finds the buffer it was saved with.
-    :class:`~lightning_replay.lit.ReplayDataModule` installs it; other plug-ins keep working underneath.
+    The checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
+    another buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old buffer
+    goes: killed at any time, the file finds the buffer it was saved with. What a killed save left is removed by the
+    next one. :class:`~lightning_replay.lit.ReplayDataModule` installs it.
 
     Args:
         wrapped: writes and reads the checkpoint file itself.
@@ -31,7 +79,7 @@ class ReplayCheckpointIO(CheckpointIO):
     """
 
     def __init__(self, wrapped: CheckpointIO, datamodule: ReplayDataModule) -> None:
-        self.wrapped = wrapped
+        super().__init__(wrapped)
         self.datamodule = datamodule
         self._newest: tuple[Hashable, Path] | None = None
 
@@ -42,67 +90,121 @@ class ReplayCheckpointIO(CheckpointIO):
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
         file = _local(path)
-        before = replays_beside(file)
-        target = file.with_name(f"{file.stem}.{state['updates']}.replay")
-        self._save_replay(target)
-        state["replay"] = target.name
-        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
-        for stale in before:
-            if stale != target:
-                shutil.rmtree(stale, ignore_errors=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(file.parent):
+            before = replays_beside(file)
+            target = file.with_name(f"{file.stem}.{state['updates']}.replay")
+            self._save_replay(target)
+            state["replay"], state["replay_id"] = target.name, save_id(target)
+            super().save_checkpoint(checkpoint, path, storage_options)
+            (target / _UNFINISHED).unlink(missing_ok=True)
+            for stale in [*before, *self._abandoned(file)]:
+                if stale != target:
+                    shutil.rmtree(stale, ignore_errors=True)
 
     def _save_replay(self, target: Path) -> None:
-        """Saves, or links the files of a save of the very same state; ``save_last=True`` asks for it twice."""
+        """Saves, or links the files of a save of the very same state; ``save_last=True`` makes two of each."""
         stamp = self.datamodule.replay_stamp()
         if self._newest is not None and self._newest[0] == stamp and self._newest[1].is_dir():
             if self._newest[1] == target:
                 return
             try:
                 shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(self._newest[1], target, copy_function=os.link)
+                _begin(target)
+                shutil.copytree(self._newest[1], target, copy_function=os.link, dirs_exist_ok=True)
                 return
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
+        _begin(target)
         self.datamodule.replay.save(target, previous=None if self._newest is None else self._newest[1])
         self._newest = (stamp, target)
 
+    def _abandoned(self, file: Path) -> list[Path]:
+        """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
+        found = []
+        for replay in file.parent.glob("*.replay"):
+            if (replay / _UNFINISHED).exists():
+                owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
+                if not owner.exists() or self._named_in(owner) not in (None, replay.name):
+                    found.append(replay)
+        return found
+
+    def _named_in(self, file: Path) -> str | None:
+        """Returns the replay that a checkpoint file names; ``None`` where it cannot be read."""
+        try:
+            state = self.wrapped.load_checkpoint(file)[type(self.datamodule).__qualname__]
+            return str(state["replay"])
+        except Exception:  # whatever a plug-in raises of a file that is not its own
+            return None
+
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file and tells the data module where it was."""
+        """Reads the file, and lets the data module find the replay beside it.
+
+        Raises:
+            DamagedFileError: it is not what was saved.
+        """
         self.datamodule.checkpoint_path = _local(path)
-        return self.wrapped.load_checkpoint(path, *args, **kwargs)
+        return super().load_checkpoint(path, *args, **kwargs)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes the file and the buffers beside it."""
-        self.wrapped.remove_checkpoint(path)
+        super().remove_checkpoint(path)
         for directory in replays_beside(_local(path)):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def teardown(self) -> None:
-        """Closes what it wraps."""
-        self.wrapped.teardown()
+
+def unwrapped(plugin: CheckpointIO) -> CheckpointIO:
+    """Returns the plug-in below those of this module, which the data module of an earlier ``fit`` installed."""
+    while isinstance(plugin, CheckedCheckpointIO):
+        plugin = plugin.wrapped
+    return plugin
 
 
 def replays_beside(file: Path) -> list[Path]:
-    """The buffers saved with this checkpoint file."""
-    pattern = re.compile(re.escape(file.stem) + r"\.\d+\.replay")
-    return [path for path in file.parent.glob("*.replay") if pattern.fullmatch(path.name)]
+    """Returns the buffers saved with this checkpoint file."""
+    return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
 
 
-def saved_replay(file: Path, name: str | None) -> Path:
-    """The buffer a checkpoint file refers to: the folder it names, or the one that was renamed together with it.
+def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> Path:
+    """Returns the buffer a checkpoint file refers to: the folder it names, or one that was renamed together with it.
+
+    Args:
+        file: the checkpoint.
+        name: of the folder, as the checkpoint has it.
+        replay_id: of the save in it, see :func:`~lightning_replay.checkpoint.save_id`; ``None`` in checkpoints of
+            earlier versions, which do not hold it.
 
     Raises:
         FileNotFoundError: neither is beside the file.
+        DamagedFileError: what is there was saved with another checkpoint.
     """
     candidates = [file.with_name(name)] if name else []
     candidates += replays_beside(file)
-    for candidate in candidates:
-        if candidate.is_dir():
+    found = [candidate for candidate in candidates if candidate.is_dir()]
+    for candidate in found:
+        if replay_id is None or save_id(candidate) == replay_id:
             return candidate
+    if found:
+        raise DamagedFileError(
+            f"checkpoint {file} was saved with another replay than the one in {found[0]}, which belongs to another run "
+            "or another moment. Nothing was restored. Put the folder beside it that it was saved with, or load the "
+            "weights alone with load_from_checkpoint."
+        )
     raise FileNotFoundError(
         f"checkpoint {file} was saved with the replay {name}, which is not beside it. "
         "Move both together, or load the weights alone with load_from_checkpoint."
     )
+
+
+def _begin(target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    (target / _UNFINISHED).touch()
+
+
+def _stem_of(replay: Path) -> str | None:
+    """Returns the stem of the checkpoint file that a replay was saved with."""
+    match = re.fullmatch(r"(.+)\.\d+\.replay", replay.name)
+    return None if match is None else match[1]
 
 
 def _local(path: str | Path) -> Path:

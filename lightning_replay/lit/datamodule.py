@@ -13,18 +13,23 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay
+from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
-from lightning_replay.lit.environments import make_environment, make_environments
+from lightning_replay.lit.environments import check_env, checked_arguments, make_environment, make_environments
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.pace import Pace
 from lightning_replay.lit.stream import UpdateStream
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.progress import ReturnProgress
 from lightning_replay.replay import Replay
+from lightning_replay.validation import check_kind, checked_count, checked_flag
 
 __all__ = ["ReplayDataModule"]
+
+_REPLAYS = (
+    "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000); levels are replayed with LevelDataModule"
+)
 
 
 class ReplayDataModule(EnvStepDataModule):
@@ -60,6 +65,8 @@ class ReplayDataModule(EnvStepDataModule):
     evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
+        TypeError: an option of another kind, such as an environment in place of what builds one; during the run a
+            reward that is no number.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
             without tasks; during the run an environment that does not know the replay's tasks, or an info never seen.
 
@@ -92,27 +99,24 @@ class ReplayDataModule(EnvStepDataModule):
         evaluation_env_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        counts = {
-            "num_envs": num_envs,
-            "updates_per_training_step": updates_per_training_step,
-            "updates_per_epoch": updates_per_epoch,
-            "evaluation_episodes": evaluation_episodes,
-        }
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} is {count}; it must be at least 1.")
+        check_env(env)
+        check_kind("replay", replay, Replay, _REPLAYS)
+        checked_count("num_envs", num_envs)
+        checked_flag("asynchronous", asynchronous)
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.env = env
         self.replay = replay
-        self.updates_per_training_step = updates_per_training_step
-        self.updates_per_epoch = updates_per_epoch
-        self.evaluation_episodes = evaluation_episodes
-        self.env_kwargs = dict(env_kwargs or {})
-        self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
+        self.updates_per_training_step = checked_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
+        self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
+        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
+        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
         self.checkpoint_path: Path | None = None
         if seed is not None:
-            replay.seed(seed)
+            replay.seed(checked_count("seed", seed, 0))
         self._tasks: list[str] = list(getattr(replay, "tasks", ()))
+        if progress is not None:
+            check_kind("progress", progress, ReturnProgress, "an object of lightning_replay.progress, or None")
         if progress is not None and not self._tasks:
             raise ValueError(
                 f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
@@ -153,9 +157,7 @@ class ReplayDataModule(EnvStepDataModule):
         self._settle_validation(stage)
         if self.trainer is not None:
             strategy = self.trainer.strategy
-            inner = strategy.checkpoint_io
-            inner = inner.wrapped if isinstance(inner, ReplayCheckpointIO) else inner
-            strategy.checkpoint_io = ReplayCheckpointIO(inner, self)
+            strategy.checkpoint_io = ReplayCheckpointIO(unwrapped(strategy.checkpoint_io), self)
             if stage == TrainerFn.FITTING:
                 self._hand_over_surprise()
         self._has_drawn = False
@@ -226,7 +228,8 @@ class ReplayDataModule(EnvStepDataModule):
         if not self._is_fitting:
             return
         assert self.checkpoint_path is not None
-        self.replay.load(saved_replay(self.checkpoint_path, state["replay"]))
+        # Checkpoints of earlier versions hold no id.
+        self.replay.load(saved_replay(self.checkpoint_path, state["replay"], state.get("replay_id")))
         super().load_state_dict(state)
 
     def teardown(self, stage: str) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,35 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
+from lightning_replay.envs.rewards import with_number_rewards
 from lightning_replay.lit.acting import Action
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
+from lightning_replay.validation import check_kind
 
-__all__ = ["make_environment", "make_environments", "random_actions"]
+__all__ = ["check_env", "checked_arguments", "make_environment", "make_environments", "random_actions"]
+
+
+def check_env(env: Any) -> None:
+    """Refuses an option ``env`` that builds no environment.
+
+    Raises:
+        TypeError: an environment, or anything else that is neither an id nor a callable.
+    """
+    if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
+        raise TypeError(
+            f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
+            "lambda: MyEnv(size=5), because collection and evaluation build environments of their own"
+        )
+
+
+def checked_arguments(name: str, arguments: Any) -> dict[str, Any]:
+    """Returns arguments of an environment by name, none for ``None``.
+
+    Raises:
+        TypeError: anything else.
+    """
+    check_kind(name, arguments, Mapping | None, "arguments of the environment by name, or None")
+    return dict(arguments or {})
 
 
 def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
@@ -42,11 +67,11 @@ def make_environments(
     env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
 ) -> VectorEnv:
     """A vector whose environments reset within the step that ends an episode, so that no reset is a transition."""
-    # plain functions of others, so that a process of its own imports Gymnasium, not this library and torch
+    # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
     constructor = (
         partial(gymnasium.make, _importable(env), **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
     )
-    constructors = [constructor] * num_envs
+    constructors = [partial(with_number_rewards, constructor)] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 

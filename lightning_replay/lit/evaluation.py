@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_replay.envs.rewards import checked_reward
 from lightning_replay.lit.acting import act_on, acting
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
@@ -32,7 +33,7 @@ def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episod
                 given = act_on(agent, observation[None], explore=False)
                 action = given[0] if actions is None else actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)
-                total += float(reward)
+                total += float(checked_reward(reward, environment))
                 done = terminated or truncated
         yield total
 

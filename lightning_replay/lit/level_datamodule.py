@@ -12,18 +12,26 @@ from tensordict import TensorDictBase
 
 import lightning_replay.levels.learning_progress
 import lightning_replay.levels.unscored  # noqa: F401  a LightningCLI knows LevelBuffer and the others by their names
+from lightning_replay.envs.level_check import checked_probes
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
 from lightning_replay.levels.level_ids import checked_held_out
+from lightning_replay.lit.checkpointing import CheckedCheckpointIO, unwrapped
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
-from lightning_replay.lit.environments import make_environment
+from lightning_replay.lit.environments import check_env, checked_arguments, make_environment
 from lightning_replay.lit.level_collection import LevelCollection
 from lightning_replay.lit.level_evaluation import LevelEvaluationStream
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.rollout_pace import RolloutPace
 from lightning_replay.lit.stream import UpdateStream
+from lightning_replay.validation import check_kind, checked_count, checked_flag
 
 __all__ = ["LevelDataModule"]
+
+_LEVELS = (
+    "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels; transitions are "
+    "replayed with ReplayDataModule"
+)
 
 
 class LevelDataModule(EnvStepDataModule):
@@ -60,7 +68,8 @@ class LevelDataModule(EnvStepDataModule):
             generator of ``levels``.
 
     Raises:
-        TypeError: ``levels`` that are none.
+        TypeError: an option of another kind, such as ``levels`` that are none or an environment in place of what builds
+            one; during the run a reward that is no number.
         ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
             level.
 
@@ -92,23 +101,24 @@ class LevelDataModule(EnvStepDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(levels, LevelSource):
-            raise TypeError(
-                f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-                "lightning_replay.levels."
-            )
-        if rollouts_per_epoch < 1:
-            raise ValueError(f"rollouts_per_epoch is {rollouts_per_epoch}; it must be at least 1.")
+        check_env(env)
+        check_kind("levels", levels, LevelSource, _LEVELS)
+        if return_normalization is not None:
+            accepted = "a ReturnNormalization(discount=0.999), or None"
+            check_kind("return_normalization", return_normalization, ReturnNormalization, accepted)
+        if seed is not None:
+            checked_count("seed", seed, 0)
+        checked_probes(check)
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
         self.env = env
         self.levels = levels
-        self.rollouts_per_epoch = rollouts_per_epoch
-        self.flush_unfinished = flush_unfinished
+        self.rollouts_per_epoch = checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.flush_unfinished = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels = checked_held_out(held_out_levels)
-        self.env_kwargs = dict(env_kwargs or {})
-        self.evaluation_env_kwargs = self.env_kwargs | (evaluation_env_kwargs or {})
-        self._asynchronous = asynchronous
+        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
+        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
+        self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._check = check
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
 
@@ -144,6 +154,9 @@ class LevelDataModule(EnvStepDataModule):
             probe = self.make_environment()
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
+        if self.trainer is not None:
+            strategy = self.trainer.strategy
+            strategy.checkpoint_io = CheckedCheckpointIO(unwrapped(strategy.checkpoint_io))
         self._settle_validation(stage)
 
     def train_dataloader(self) -> UpdateStream:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
+
+from lightning_replay.validation import checked_count, checked_number
 
 __all__ = ["Pace"]
 
@@ -27,19 +28,17 @@ class Pace:
     """
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
+        self.env_steps = checked_count("env_steps", env_steps)
+        self.warmup_steps = checked_count("warmup_steps", warmup_steps)  # one row must be stored before the first draw
         if env_steps <= warmup_steps:
             raise ValueError(
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
                 "be above it. Raise env_steps or lower warmup_steps."
             )
-        if warmup_steps < 1:
-            raise ValueError(f"warmup_steps is {warmup_steps}; at least 1 step must be stored before the first draw.")
-        if not 1e-6 <= updates_per_env_step < math.inf:
-            raise ValueError(f"updates_per_env_step is {updates_per_env_step}; it must be finite and at least 1e-6.")
-        self.env_steps = env_steps
-        self.warmup_steps = warmup_steps
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
-        ratio = Fraction(updates_per_env_step).limit_denominator(1_000_000)
+        ratio = Fraction(checked_number("updates_per_env_step", updates_per_env_step, 1e-6)).limit_denominator(
+            1_000_000
+        )
         self._numerator, self._denominator = ratio.numerator, ratio.denominator
         self.total_updates = self.updates_due(env_steps)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
+
 __all__ = ["ReturnNormalization"]
 
 
@@ -31,10 +33,8 @@ class ReturnNormalization:
     """
 
     def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
-        if not 0 <= discount <= 1 or clip <= 0:
-            raise ValueError(f"discount is {discount} and clip {clip}; discount must be in [0, 1], clip positive.")
-        self.discount = discount
-        self.clip = clip
+        self.discount = checked_share("discount", discount)
+        self.clip = checked_number("clip", clip, ABOVE_ZERO)
         self._count, self._mean, self._squares = 0, 0.0, 0.0
         self._returns = np.zeros(0)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from lightning_replay.validation import checked_count
+
 __all__ = ["RolloutPace"]
 
 
@@ -26,12 +28,9 @@ class RolloutPace:
     """
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:
-        for name, number in {"env_steps": env_steps, "num_envs": num_envs, "rollout_length": rollout_length}.items():
-            if number < 1:
-                raise ValueError(f"{name} is {number}; it must be at least 1.")
-        self.env_steps = env_steps
-        self.num_envs = num_envs
-        self.rollout_length = rollout_length
+        self.env_steps = checked_count("env_steps", env_steps)
+        self.num_envs = checked_count("num_envs", num_envs)
+        self.rollout_length = checked_count("rollout_length", rollout_length)
 
     def length_after(self, steps: int) -> int:
         """Steps of each environment in the rollout after ``steps`` environment steps of all; 0 at the end."""

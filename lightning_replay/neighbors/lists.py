@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from lightning_replay.neighbors.rows import FeatureRows
 from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
 from lightning_replay.neighbors.standardization import Standardization
 from lightning_replay.neighbors.upkeep import NeighborUpkeep
+from lightning_replay.validation import check_option, checked_count
 
 
 class NeighborLists:
@@ -61,25 +64,19 @@ class NeighborLists:
         num_spare: int | None = None,
         drift_tolerance: float = 0.03,
     ) -> None:
-        if min(capacity, num_neighbors, refresh_interval) < 1:
-            raise ValueError(
-                f"capacity, num_neighbors and refresh_interval must be at least 1; got {capacity}, {num_neighbors} "
-                f"and {refresh_interval}"
-            )
-        if num_spare is not None and num_spare < 0:
-            raise ValueError(f"num_spare must be at least 0; got {num_spare}")
+        self.capacity = checked_count("capacity", capacity, of="slots")
+        self.num_neighbors = checked_count("num_neighbors", num_neighbors)
+        self.num_spare = self.num_neighbors if num_spare is None else checked_count("num_spare", num_spare, 0)
+        self.refresh_interval = checked_count("refresh_interval", refresh_interval, of="new rows")
+        check_option("drift_tolerance", drift_tolerance, Real, "a number from 0 on, inf for never", 0.0, math.inf)
+        self.drift_tolerance = float(drift_tolerance)
+        self.backend = backend
+        self._search = search_by_name(backend)
         if refresh_interval == 1 and backend != "exact":
             raise ValueError(
                 f"refresh_interval=1 searches every draw by the definition and takes backend='exact'; got {backend!r}. "
                 "Raise refresh_interval to use Faiss for rebuilds."
             )
-        self.capacity = capacity
-        self.num_neighbors = num_neighbors
-        self.refresh_interval = refresh_interval
-        self.backend = backend
-        self.num_spare = num_neighbors if num_spare is None else num_spare
-        self.drift_tolerance = drift_tolerance
-        self._search = search_by_name(backend)
         self.clear()
 
     def clear(self) -> None:
@@ -193,8 +190,9 @@ class NeighborLists:
             sample: rows looked at, drawn without replacement.
             generator: of that draw; torch's global one by default.
         """
-        if not 1 <= k <= self.num_neighbors:
-            raise ValueError(f"k is {k}; accepted are 1 to num_neighbors, which is {self.num_neighbors}")
+        if checked_count("k", k) > self.num_neighbors:
+            raise ValueError(f"k is {k}; it must be at most num_neighbors, which is {self.num_neighbors}")
+        checked_count("sample", sample, of="rows")
         slots = self._rows.slots() if len(self) else torch.empty(0, dtype=torch.int64)
         if len(slots) < 2:
             return 1.0

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from lightning_replay.validation import checked_choice
+
 _GROUP = 16  # rows whose smallest distance is looked at first
 _BLOCK = 256  # queries of one product
 _DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
@@ -173,11 +175,8 @@ class FaissSearch:
 
 def search_by_name(backend: str) -> ExactSearch | FaissSearch:
     """The search called ``"exact"``, ``"faiss_flat"`` or ``"faiss_ivf"``."""
-    if backend == "exact":
-        return ExactSearch()
-    if backend in ("faiss_flat", "faiss_ivf"):
-        return FaissSearch(inverted_file=backend == "faiss_ivf")
-    raise ValueError(f"backend is {backend!r}; accepted are 'exact', 'faiss_flat' and 'faiss_ivf'")
+    checked_choice("backend", backend, ("exact", "faiss_flat", "faiss_ivf"))
+    return ExactSearch() if backend == "exact" else FaissSearch(inverted_file=backend == "faiss_ivf")
 
 
 def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from lightning_replay.priority_tree.torch_tree import TorchTree
+from lightning_replay.validation import checked_choice, checked_count
 
 
 def _choose_backend(backend: str, device: torch.device) -> str:
-    if backend not in ("auto", "torch", "numba"):
-        raise ValueError(f"backend is {backend!r}; accepted are 'auto', 'torch' and 'numba'")
+    checked_choice("backend", backend, ("auto", "torch", "numba"))
     has_numba = importlib.util.find_spec("numba") is not None
     if backend == "numba" and not has_numba:
         raise ImportError("backend='numba' needs numba, which is not installed; install numba or use backend='torch'")
     if backend == "numba" and device.type != "cpu":
         raise ValueError(f"backend='numba' runs on the CPU only; got device {device}. Use backend='torch' there.")
+    if device.type == "meta":
+        raise ValueError("device is 'meta', which keeps no values; it must be one that does, such as 'cpu' or 'cuda'")
     if backend == "auto":
         return "numba" if has_numba and device.type == "cpu" else "torch"
     return backend
@@ -56,9 +58,7 @@ class PriorityTree:
     """
 
     def __init__(self, capacity: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; a priority tree needs at least 1 slot")
-        self.capacity = int(capacity)
+        self.capacity = checked_count("capacity", capacity, of="slots")
         self.device = _with_number(device)
         self.backend = _choose_backend(backend, self.device)
         self._tree: Any

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning_replay.recipes.plain import prioritized, reverse_sweep, uniform
 from lightning_replay.recipes.retention import surprise_retention
 from lightning_replay.recipes.tables import event_tables, parallel_curriculum
 from lightning_replay.replay import Replay
+from lightning_replay.validation import did_you_mean
 
 __all__ = [
     "continuous_transition",
@@ -43,9 +43,9 @@ def by_name(name: str) -> Callable[..., Replay]:
     recipes = known()
     if name in recipes:
         return recipes[name]
-    near = difflib.get_close_matches(name, recipes, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}.{hint}")
+    raise ValueError(
+        f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
+    )
 
 
 def __getattr__(name: str) -> Any:

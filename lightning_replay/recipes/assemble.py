@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A first-in-first-out buffer put together."""
+"""Parts that recipes share: a first-in-first-out buffer, and a draw that may be prioritized."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torchrl.data.replay_buffers import Sampler
 from torchrl.envs import Transform
 
 from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage import PackedStorage
+from lightning_replay.validation import checked_number
 
 
 def assemble(
@@ -20,6 +23,7 @@ def assemble(
     device: str,
     memmap: str | None,
     prefetch: int | None,
+    check_finite: bool,
     seed: int | None,
     storage: PackedStorage | None = None,
 ) -> Replay:
@@ -32,5 +36,23 @@ def assemble(
         n_steps=n_steps,
         discount=discount,
         prefetch=prefetch,
+        check_finite=check_finite,
         seed=seed,
     )
+
+
+def prioritized_or_uniform(
+    capacity: int, priority_exponent: float, importance_exponent: float | Schedule, priority_offset: float = 1e-6
+) -> Sampler:
+    """Returns a prioritized sampler; with ``priority_exponent`` 0 a uniform one, on which the others have no effect."""
+    if priority_exponent != 0:
+        return PrioritizedSampler(
+            capacity=capacity,
+            priority_exponent=priority_exponent,
+            importance_exponent=importance_exponent,
+            priority_offset=priority_offset,
+        )
+    checked_number("priority_exponent", priority_exponent)  # False is equal to 0
+    checked_schedule("importance_exponent", importance_exponent, highest=1.0)
+    checked_number("priority_offset", priority_offset, 0.0)
+    return UniformSampler()

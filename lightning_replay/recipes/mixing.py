@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-from torchrl.data.replay_buffers import Sampler
+from collections.abc import Sequence
 
-from lightning_replay.recipes.assemble import assemble
+from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.recipes.assemble import assemble, prioritized_or_uniform
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
-    PrioritizedSampler,
     RandomPairSampler,
     UniformSampler,
 )
 from lightning_replay.schedules import Schedule
 from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates
+from lightning_replay.transforms.noise import NOISY_KEYS
 
 
+@with_named_arguments
 def neighborhood_mixup(
     capacity: int,
     batch_size: int = 256,
@@ -36,6 +38,7 @@ def neighborhood_mixup(
     device: str = "cpu",
     memmap: str | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Each drawn transition is mixed with one of its nearest neighbours (NMER, Sander et al. 2022).
@@ -60,25 +63,24 @@ def neighborhood_mixup(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
-    first: Sampler = UniformSampler()
-    if priority_exponent != 0:
-        first = PrioritizedSampler(
-            capacity=capacity, priority_exponent=priority_exponent, importance_exponent=importance_exponent
-        )
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
-        first=first,
+        first=prioritized_or_uniform(capacity, priority_exponent, importance_exponent),
         refresh_interval=refresh_interval,
         backend=backend,
         discrete=discrete,
         update_partners=update_partners,
     )
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
-    return assemble(capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, seed)
+    return assemble(
+        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
+    )
 
 
+@with_named_arguments
 def continuous_transition(
     capacity: int,
     batch_size: int = 256,
@@ -90,6 +92,7 @@ def continuous_transition(
     device: str = "cpu",
     memmap: str | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Each drawn transition is mixed with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
@@ -106,13 +109,17 @@ def continuous_transition(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
     sampler = ContinuousTransitionSampler()
-    return assemble(capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, seed)
+    return assemble(
+        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
+    )
 
 
+@with_named_arguments
 def mixup(
     capacity: int,
     batch_size: int = 256,
@@ -124,6 +131,7 @@ def mixup(
     device: str = "cpu",
     memmap: str | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Each drawn transition is mixed with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
@@ -140,13 +148,17 @@ def mixup(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
     sampler = RandomPairSampler()
-    return assemble(capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, seed)
+    return assemble(
+        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
+    )
 
 
+@with_named_arguments
 def s4rl(
     capacity: int,
     batch_size: int = 256,
@@ -157,6 +169,7 @@ def s4rl(
     device: str = "cpu",
     memmap: str | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Each observation is mixed with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
@@ -170,40 +183,53 @@ def s4rl(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
     transform = MixStates(mixup_concentration=mixup_concentration)
+    sampler = UniformSampler()
     return assemble(
-        capacity, batch_size, UniformSampler(), transform, n_steps, discount, device, memmap, prefetch, seed
+        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
     )
 
 
+@with_named_arguments
 def noisy(
     capacity: int,
     batch_size: int = 256,
     *,
     sigma: float = 0.1,
+    keys: Sequence[str | tuple[str, ...]] = NOISY_KEYS,
+    kind: str = "additive",
     n_steps: int = 1,
     discount: float = 0.99,
     device: str = "cpu",
     memmap: str | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Gaussian noise on every observation drawn, NMER's baseline of that name.
+    """Gaussian noise on the state, action, reward and next state of every transition drawn, NMER's baseline.
+
+    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; where they are discrete, name
+    the other keys.
 
     Args:
         capacity: most transitions kept.
         batch_size: transitions per batch.
         sigma: standard deviation of the noise.
+        keys: what gets noise, floating entries.
+        kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
         n_steps: rewards summed into one return when a row is drawn.
         discount: γ of that return.
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
-    transform = GaussianNoise(sigma=sigma)
+    transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
+    sampler = UniformSampler()
     return assemble(
-        capacity, batch_size, UniformSampler(), transform, n_steps, discount, device, memmap, prefetch, seed
+        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
     )

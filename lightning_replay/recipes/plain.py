@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.events import ConditionLike
 from lightning_replay.frames import storage_for
 from lightning_replay.recipes.assemble import assemble
@@ -11,6 +12,7 @@ from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, U
 from lightning_replay.schedules import Schedule
 
 
+@with_named_arguments
 def uniform(
     capacity: int,
     batch_size: int = 256,
@@ -23,6 +25,7 @@ def uniform(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Uniform draws, the oldest leaves: experience replay as it began (Lin 1992).
@@ -40,6 +43,7 @@ def uniform(
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw; ``None`` seeds from torch's global generator.
     """
     storage = storage_for(
@@ -51,11 +55,13 @@ def uniform(
         frame_capacity=frame_capacity,
         n_steps=n_steps,
     )
+    sampler = UniformSampler()
     return assemble(
-        capacity, batch_size, UniformSampler(), None, n_steps, discount, device, memmap, prefetch, seed, storage
+        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, storage
     )
 
 
+@with_named_arguments
 def prioritized(
     capacity: int,
     batch_size: int = 256,
@@ -72,6 +78,7 @@ def prioritized(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Rows with large TD errors are drawn more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
@@ -95,6 +102,7 @@ def prioritized(
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
     sampler = PrioritizedSampler(
@@ -113,9 +121,12 @@ def prioritized(
         frame_capacity=frame_capacity,
         n_steps=n_steps,
     )
-    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed, storage)
+    return assemble(
+        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, storage
+    )
 
 
+@with_named_arguments
 def reverse_sweep(
     capacity: int,
     batch_size: int = 256,
@@ -130,6 +141,7 @@ def reverse_sweep(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """Episodes that reached a goal are replayed backwards in contiguous batches, mixed with uniform ones.
@@ -151,6 +163,7 @@ def reverse_sweep(
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
     sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share)
@@ -163,4 +176,6 @@ def reverse_sweep(
         frame_capacity=frame_capacity,
         n_steps=n_steps,
     )
-    return assemble(capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, seed, storage)
+    return assemble(
+        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, storage
+    )

@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Sampler
 
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.frames import frames_at_worst, storage_for
+from lightning_replay.recipes.assemble import prioritized_or_uniform
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.schedules import Schedule
 from lightning_replay.transforms import NStepTransitions
+from lightning_replay.validation import check_kind, checked_count
 from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
 
 
+@with_named_arguments
 def surprise_retention(
     capacity: int,
     batch_size: int = 256,
@@ -37,6 +39,7 @@ def surprise_retention(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
     """The row of the lowest surprise times on-policyness leaves, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
@@ -72,6 +75,7 @@ def surprise_retention(
             stays is scattered and shares little: by default as many as transitions that share none need,
             ``frame_stack + n_steps`` each, at most ``2 * frame_stack``.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
 
     Sampled keys:
@@ -84,22 +88,15 @@ def surprise_retention(
     if rule is None:
         rule = SurpriseOnPolicyness(q_inverse_temperature, surprise_exponent=surprise_exponent)
     else:
+        check_kind("rule", rule, RetentionRule, "an object of lightning_replay.writers, such as StochasticSurprise()")
         given = {"q_inverse_temperature": q_inverse_temperature, "surprise_exponent": surprise_exponent}
         ignored = ", ".join(f"{name}={value}" for name, value in given.items() if value != 1.0)
         if ignored:
             raise ValueError(f"rule is {type(rule).__name__}, so {ignored} would be ignored; give it to the rule")
-    if capacity < n_steps:
+    if checked_count("capacity", capacity, of="transitions") < checked_count("n_steps", n_steps):
         raise ValueError(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
             "Raise the capacity"
-        )
-    sampler: Sampler = UniformSampler()
-    if priority_exponent != 0:
-        sampler = PrioritizedSampler(
-            capacity=capacity,
-            priority_exponent=priority_exponent,
-            importance_exponent=importance_exponent,
-            priority_offset=priority_offset,
         )
     storage = storage_for(
         capacity,
@@ -108,16 +105,17 @@ def surprise_retention(
         frame_stack=frame_stack,
         image_key=image_key,
         frame_capacity=frame_capacity,
-        default_frame_capacity=frames_at_worst(capacity, frame_stack or 0, n_steps),
+        default_frame_capacity=frames_at_worst(capacity, frame_stack, n_steps),
         n_steps=n_steps,
     )
     return Replay(
         storage=storage,
-        sampler=sampler,
+        sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
         transform=None if n_steps == 1 else NStepTransitions(n_steps, discount),
         batch_size=batch_size,
         discount=discount,
         prefetch=prefetch,
+        check_finite=check_finite,
         seed=seed,
     )

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
 
 from torchrl.data.replay_buffers import Sampler
 
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.events import EventTable
 from lightning_replay.frames import frames_in_order, storage_for
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
@@ -17,22 +17,26 @@ from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
+from lightning_replay.validation import check_kind, checked_choice, checked_count, checked_share
 from lightning_replay.writers.event_tables import DEFAULT_TABLE, EventTableWriter, check_tables
 from lightning_replay.writers.task_tables import TaskTableWriter
 
 CONTINUOUS = "continuous"  # the correction that is a sampler of its own
 
 
+@with_named_arguments
 def event_tables(
     capacity: int,
     batch_size: int = 256,
     *,
     tables: Sequence[EventTable],
     default_share: float = 0.5,
+    min_size: int | None = None,
     correction: str = "none",
     multinomial: bool = False,
     at_least_one: bool = False,
     normalize_over_batch: bool = False,
+    return_probabilities: bool = False,
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
@@ -46,6 +50,7 @@ def event_tables(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> TableReplay:
     """A share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
@@ -60,6 +65,8 @@ def event_tables(
             ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
         default_share: η_0, share of a batch from the default table; 0.7 is the paper's advice where it is not known
             which events matter.
+        min_size: d_0, rows that the default table must hold before anything is drawn from it; ``None`` is the batch
+            size, or ``capacity`` where that is less.
         correction: weights for what events are drawn more often than they happen: ``"none"`` (the paper's choice where
             the environment is deterministic), ``"mixture"`` (exact, for any state space), ``"lemma2"`` or
             ``"lemma2_exact"`` (discrete states and actions), see :mod:`lightning_replay.samplers.table_corrections`; or
@@ -69,6 +76,8 @@ def event_tables(
         multinomial: draw the number of rows of each table as well; otherwise shares are exact by largest remainder.
         at_least_one: at least one row from every table that holds enough.
         normalize_over_batch: divide the weights by the largest of the batch.
+        return_probabilities: add ``table_probability`` and ``raw_weight``, of
+            :class:`~lightning_replay.samplers.table_shares.TableShares` or of the sampler of ``"continuous"``.
         priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every priority.
@@ -84,23 +93,32 @@ def event_tables(
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
 
     Sampled keys:
         table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
+        priority_weight: float32 ``[B]``, with a correction or priorities.
+        table_probability, raw_weight: float32 ``[B]``, with ``return_probabilities``.
 
     Raises:
         ValueError: shares that do not sum to 1, a table name that is taken twice, an unknown correction, or one that
-            does not go with the other options.
+            does not go with the other options, or a ``min_size`` that the default table cannot reach.
+        TypeError: a ``min_size`` that is no whole number.
     """
     check_tables(tables)
-    known = (*CORRECTIONS, CONTINUOUS)
-    if correction not in known:
-        raise ValueError(f"correction is {correction!r}; known are {', '.join(map(repr, known))}")
+    checked_choice("correction", correction, (*CORRECTIONS, CONTINUOUS))
+    checked_count("batch_size", batch_size, of="transitions")
     if correction == CONTINUOUS and (multinomial or at_least_one or priority_exponent):
         raise ValueError(
             "correction='continuous' draws from all tables at once with priorities of its own; leave out multinomial, "
             "at_least_one and priority_exponent, or use correction='mixture'"
+        )
+    left_out = [table.name for table in tables if table.share == 0]
+    if correction == CONTINUOUS and left_out:
+        raise ValueError(
+            f"correction='continuous' draws from all tables at once, also from {left_out}, whose share is 0; leave "
+            "these tables out, or use correction='mixture'"
         )
     writer = EventTableWriter(
         capacity,
@@ -109,10 +127,15 @@ def event_tables(
         forget_stale=forget_stale,
         count_state_actions=correction in NEEDS_COUNTS,
     )
+    least = min(batch_size, capacity) if min_size is None else checked_count("min_size", min_size, of="rows")
+    if least > capacity:
+        raise ValueError(
+            f"min_size is {min_size} and the default table holds {capacity} rows at most: it can never fill"
+        )
     given = {table.name: table.min_size or min(batch_size, table.capacity) for table in tables}
     sampler: Sampler = TableShares(
         _shares(default_share, tables),
-        min_sizes={DEFAULT_TABLE: min(batch_size, capacity)} | given,
+        min_sizes={DEFAULT_TABLE: least} | given,
         multinomial=multinomial,
         at_least_one=at_least_one,
         correction=CORRECTIONS.get(correction),
@@ -120,9 +143,12 @@ def event_tables(
         priority_exponent=priority_exponent,
         importance_exponent=importance_exponent,
         priority_offset=priority_offset,
+        return_probabilities=return_probabilities,
     )
     if correction == CONTINUOUS:  # shares were checked above all the same
-        sampler = ContinuousCorrectionSampler(1.0 - default_share, min(batch_size, capacity), normalize_over_batch)
+        sampler = ContinuousCorrectionSampler(
+            1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
+        )
     lengths = [max(event.history_length for event in table.events) for table in tables]
     stretches = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
     stretches.append((max_trajectories * max(lengths), max(lengths)))
@@ -133,7 +159,7 @@ def event_tables(
         frame_stack=frame_stack,
         image_key=image_key,
         frame_capacity=frame_capacity,
-        default_frame_capacity=sum(frames_in_order(rows, frame_stack or 0, length) for rows, length in stretches),
+        default_frame_capacity=sum(frames_in_order(rows, frame_stack, length) for rows, length in stretches),
         n_steps=n_steps,
     )
     return TableReplay(
@@ -144,10 +170,12 @@ def event_tables(
         n_steps=n_steps,
         discount=discount,
         prefetch=prefetch,
+        check_finite=check_finite,
         seed=seed,
     )
 
 
+@with_named_arguments
 def parallel_curriculum(
     tasks: Sequence[str],
     capacity_per_task: int,
@@ -166,6 +194,7 @@ def parallel_curriculum(
     image_key: str | tuple[str, ...] = "pixels",
     frame_capacity: int | None = None,
     prefetch: int | None = None,
+    check_finite: bool = True,
     seed: int | None = None,
 ) -> CurriculumReplay:
     """A hard task learned beside easier ones, each batch from one of them (DPCER).
@@ -195,6 +224,7 @@ def parallel_curriculum(
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.
         prefetch: batches drawn ahead in threads.
+        check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
 
     Raises:
@@ -202,11 +232,11 @@ def parallel_curriculum(
         TypeError: a scheduler that is none.
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
-    if not isinstance(scheduler, Scheduler):
-        raise TypeError(f"scheduler is {scheduler!r}; an object of lightning_replay.schedulers is accepted, as Exp3()")
+    check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
+    checked_count("batch_size", batch_size, of="transitions")
     writer = TaskTableWriter(tasks, capacity_per_task, shares_one_table=scheduler.shares_one_table)
     reachable = int(writer.tables.capacity[0])
-    if min_size is not None and min_size > reachable:
+    if min_size is not None and checked_count("min_size", min_size, of="rows") > reachable:
         raise ValueError(f"min_size is {min_size} and a table holds {reachable} rows at most: it can never fill")
     sampler = ScheduledSampler(
         tasks,
@@ -233,14 +263,14 @@ def parallel_curriculum(
         n_steps=n_steps,
         discount=discount,
         prefetch=prefetch,
+        check_finite=check_finite,
         seed=seed,
     )
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
     """Every table's share; those without one divide what is left evenly."""
-    if not isinstance(default_share, Real):
-        raise ValueError(f"default_share is {default_share!r}; a number from 0 to 1 is accepted")
+    checked_share("default_share", default_share)
     given = {table.name: table.share for table in tables}
     open_ones = [name for name, share in given.items() if share is None]
     left = 1.0 - default_share - sum(share for share in given.values() if share is not None)

@@ -12,7 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.episode_tracker import read_trajectory
+from lightning_replay.episode_tracker import read_trajectory, require_one_each
 from lightning_replay.episodes import EpisodeLinks
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.pairs import PairSampler
@@ -68,12 +68,15 @@ class ContinuousTransitionSampler(PairSampler):
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` that do not say where episodes end; ``Replay`` calls it before it stores them."""
-        if self._links is None and rows.get(self._done_key, None) is None:
+        """Refuses first rows ``[N]`` without flags of episode ends; ``Replay`` calls it before it stores them."""
+        if self._links is not None:
+            return
+        if rows.get(self._done_key, None) is None:
             raise ValueError(
                 f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
                 "Store it with every transition, or name your key with done_key="
             )
+        require_one_each(rows, self._done_key, "pairs of consecutive steps", is_flag=True)
 
     def learn(self, index: Tensor, storage: Storage) -> None:
         """Links new rows to the steps before them."""

@@ -15,6 +15,7 @@ from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.samplers.within_tables import tables_of
 from lightning_replay.tables import Tables
+from lightning_replay.validation import BELOW_ONE, checked_count, checked_flag, checked_number
 
 
 @recorded
@@ -34,38 +35,45 @@ class ContinuousCorrectionSampler(UniformSampler):
         min_size: rows that the default table must hold.
         normalize_over_batch: divide the weights by the largest of the batch.
         seed: of the sampler's own generator.
+        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch, for which all rows are counted
+            at each draw.
 
     Sampled keys:
         index: int64 ``[B]``.
         table: int64 ``[B]``, the first event table that holds the row, 0 where none does.
         priority_weight: float32 ``[B]``, at most 1.
+        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
+            row, the sum of the priorities of such rows over that of all rows.
+        raw_weight: float32 ``[B]``, with ``return_probabilities``: the sum of all priorities over the row's own.
 
     Raises:
         ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
+        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     draws_from_tables = True
 
     def __init__(
-        self, event_share: float, min_size: int = 1, normalize_over_batch: bool = False, seed: int | None = None
+        self,
+        event_share: float,
+        min_size: int = 1,
+        normalize_over_batch: bool = False,
+        seed: int | None = None,
+        return_probabilities: bool = False,
     ) -> None:
         super().__init__(seed=seed)
-        if not 0.0 <= event_share < 1.0:
-            raise ValueError(
-                f"event_share is {event_share}; it must lie in [0, 1), for with 1 rows outside are never drawn"
-            )
-        if min_size < 1:
-            raise ValueError(f"min_size is {min_size}; a batch is drawn from at least 1 row")
-        self.event_share = float(event_share)
-        self.min_size = min_size
-        self.normalize_over_batch = normalize_over_batch
+        accepted = "a number in [0, 1), because with 1 rows outside are never drawn"
+        self.event_share = checked_number("event_share", event_share, 0.0, BELOW_ONE, accepted=accepted)
+        self.min_size = checked_count("min_size", min_size, of="rows")
+        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
         self.rows_drawn = np.zeros(0, dtype=np.int64)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots with replacement.
 
         Returns:
-            int64 ``[B]`` on the storage's device, with ``table`` and ``priority_weight``.
+            int64 ``[B]`` on the storage's device, and the sampled keys.
 
         Raises:
             RuntimeError: the default table holds fewer than ``min_size`` rows.
@@ -77,16 +85,28 @@ class ContinuousCorrectionSampler(UniformSampler):
                 "steps before the first draw, or lower min_size"
             )
         slots = self._draw(tables, len(storage), batch_size)
-        in_events = tables.position[1:, slots] >= 0
-        table = np.where(in_events.any(0), in_events.argmax(0) + 1, 0)
+        table = _first_event_table(tables.position[1:, slots] >= 0)
         weight = np.where(table > 0, (1.0 - self.event_share) / (1.0 + self.event_share), 1.0)
         if self.normalize_over_batch:
             weight /= weight.max()
         drawn = np.bincount(table, minlength=len(tables))
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
+        if self.return_probabilities:
+            info |= self._probabilities(tables, table)
         device = storage.device
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
+
+    def _probabilities(self, tables: Tables, table: np.ndarray) -> dict[str, Tensor]:
+        """How likely a draw has each row's table, and the sum of all priorities over the row's own."""
+        holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
+        rows = np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
+        priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
+        mass = rows * priority
+        return {
+            "table_probability": torch.from_numpy((mass / mass.sum())[table]).float(),
+            "raw_weight": torch.from_numpy((mass.sum() / priority)[table]).float(),
+        }
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
         """Slots below ``limit``, each kept as often as its priority is of the larger one."""
@@ -103,6 +123,15 @@ class ContinuousCorrectionSampler(UniformSampler):
             candidates = min(2 * candidates, 1 << 20)
         return np.concatenate(kept)[:count]
 
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state and the rows drawn."""
+        return super().draw_state(), self.rows_drawn
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, self.rows_drawn = state
+        super().undo_draw(generator)
+
     def _empty(self) -> None:
         self.rows_drawn = np.zeros(0, dtype=np.int64)
 
@@ -117,3 +146,8 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     def __repr__(self) -> str:
         return f"ContinuousCorrectionSampler(event_share={self.event_share})"
+
+
+def _first_event_table(in_events: np.ndarray) -> np.ndarray:
+    """The number of the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
+    return np.where(in_events.any(0), in_events.argmax(0) + 1, 0)

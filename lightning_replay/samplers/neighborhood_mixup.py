@@ -16,6 +16,7 @@ from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage import read_columns
+from lightning_replay.validation import checked_choice
 
 FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 
@@ -68,11 +69,9 @@ class NeighborhoodMixupSampler(PairSampler):
         feature_keys: Sequence[NestedKey] = FEATURE_KEYS,
         seed: int | None = None,
     ) -> None:
-        if discrete not in (None, "same_action"):
-            raise ValueError(f"discrete is {discrete!r}; accepted are None and 'same_action'.")
         super().__init__(first=first, update_partners=update_partners, seed=seed)
         self.num_neighbors = num_neighbors
-        self.discrete = discrete
+        self.discrete = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
         self._feature_keys = [tuple(key) if isinstance(key, list) else key for key in feature_keys]
         self._lists: NeighborLists | SameActionLists | None = None

@@ -15,9 +15,10 @@ from torchrl.data.replay_buffers import Sampler, Storage
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler, any_slots
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 from lightning_replay.storage import stored_before
 from lightning_replay.tables import Tables
+from lightning_replay.validation import check_kind, checked_flag
 
 
 class PairSampler(Seeded, TorchRLPrioritizedSampler):
@@ -43,9 +44,11 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which are the business of ``first``.
+        if first is not None:
+            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
         self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
-        self.update_partners = update_partners
+        self.update_partners = checked_flag("update_partners", update_partners)
         self.reduction = "max"
         self._met_storage = False
 
@@ -113,6 +116,17 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
             is_live = torch.from_numpy(live.contains(partners.cpu().numpy()))
             partners = torch.where(is_live.to(partners.device), partners, first)
         return torch.stack((first, partners), dim=1), info
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the state of the generator, and of ``first``."""
+        return super().draw_state(), self.first.draw_state() if isinstance(self.first, Seeded) else None
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, first = state
+        if isinstance(self.first, Seeded):
+            self.first.undo_draw(first)
+        super().undo_draw(generator)
 
     @property
     def draws_from_tables(self) -> bool:

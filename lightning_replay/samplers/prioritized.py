@@ -13,11 +13,12 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.recorded import recorded
-from lightning_replay.samplers.priority_inputs import check_from_zero, flat_index, matching_priority, refusal
+from lightning_replay.samplers.priority_inputs import flat_index, matching_priority, refusal
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_names import TorchRLNames
 from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.storage import stored_slots
+from lightning_replay.validation import checked_flag, checked_number
 
 
 @recorded
@@ -68,11 +69,9 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         backend: str = "auto",
         seed: int | None = None,
     ) -> None:
-        check_from_zero("priority_exponent", priority_exponent)
-        check_from_zero("priority_offset", priority_offset)
-        self.priority_offset = float(priority_offset)
-        self.normalize_over_batch = normalize_over_batch
-        self._priority_exponent = float(priority_exponent)
+        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
+        self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self.importance_exponent = importance_exponent
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
@@ -184,6 +183,24 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         if not self._has_rows and len(storage):
             self.mark_update(stored_slots(storage))
 
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state and the clocks."""
+        return super().draw_state(), dict(self._clocks)
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, self._clocks = state
+        super().undo_draw(generator)
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
+
+        Raises:
+            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
+        """
+        if not bool(self._powered(priority.to(self._tree.device)).isfinite().all()):
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, self.max_size, None)
+
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
         if env_steps is not None:
@@ -210,7 +227,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
-        check_from_zero("priority_exponent", value)
+        value = checked_number("priority_exponent", value, 0.0)
         if value == self._priority_exponent:
             return
         if self._priority_exponent == 0:
@@ -224,7 +241,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
             self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
-        self._priority_exponent = float(value)
+        self._priority_exponent = value
 
     def _empty(self) -> None:
         self._tree.clear()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -46,7 +45,10 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
 
 def matching_priority(priority: Any, index: Tensor) -> Tensor:
     """Priorities as contiguous float32 ``[n]`` beside ``index``; one number stands for all."""
-    priority = torch.as_tensor(priority, device=index.device).detach().to(torch.float32)
+    priority = torch.as_tensor(priority, device=index.device).detach()
+    if priority.is_complex():
+        raise TypeError(f"priority is {priority.dtype}; it must be real, the magnitudes of TD errors")
+    priority = priority.to(torch.float32)
     if priority.shape == index.shape:
         return priority.contiguous()
     if priority.numel() == index.numel() and priority.ndim <= 2:
@@ -81,9 +83,3 @@ def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | No
     return ValueError(
         "a priority raised to priority_exponent does not fit float32; give smaller priorities. Nothing was changed."
     )
-
-
-def check_from_zero(name: str, value: float) -> None:
-    """Refuses what cannot be an exponent or an offset."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} is {value}; accepted are finite numbers from 0 on")

@@ -13,11 +13,13 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.conditions.condition import ConditionLike, holds, own
+from lightning_replay.conditions.condition import Condition, ConditionLike, holds, own
+from lightning_replay.episode_tracker import require_one_each
 from lightning_replay.episodes import EpisodeLinks, trajectory_of
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import read_columns, stored_before
+from lightning_replay.validation import checked_share
 
 
 @recorded
@@ -62,13 +64,9 @@ class ReverseSweepSampler(UniformSampler):
         done_key: NestedKey = ("next", "done"),
         seed: int | None = None,
     ) -> None:
-        if not callable(goal):
-            raise ValueError(f"goal is {goal!r}; pass a condition on steps, TensorDict[N] -> bool [N].")
-        if not 0.0 <= sweep_share <= 1.0:
-            raise ValueError(f"sweep_share is {sweep_share}; the share of sweep batches must lie in [0, 1].")
         super().__init__(seed=seed)
-        self.goal = goal
-        self.sweep_share = sweep_share
+        self.goal: ConditionLike = own(goal, "goal")
+        self.sweep_share = checked_share("sweep_share", sweep_share)
         self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
         self._empty()
 
@@ -95,15 +93,16 @@ class ReverseSweepSampler(UniformSampler):
         return self._sweep(batch_size), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
-        if self._links is not None:
-            return
-        if rows.get(self._done_key, None) is None:
-            raise ValueError(
-                f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
-                "Store it with every transition, or name your key with done_key="
-            )
-        holds(copy.deepcopy(self.goal), rows)  # a copy: a condition may remember what it saw
+        """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
+        if self._links is None:
+            if rows.get(self._done_key, None) is None:
+                raise ValueError(
+                    f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
+                    "Store it with every transition, or name your key with done_key="
+                )
+            require_one_each(rows, self._done_key, "sweeps along episodes", is_flag=True)
+        # A copy: it is asked again, once, for each row that is stored, and may remember what it saw.
+        holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
@@ -223,6 +222,15 @@ class ReverseSweepSampler(UniformSampler):
         self._next_episode += len(index)
         self._episode[index] = earlier[first]
         return self._episode[index]
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state, and where the sweep is."""
+        return super().draw_state(), self._cursor
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, self._cursor = state
+        super().undo_draw(generator)
 
     def _sweep(self, count: int) -> Tensor:
         """The next ``count`` slots, backwards."""

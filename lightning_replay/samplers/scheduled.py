@@ -16,6 +16,7 @@ from lightning_replay.schedulers import Scheduler
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables import Tables
+from lightning_replay.validation import check_kind, checked_count
 
 
 @recorded
@@ -52,11 +53,10 @@ class ScheduledSampler(WithinTables):
         seed: int | None = None,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
-        if min_size < 1:
-            raise ValueError(f"min_size is {min_size}; a batch is drawn from at least 1 row")
+        check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
         self.tasks = list(tasks)
         self.scheduler = copy.deepcopy(scheduler)
-        self.min_size = min_size
+        self.min_size = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
     def ready(self, tables: Tables) -> np.ndarray:
@@ -82,6 +82,16 @@ class ScheduledSampler(WithinTables):
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
         return rows
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: that of tables, and the scheduler's state."""
+        return super().draw_state(), copy.deepcopy(self.scheduler.state_dict())
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        within, scheduler = state
+        super().undo_draw(within)
+        self.scheduler.load_state_dict(scheduler)
 
     def state_dict(self) -> dict[str, Any]:
         """What :class:`~lightning_replay.samplers.within_tables.WithinTables` saves, and the scheduler."""

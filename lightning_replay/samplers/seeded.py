@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from lightning_replay.validation import checked_seed
 
 
 class Seeded:
@@ -17,6 +21,7 @@ class Seeded:
     _generator: torch.Generator
 
     def _seed_generator(self, seed: int | None, device: torch.device | str = "cpu") -> None:
+        seed = checked_seed(seed)
         generator = torch.Generator(device=device)
         generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         object.__setattr__(self, "_generator", generator)
@@ -33,6 +38,14 @@ class Seeded:
     def reseed(self, seed: int) -> None:
         """Starts the generator anew from ``seed``."""
         self._generator.manual_seed(seed)
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes, for :meth:`undo_draw`: the generator's state."""
+        return self._rng.get_state()
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone: the next one is what the first of them was."""
+        self._rng.set_state(state)
 
     def generator_state(self) -> Tensor:
         """State of the generator, uint8, for a saved buffer."""

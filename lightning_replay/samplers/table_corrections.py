@@ -37,18 +37,20 @@ def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray
 def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside; η is the share of all event tables.
 
+    A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here.
+
     The proof's last sentence says ``1 - η`` for the outside; the formula displayed in the lemma, taken here, is the one
     that removes the bias.
     """
     share, outside = _outside(tables, shares, slots)
-    return np.where(_in_events(tables, slots), 1.0 - share * outside, _for_others(share))
+    return np.where(_in_events(tables, shares, slots), 1.0 - share * outside, _for_others(share))
 
 
 def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
     share, outside = _outside(tables, shares, slots)
     inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
-    return np.where(_in_events(tables, slots), inside, _for_others(share))
+    return np.where(_in_events(tables, shares, slots), inside, _for_others(share))
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -71,8 +73,10 @@ def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[flo
     return float(shares[1:].sum()), counts.share_outside(slots)
 
 
-def _in_events(tables: Tables, slots: np.ndarray) -> np.ndarray:
-    return np.any(tables.position[1:, slots] >= 0, axis=0)
+def _in_events(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Whether an event table that is drawn from holds each row."""
+    drawn = np.flatnonzero(shares[1:] > 0) + 1
+    return np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
 
 
 def _for_others(share: float) -> float:

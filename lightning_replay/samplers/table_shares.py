@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_replay.samplers.table_corrections import Correction
 from lightning_replay.samplers.within_tables import WithinTables
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables import Tables
+from lightning_replay.validation import check_callable, check_kind, checked_count, checked_flag, checked_share
 
 _ROUNDING = 1e-6
 
@@ -29,10 +29,10 @@ class TableShares(WithinTables):
     Without a correction the loss is a mean over what is drawn, in which events count more than they happen; the paper
     needs none in deterministic environments. ``priority_weight`` is the product of the correction and of
     ``(|B| P) ** -importance_exponent`` where priorities say with which probability P a row is drawn from its table B,
-    the latter over the largest of all tables.
+    the latter over the largest of all tables that have a share.
 
     Args:
-        table_shares: share of a batch by table name; they sum to 1.
+        table_shares: share of a batch by table name; they sum to 1. Of a table with 0 nothing is ever drawn.
         min_sizes: entries from which on a table is drawn from; 1 where absent.
         multinomial: draw the number of rows of each table too, with the shares as probabilities; otherwise they are
             exact in every batch, by largest remainder.
@@ -41,14 +41,21 @@ class TableShares(WithinTables):
         normalize_over_batch: divide the weights by the largest of the batch.
         priority_exponent, importance_exponent, priority_offset, seed: as
             :class:`~lightning_replay.samplers.within_tables.WithinTables`.
+        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch.
 
     Sampled keys:
         index: int64 ``[B]``.
         table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
         priority_weight: float32 ``[B]``, with a correction or with priorities.
+        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table.
+            The shares of the tables that hold enough where ``multinomial`` draws with them; otherwise, and with
+            ``at_least_one``, the part of this batch that the table has.
+        raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
+            ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
 
     Raises:
         ValueError: shares that do not sum to 1 or are negative.
+        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     def __init__(
@@ -63,15 +70,22 @@ class TableShares(WithinTables):
         importance_exponent: float | Schedule = 0.4,
         priority_offset: float = 1e-6,
         seed: int | None = None,
+        return_probabilities: bool = False,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
         _check_shares(table_shares)
         self.table_shares = dict(table_shares)
-        self.min_sizes = dict(min_sizes or {})
-        self.at_least_one = at_least_one
-        self.normalize_over_batch = normalize_over_batch
-        self.multinomial = multinomial
+        self.min_sizes = {
+            name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in (min_sizes or {}).items()
+        }
+        self.at_least_one = checked_flag("at_least_one", at_least_one)
+        self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
+        self.multinomial = checked_flag("multinomial", multinomial)
+        if correction is not None:
+            check_callable("correction", correction, "one of lightning_replay.samplers.table_corrections, or None")
         self.correction = correction
+        self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
         self._names: list[str] = []  # of the tables met, which say the order of the two arrays
         self._share = self._least = np.zeros(0)
         self._dealt: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last deal, and what it was made for
@@ -108,7 +122,10 @@ class TableShares(WithinTables):
             uniform = (
                 torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=device).cpu().numpy()
             )
-            rows = np.bincount(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"), minlength=len(shares))
+            # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
+            cumulative = np.cumsum(shares)
+            chosen = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+            rows = np.bincount(chosen, minlength=len(shares))
             return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
         key = (batch_size, shares.tobytes())
         if self._dealt is None or self._dealt[0] != key:
@@ -129,19 +146,40 @@ class TableShares(WithinTables):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None
     ) -> dict[str, Tensor]:
-        """The tables of the rows, and their weights where there are any."""
+        """Tables of the rows, their weights if there are any, and the probabilities of ``return_probabilities``."""
         info = {"table": torch.from_numpy(table)}
         weight = None if ratio is None or self.beta == 0 else self.importance(tables, ratio)
-        if self.correction is not None:
-            # With a fixed number of rows from each table, rounding makes the shares drawn other than those asked for.
-            dealt = np.bincount(table, minlength=len(tables)) / len(table)
-            shares = self.ready_shares(tables) if self.multinomial and not self.at_least_one else dealt
-            correction = self.correction(tables, shares, slots)
-            weight = correction if weight is None else weight * correction
+        corrected = None
+        if self.correction is not None or self.return_probabilities:
+            shares = self._drawn_shares(tables, table)
+            corrected = None if self.correction is None else self.correction(tables, shares, slots)
+            if self.return_probabilities:
+                info |= self._probabilities(shares[table], corrected, ratio)
+        if corrected is not None:
+            weight = corrected if weight is None else weight * corrected
         if weight is not None:
             largest = weight.max() if self.normalize_over_batch else 1.0
             info["priority_weight"] = torch.from_numpy(weight / largest).float()
         return info
+
+    def _probabilities(
+        self, share: np.ndarray, corrected: np.ndarray | None, ratio: np.ndarray | None
+    ) -> dict[str, Tensor]:
+        """How likely each row's table is, and the row's weight over no largest one."""
+        raw = np.ones(len(share)) if corrected is None else corrected
+        if ratio is not None:
+            raw = raw * ratio**-self.beta
+        return {"table_probability": torch.from_numpy(share).float(), "raw_weight": torch.from_numpy(raw).float()}
+
+    def _drawn_shares(self, tables: Tables, table: np.ndarray) -> np.ndarray:
+        """Probability that a draw of this batch comes from each table, float64 ``[L]``."""
+        if self.multinomial and not self.at_least_one:
+            return self.ready_shares(tables)
+        # With a fixed number of rows from each table, rounding makes the shares drawn other than those asked for.
+        return np.bincount(table, minlength=len(tables)) / len(table)
+
+    def _is_drawn_from(self, table: int) -> bool:
+        return bool(self._share[table] > 0)
 
     def __repr__(self) -> str:
         return f"TableShares({self.table_shares}, priority_exponent={self.priority_exponent})"
@@ -182,9 +220,6 @@ def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
 
 
 def _check_shares(table_shares: Mapping[str, float]) -> None:
-    positive = all(math.isfinite(share) and share >= 0 for share in table_shares.values())
-    total = sum(table_shares.values())
-    if not positive or abs(total - 1.0) > _ROUNDING:
-        raise ValueError(
-            f"table_shares sums to {total:g}; shares of a batch must be from 0 on and sum to 1. Got {table_shares}"
-        )
+    total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
+    if abs(total - 1.0) > _ROUNDING:
+        raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")

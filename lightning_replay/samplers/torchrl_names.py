@@ -10,8 +10,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.schedules import Schedule, as_schedule
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
+from lightning_replay.schedules import Schedule, checked_schedule
 
 
 class TorchRLNames(TorchRLPrioritizedSampler):
@@ -42,12 +42,7 @@ class TorchRLNames(TorchRLPrioritizedSampler):
 
     @importance_exponent.setter
     def importance_exponent(self, value: float | Schedule) -> None:
-        schedule = as_schedule(value)
-        if schedule(0) < 0:
-            raise ValueError(
-                f"importance_exponent is {schedule(0)}; accepted are numbers from 0 on and schedules of them"
-            )
-        self._importance_exponent = schedule
+        self._importance_exponent = checked_schedule("importance_exponent", value, highest=1.0)
 
     @property
     def alpha(self) -> float:
@@ -66,7 +61,7 @@ class TorchRLNames(TorchRLPrioritizedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self.importance_exponent = float(value)
+        self.importance_exponent = value
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:

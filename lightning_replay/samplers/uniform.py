@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 
 
 @recorded

@@ -13,11 +13,12 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.priority_inputs import check_from_zero, flat_index, matching_priority, refusal
+from lightning_replay.samplers.priority_inputs import flat_index, matching_priority, refusal
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_names import TorchRLNames
-from lightning_replay.schedules import Constant, Schedule, as_schedule
+from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.tables import Tables
+from lightning_replay.validation import checked_number
 
 
 class WithinTables(Seeded, TorchRLNames):
@@ -43,11 +44,9 @@ class WithinTables(Seeded, TorchRLNames):
         priority_offset: float = 1e-6,
         seed: int | None = None,
     ) -> None:
-        check_from_zero("priority_offset", priority_offset)
         self.priority_exponent = priority_exponent
-        self.priority_offset = float(priority_offset)
-        self.importance_exponent = as_schedule(importance_exponent)
-        check_from_zero("importance_exponent", self.importance_exponent(0))
+        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        self.importance_exponent = importance_exponent
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         self._seed_generator(seed)
         self._forget()
@@ -70,8 +69,7 @@ class WithinTables(Seeded, TorchRLNames):
 
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
-        check_from_zero("priority_exponent", value)
-        self._priority_exponent = float(value)
+        self._priority_exponent = checked_number("priority_exponent", value, 0.0)
         self._forget_trees()
 
     @abstractmethod
@@ -160,11 +158,17 @@ class WithinTables(Seeded, TorchRLNames):
         return {"priority_weight": torch.from_numpy(self.importance(tables, ratio)).float()}
 
     def importance(self, tables: Tables, ratio: np.ndarray) -> np.ndarray:
-        """``ratio ** -β`` over the largest it can be for any row of any table, float64 ``[B]``."""
+        """``ratio ** -β`` over the largest it can be for any row of any table drawn from, float64 ``[B]``."""
         return (ratio / self._smallest_ratio(tables)) ** -self.beta
 
+    def _is_drawn_from(self, table: int) -> bool:
+        """Whether rows of a table may be in a batch, once it holds enough."""
+        return True
+
     def _smallest_ratio(self, tables: Tables) -> float:
-        drawable = [number for number, tree in enumerate(self._trees) if tree.has_mass()]
+        drawable = [
+            number for number, tree in enumerate(self._trees) if self._is_drawn_from(number) and tree.has_mass()
+        ]
         return min(float(self._trees[number].min()) * self._scale(tables, number) for number in drawable)
 
     def _scale(self, tables: Tables, number: int) -> float:
@@ -210,7 +214,7 @@ class WithinTables(Seeded, TorchRLNames):
         if not index.numel():
             return
         limit = len(storage)
-        sound = bool(torch.isfinite(priority).all()) and bool((priority >= 0).all())
+        sound = bool(torch.isfinite(self._raised(priority)).all()) and bool((priority >= 0).all())
         if not sound or int(index.min()) < -1 or int(index.max()) >= limit:
             raise refusal(index, priority, limit, limit)
         slots, given = index.numpy()[index.numpy() >= 0], priority.numpy()[index.numpy() >= 0]
@@ -225,7 +229,10 @@ class WithinTables(Seeded, TorchRLNames):
                 tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._powered(slots[inside]))
 
     def _powered(self, slots: np.ndarray) -> Tensor:
-        return torch.from_numpy(self._priority[slots]).add(self.priority_offset).pow_(self.priority_exponent)
+        return self._raised(torch.from_numpy(self._priority[slots]))
+
+    def _raised(self, priority: Tensor) -> Tensor:
+        return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _meet(self, tables: Tables) -> None:
         """Sizes everything for the tables, at the first call."""
@@ -251,6 +258,24 @@ class WithinTables(Seeded, TorchRLNames):
             slots = tables.entries[tables.offset[number] + places]
             self._trees[number].set(torch.from_numpy(places), self._powered(slots))
             self._known[number] = appended
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state, the clocks and the rows drawn."""
+        return super().draw_state(), dict(self._clocks), self.rows_drawn.copy()
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, self._clocks, self.rows_drawn = state
+        super().undo_draw(generator)
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
+
+        Raises:
+            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
+        """
+        if not bool(self._raised(priority).isfinite().all()):
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
@@ -282,7 +307,7 @@ class WithinTables(Seeded, TorchRLNames):
         self._largest = float(state_dict["largest_priority"])
         self.priority_exponent = float(state_dict["priority_exponent"])
         if state_dict["importance_exponent"] is not None:
-            self.importance_exponent = as_schedule(state_dict["importance_exponent"])
+            self.importance_exponent = state_dict["importance_exponent"]
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self.set_generator_state(state_dict["generator"])

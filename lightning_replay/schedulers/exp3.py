@@ -11,6 +11,7 @@ import numpy as np
 
 from lightning_replay.recorded import recorded
 from lightning_replay.schedulers.scheduler import Scheduler, among_ready
+from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
 
 
 @recorded
@@ -48,9 +49,7 @@ class Exp3(Scheduler):
 
     def __init__(self, exploration: float = 0.1) -> None:
         super().__init__()
-        if not 0.0 < exploration <= 1.0:
-            raise ValueError(f"exploration is {exploration}; it is a share of the probability and must lie in (0, 1]")
-        self.exploration = float(exploration)
+        self.exploration = checked_share("exploration", exploration, ABOVE_ZERO)
         self.log_weights = np.zeros(0)
         self._drawn_with: list[float | None] = []
         self._waiting: list[float | None] = []
@@ -116,11 +115,8 @@ class Exp3(Scheduler):
         self._waiting = list(state["waiting"])
 
     def _gain(self, profit: float, probability: float) -> float:
-        if not math.isfinite(profit) or not 0.0 < probability <= 1.0:
-            raise ValueError(
-                f"profit is {profit} and probability {probability}; an update needs a finite profit and a "
-                "probability in (0, 1]"
-            )
+        checked_number("profit", profit)
+        checked_share("probability", probability, ABOVE_ZERO)
         return self.exploration * profit / (probability * len(self.tasks))
 
     def _lower_to_zero(self) -> None:
@@ -155,9 +151,8 @@ class Exp3S(Exp3):
 
     def __init__(self, exploration: float = 0.1, weight_sharing: float = 0.001) -> None:
         super().__init__(exploration)
-        if not 0.0 < weight_sharing <= 1.0:
-            raise ValueError(f"weight_sharing is {weight_sharing}; it must lie in (0, 1]. For none, use Exp3")
-        self.weight_sharing = float(weight_sharing)
+        accepted = "a number in (0, 1]; for none, use Exp3"
+        self.weight_sharing = checked_number("weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted)
 
     def update(self, task: int, profit: float, probability: float) -> None:
         """The bare equation: that of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import ABOVE_ZERO, check_option, checked_count, checked_number, checked_share
 
 _ROUNDING = 1e-6
 
@@ -67,8 +68,7 @@ class Scheduler(ABC):
     def drawn(self, task: int, probability: float) -> None:
         """Told that a batch of ``task`` was drawn, and with which probability. Here: checked, then ignored."""
         self._check_task(task)
-        if not 0.0 < probability <= 1.0:
-            raise ValueError(f"probability is {probability}; a task that was drawn has one in (0, 1]")
+        checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
         """Takes a new progress signal of ``task``. Here: checked, then ignored.
@@ -77,11 +77,8 @@ class Scheduler(ABC):
             ValueError: there is no such task, or the value is NaN or outside [0, 1].
         """
         self._check_task(task)
-        if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-            raise ValueError(
-                f"the progress signal of task {self.tasks[task]!r} is {value!r}; it must lie in [0, 1]. "
-                "Scale it by the least and the greatest return, as lightning_replay.progress.MeanReturn does"
-            )
+        accepted = "a number in [0, 1], as lightning_replay.progress.MeanReturn makes it from returns"
+        checked_number(f"the progress signal of task {self.tasks[task]!r}", value, 0.0, 1.0, accepted=accepted)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
         """The task each actor plays next: actor k plays task ``k % N``, whatever the batches are drawn from."""
@@ -127,13 +124,12 @@ class Scheduler(ABC):
 
     def _check_task(self, task: int) -> None:
         self._check_started()
-        if not 0 <= task < len(self.tasks):
-            raise ValueError(f"task is {task}; the tasks {list(self.tasks)} are numbered 0 to {len(self.tasks) - 1}")
+        last = len(self.tasks) - 1
+        check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
 
     def _check_actors(self, num_actors: int) -> None:
         self._check_started()
-        if num_actors < 1:
-            raise ValueError(f"num_actors is {num_actors}; at least one actor plays")
+        checked_count("num_actors", num_actors)
 
 
 @recorded

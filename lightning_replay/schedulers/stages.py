@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_replay.recorded import recorded
 from lightning_replay.schedulers.scheduler import Scheduler, among_ready
+from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_entries, checked_share
 
 
 @recorded
@@ -30,6 +31,7 @@ class OneTask(Scheduler):
 
     def __init__(self, task: str = "target") -> None:
         super().__init__()
+        check_kind("task", task, str, "the name of a task")
         self.task = task
 
     def start(self, tasks: Sequence[str]) -> None:
@@ -79,15 +81,11 @@ class EasyToHard(Scheduler):
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
-        if isinstance(order, str) or not order or len(set(order)) < len(order):
+        self.order = tuple(checked_entries("order", order, "the names of the tasks from easy to hard, each once"))
+        if not self.order or len(set(self.order)) < len(self.order):
             raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
-        if not 0.0 < advance_at <= 1.0:
-            raise ValueError(f"advance_at is {advance_at}; progress signals lie in [0, 1], so give a value in (0, 1]")
-        if max_signals is not None and max_signals < 1:
-            raise ValueError(f"max_signals is {max_signals}; a stage lasts at least 1 signal, or None for no limit")
-        self.order = tuple(order)
-        self.advance_at = float(advance_at)
-        self.max_signals = max_signals
+        self.advance_at = checked_share("advance_at", advance_at, ABOVE_ZERO)
+        self.max_signals = None if max_signals is None else checked_count("max_signals", max_signals)
         self.stage = 0
         self._signals_in_stage = 0
 

@@ -15,6 +15,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
@@ -32,6 +33,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
     Student's t distribution, and (1 + T / sqrt(ν + T²)) / 2 is Beta(ν/2, ν/2). Bailey 1994,
     https://doi.org/10.2307/2153537. (torch's Beta takes no generator.)
     """
+    checked_number("concentration", concentration, ABOVE_ZERO)
     uniform, angle = torch.rand((2, count), generator=generator, dtype=torch.float64, device=generator.device).unbind(0)
     cosine = angle.mul_(2 * math.pi).cos_()
     squared = uniform.pow_(-1 / concentration).sub_(1).mul_(cosine.square())
@@ -58,7 +60,8 @@ class MixPairs(Seeded, Transform):
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
-        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where the first is left untouched.
+        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where the first is left untouched (by
+            ``index`` for a row paired with itself).
 
     Raises:
         ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
@@ -79,16 +82,13 @@ class MixPairs(Seeded, Transform):
         keys: Sequence[NestedKey] = MIXED_KEYS,
         seed: int | None = None,
     ) -> None:
-        _require_positive("mixup_concentration", mixup_concentration)
-        if not 0.0 <= fraction <= 1.0:
-            raise ValueError(f"fraction is {fraction}; the share of mixed pairs must lie in [0, 1].")
         super().__init__()
         self._seed_generator(seed)
-        self.mixup_concentration = mixup_concentration
-        self.fraction = fraction
-        self._mixed_keys = {_as_path(key) for key in keys}
+        self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
+        self.fraction = checked_share("fraction", fraction)
+        self._mixed_keys = {as_path(key) for key in keys}
         self._mixed_tree = _tree_of(self._mixed_keys)
-        self._coefficients = _CoefficientStream(mixup_concentration)
+        self._coefficients = _CoefficientStream(self.mixup_concentration)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes a batch of pairs ``[B, 2]`` into a batch ``[B]``."""
@@ -102,6 +102,9 @@ class MixPairs(Seeded, Transform):
         coefficient = self._coefficients.draw(size[0], self._rng)
         if untouched is not None:
             coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
+        index = tensordict.get("index", None)
+        if index is not None:  # a row and itself: the mixture is the row already
+            coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
         mixing = _Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
@@ -125,6 +128,15 @@ class MixPairs(Seeded, Transform):
         """Restores what :meth:`get_extra_state` returned."""
         self.set_generator_state(state["generator"])
         self._coefficients.ahead = state["ahead"].clone()
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state and the coefficients drawn ahead."""
+        return super().draw_state(), self._coefficients.ahead
+
+    def undo_draw(self, state: Any) -> None:
+        """Makes the draws since :meth:`draw_state` undone."""
+        generator, self._coefficients.ahead = state
+        super().undo_draw(generator)
 
     def _untouched(self, pairs: TensorDictBase) -> Tensor | None:
         """Bool ``[B]``: the pairs of which only the first transition is used; None for certainly none of them."""
@@ -176,11 +188,10 @@ class MixStates(Seeded, Transform):
     def __init__(
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
     ) -> None:
-        _require_positive("mixup_concentration", mixup_concentration)
         super().__init__()
         self._seed_generator(seed)
-        self.mixup_concentration = mixup_concentration
-        self._observation_paths = [_as_path(key) for key in keys]
+        self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
+        self._observation_paths = [as_path(key) for key in keys]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
@@ -271,15 +282,11 @@ def _tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
     return tree
 
 
-def _as_path(key: NestedKey) -> tuple[str, ...]:
+def as_path(key: NestedKey) -> tuple[str, ...]:
+    """The names of a key, from the outermost on; of lists, as YAML has them, too."""
     key = unravel_key(tuple(key) if isinstance(key, list) else key)
     return key if isinstance(key, tuple) else (key,)
 
 
 def _listed(paths: set[tuple[str, ...]]) -> str:
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; a Beta distribution needs a finite number above 0. The default is 0.75.")

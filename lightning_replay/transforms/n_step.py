@@ -11,8 +11,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
+from lightning_replay.episode_tracker import require_columns
 from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import checked_count, checked_share
+
+_Given = tuple[str, str, str]  # name, dtype and shape of a column
 
 
 @recorded
@@ -45,15 +49,22 @@ class NStepTransitions(Transform):
     """
 
     def __init__(self, n_steps: int, discount: float) -> None:
-        if n_steps < 1:
-            raise ValueError(f"n_steps is {n_steps}; a return has at least one step. Pass n_steps >= 1.")
-        if not 0.0 <= discount <= 1.0:
-            raise ValueError(f"discount is {discount}; it must lie in [0, 1].")
+        n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
+        discount = checked_share("discount", discount)
         super().__init__()
         self.n_steps = n_steps
         self.discount = discount
         self._waiting: TensorDictBase | None = None
-        self._waiting_before: TensorDictBase | None = None
+        self._given: frozenset[_Given] | None = None  # columns of the first steps, which all later ones must have
+
+    @property
+    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Given] | None]:
+        """What was given and is not formed yet; set by ``Replay`` to what it was where rows are refused."""
+        return self._waiting, self._given
+
+    @pending.setter
+    def pending(self, value: tuple[TensorDictBase | None, frozenset[_Given] | None]) -> None:
+        self._waiting, self._given = value
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the batch as it is: what was stored is already formed."""
@@ -65,19 +76,20 @@ class NStepTransitions(Transform):
                 f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
                 "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
             )
-        self._waiting_before = self._waiting
+        require_columns(tensordict, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+        given = _columns_of(tensordict)
+        if self._given is not None and given != self._given:
+            raise ValueError(
+                "steps must have the columns of the steps before; nothing was changed. "
+                f"Different: given {sorted(given - self._given)}, before {sorted(self._given - given)}"
+            )
         if self._waiting is not None:
-            given, earlier = (_columns_of(steps) for steps in (tensordict, self._waiting))
-            if given != earlier:
-                raise ValueError(
-                    "steps must have the columns of the steps before; nothing was changed. "
-                    f"Different: given {sorted(given - earlier)}, before {sorted(earlier - given)}"
-                )
             tensordict = torch.cat([self._waiting, tensordict])
         slots, steps_used, complete = self._follow(tensordict)
+        formed = self._form(tensordict, complete, slots, steps_used)
         waiting = tensordict[~complete]
-        self._waiting = waiting if len(waiting) else None
-        return self._form(tensordict, complete, slots, steps_used)
+        self.pending = waiting if len(waiting) else None, given
+        return formed
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Forms the waiting transitions from the steps there are, as when collection stops; None when none wait.
@@ -88,7 +100,6 @@ class NStepTransitions(Transform):
         Args:
             trajectories: ids of those that nobody goes on with; ``None`` for all.
         """
-        self._waiting_before = self._waiting
         if self._waiting is None:
             return None
         steps, self._waiting = self._waiting, None
@@ -99,23 +110,22 @@ class NStepTransitions(Transform):
         slots, steps_used, complete = self._follow(steps)
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
-    def undo(self) -> None:
-        """Takes back the last ``extend`` or :meth:`flush`: what it formed was refused."""
-        self._waiting = self._waiting_before
-
     def clear(self) -> None:
-        """Forgets the waiting steps."""
-        self._waiting = self._waiting_before = None
+        """Forgets the waiting steps, and which columns steps have."""
+        self._waiting = self._given = None
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the waiting steps; TorchRL saves them with the buffer."""
+        """Returns the waiting steps and the columns of steps; TorchRL saves them with the buffer."""
+        given = None if self._given is None else [list(column) for column in sorted(self._given)]
         if self._waiting is None:
-            return {"length": 0, "waiting": {}}
-        return {"length": len(self._waiting), "waiting": self._waiting.to_dict()}
+            return {"length": 0, "waiting": {}, "columns": given}
+        return {"length": len(self._waiting), "waiting": self._waiting.to_dict(), "columns": given}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
+        given = state.get("columns")  # early saves have none
+        self._given = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
 
     def _follow(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Of each step: positions of the steps of its return ``[N, n]``, how many, and whether it is complete."""
@@ -142,9 +152,9 @@ class NStepTransitions(Transform):
         return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))
 
 
-def _columns_of(steps: TensorDictBase) -> set[tuple[str, str, str]]:
-    """Name, dtype and shape per row of every column."""
-    return {(str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True)}
+def _columns_of(steps: TensorDictBase) -> frozenset[_Given]:
+    """Returns name, dtype and shape per row of every column."""
+    return frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True))
 
 
 def _divided(steps: TensorDictBase, trajectories: Iterable[int]) -> tuple[TensorDictBase | None, TensorDictBase | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from tensordict import TensorDictBase
@@ -13,6 +14,15 @@ from torch import Tensor
 from torchrl.envs import Transform
 
 from lightning_replay.recorded import recorded
+from lightning_replay.validation import (
+    check_callable,
+    check_option,
+    checked_bound,
+    checked_entries,
+    checked_number,
+    checked_numbers,
+    checked_share,
+)
 
 
 @recorded
@@ -30,13 +40,12 @@ class ManhattanDistance:
     """
 
     def __init__(self, goal: Sequence[float], scale: float = 1.0, components: Sequence[int] | None = None) -> None:
-        if not len(goal) or not all(math.isfinite(number) for number in goal):
-            raise ValueError(f"goal is {list(goal)}; a distance needs at least one number, all of them finite.")
-        if not math.isfinite(scale):
-            raise ValueError(f"scale is {scale}; it must be a finite number.")
-        self.scale = scale
-        self._goal = torch.tensor([float(number) for number in goal])
-        self._components = _checked_components(components, len(goal))
+        numbers = checked_numbers("goal", goal)
+        if not numbers:
+            raise ValueError(f"goal is {goal!r}; a distance needs at least one number")
+        self.scale = checked_number("scale", scale)
+        self._goal = torch.tensor(numbers)
+        self._components = _checked_components(components, len(numbers))
 
     def __call__(self, observation: Tensor) -> Tensor:
         """Potentials ``[B]`` of observations ``[B, ...]``."""
@@ -67,17 +76,19 @@ class OneAt:
         high: Sequence[float | None],
         components: Sequence[int] | None = None,
     ) -> None:
-        if not len(low) or len(low) != len(high):
+        lows = [checked_bound(f"low[{place}]", bound) for place, bound in enumerate(checked_entries("low", low))]
+        highs = [checked_bound(f"high[{place}]", bound) for place, bound in enumerate(checked_entries("high", high))]
+        if not lows or len(lows) != len(highs):
             raise ValueError(
-                f"low has {len(low)} bounds and high {len(high)}; give both as many as the observation has components, "
-                "None where there is no bound, or name the components with components=."
+                f"low has {len(lows)} bounds and high {len(highs)}; give both as many as the observation has "
+                "components, None where there is no bound, or name the components with components=."
             )
-        lowest = [-math.inf if bound is None else float(bound) for bound in low]
-        highest = [math.inf if bound is None else float(bound) for bound in high]
+        lowest = [-math.inf if bound is None else bound for bound in lows]
+        highest = [math.inf if bound is None else bound for bound in highs]
         if not all(first <= second for first, second in zip(lowest, highest, strict=True)):
-            raise ValueError(f"low is {list(low)} and high is {list(high)}; every low must be at most its high.")
+            raise ValueError(f"low is {lows} and high is {highs}; every low must be at most its high.")
         self._low, self._high = torch.tensor(lowest), torch.tensor(highest)
-        self._components = _checked_components(components, len(low))
+        self._components = _checked_components(components, len(lows))
 
     def __call__(self, observation: Tensor) -> Tensor:
         """Potentials ``[B]`` of observations ``[B, ...]``."""
@@ -119,13 +130,10 @@ class PotentialShaping(Transform):
     def __init__(
         self, potential: Callable[[Tensor], Tensor], discount: float, observation_key: NestedKey = "observation"
     ) -> None:
-        if not callable(potential):
-            raise ValueError(f"potential is {potential!r}; pass a callable from observations [B, ...] to [B].")
-        if not 0.0 <= discount <= 1.0:
-            raise ValueError(f"discount is {discount}; it must lie in [0, 1]. Pass the discount of the agent.")
         super().__init__()
+        check_callable("potential", potential, "a callable from observations [B, ...] to [B]")
         self.potential = potential
-        self.discount = discount
+        self.discount = checked_share("discount", discount)
         key = unravel_key(tuple(observation_key) if isinstance(observation_key, list) else observation_key)
         self._path = key if isinstance(key, tuple) else (key,)
 
@@ -183,9 +191,14 @@ def _dtype_of(values: Tensor) -> torch.dtype:
 
 
 def _checked_components(components: Sequence[int] | None, count: int) -> list[int] | None:
-    if components is not None and len(components) != count:
-        raise ValueError(f"components is {list(components)}; name as many components as there are numbers: {count}.")
-    return None if components is None else list(components)
+    if components is None:
+        return None
+    indices = checked_entries("components", components, "a sequence of indices")
+    for place, index in enumerate(indices):
+        check_option(f"components[{place}]", index, Integral, "the index of a component, a whole number")
+    if len(indices) != count:
+        raise ValueError(f"components is {indices}; name as many components as there are numbers: {count}.")
+    return indices
 
 
 def _choose(observation: Tensor, components: list[int] | None, count: int, name: str) -> Tensor:

@@ -18,6 +18,8 @@ from lightning_replay.histories import Histories, Stretch, led_to_events, stretc
 from lightning_replay.recorded import recorded
 from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
 from lightning_replay.tables import Tables
+from lightning_replay.transition_check import Column
+from lightning_replay.validation import checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
 
 DEFAULT_TABLE = "default"
@@ -41,6 +43,7 @@ class EventTableWriter(TableWriter):
         max_trajectories: episodes whose histories are held at once.
         forget_stale: where more run, forget those continued longest ago; otherwise such rows are refused.
         count_state_actions: keep the counts that the corrections of Lemma 2 need; for discrete states and actions.
+            Tables with a share of 0 are not counted as events.
 
     Raises:
         ValueError: names that are taken twice, or no event table.
@@ -55,16 +58,16 @@ class EventTableWriter(TableWriter):
         count_state_actions: bool = False,
     ) -> None:
         check_tables(event_tables)
-        if max_trajectories != int(max_trajectories) or max_trajectories < 1:
-            raise ValueError(f"max_trajectories is {max_trajectories!r}; a whole number of episodes runs, at least 1")
+        checked_count("capacity", capacity, of="transitions")
+        max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
         longest = max(event.history_length for table in event_tables for event in table.events)
         capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
         super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
-        self.forget_stale = forget_stale
+        self.forget_stale = checked_flag("forget_stale", forget_stale)
         self._given_tables = list(event_tables)
         self._max_trajectories = max_trajectories
         self._longest = longest
-        self._counts_state_actions = count_state_actions
+        self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
         self._start()
 
     def _start(self) -> None:
@@ -75,7 +78,7 @@ class EventTableWriter(TableWriter):
             np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]
         )
         self._fired = np.zeros(len(self._events), dtype=np.int64)
-        self._histories = Histories(self.tables.pool, self._longest - 1, self._max_trajectories)
+        self._histories = Histories(self.tables.pool, self._longest - 1, self._max_trajectories, self.forget_stale)
         self._sent = np.zeros((len(self._event_tables), self.num_slots), dtype=np.bool_)
         self._rows_tested = 0
         self._has_warned = False
@@ -107,7 +110,7 @@ class EventTableWriter(TableWriter):
 
     def _write(
         self,
-        values: list[Tensor],
+        values: Sequence[Column],
         fired: np.ndarray,
         trajectory: np.ndarray,
         done: np.ndarray,
@@ -115,7 +118,7 @@ class EventTableWriter(TableWriter):
     ) -> Tensor:
         """Stores at most as many rows as the default table takes; returns their slots."""
         if self.forget_stale:
-            self._histories.make_room(trajectory, done)
+            self._end_conditions(self._histories.make_room(trajectory, done))
         slots = self.tables.append_new(0, len(done))
         self.write(slots, values)
         self._sent[:, slots] = False
@@ -131,7 +134,7 @@ class EventTableWriter(TableWriter):
 
     def _test(
         self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray, parts: Sequence[slice]
-    ) -> tuple[list[Tensor], np.ndarray, list[bytes] | None]:
+    ) -> tuple[Sequence[Column], np.ndarray, list[bytes] | None]:
         """Asks everything that may refuse the rows, before any is stored; where one does, conditions forget the rows.
 
         Returns:
@@ -167,8 +170,9 @@ class EventTableWriter(TableWriter):
             self._sent[number, steps] = True
             tables.append(np.full(len(steps), number + 1))
             sent.append(steps)
-        if self.tables.state_action_counts is not None:
-            self.tables.state_action_counts.send(np.unique(np.concatenate(sent)))
+            # Lemma 2 speaks of tables that are drawn from; a share of 0 is an ablation
+            if self.tables.state_action_counts is not None and self._event_tables[number].share != 0:
+                self.tables.state_action_counts.send(np.unique(steps))
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
 
     def _led_to_events(
@@ -212,7 +216,7 @@ class EventTableWriter(TableWriter):
 
     def forget_oldest(self) -> bool:
         """Forgets the history of the episode that was continued longest ago; whether there was one."""
-        return self._histories.forget_oldest()
+        return self._histories.forget_oldest() is not None
 
     def cut(self, index: Tensor) -> None:
         """Forgets the episodes that were interrupted after the rows in these slots: histories and conditions."""
@@ -222,8 +226,13 @@ class EventTableWriter(TableWriter):
         names = [None] if trajectory is None else trajectory[index].flatten().tolist()
         for name in names:
             self._histories.forget(name or 0)
-        for table in self._event_tables:
-            table.end_episodes(names)
+        self._end_conditions(names)
+
+    def _end_conditions(self, names: Sequence[int | None]) -> None:
+        """Lets conditions forget episodes that go on no more, as of lost workers: they would remember them for ever."""
+        if names:
+            for table in self._event_tables:
+                table.end_episodes(names)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)

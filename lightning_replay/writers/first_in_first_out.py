@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.recorded import recorded
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 from lightning_replay.storage import PackedStorage
+from lightning_replay.transition_check import Column
 
 
 @recorded
@@ -32,7 +34,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     _write_count: int
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(compilable=True)  # plain counters, see PackedStorage
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes transitions ``[N]``, oldest first.
@@ -75,7 +77,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
             buffer.mark_update(index)
         return index
 
-    def _put(self, storage: PackedStorage, values: list[Tensor], count: int) -> None:
+    def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
         """Writes rows at the cursor, which moves behind them."""
         capacity, start = storage.capacity, self._cursor
         until_end = min(count, capacity - start)
@@ -90,7 +92,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
             storage.write(slice(0, count - until_end), [value[until_end:] for value in values])
         self._cursor = (start + count) % capacity
 
-    def _release_oldest(self, storage: FrameStorage, values: list[Tensor], slots: Tensor) -> None:
+    def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
         """Releases the oldest rows until the frames of new ones fit."""
         while lacking := storage.frames_missing(values, slots):
             held = storage.num_held

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
-from lightning_replay.episodes import missing_steps, trajectory_of
 from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
 from lightning_replay.recorded import recorded
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 from lightning_replay.storage import PackedStorage
+from lightning_replay.transition_check import Column
+from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
+from lightning_replay.writers.announcement import announce
 from lightning_replay.writers.retention_contest import Decisions
 from lightning_replay.writers.retention_feedback import Factors, first_surprise, read_factors
 from lightning_replay.writers.retention_rows import RetainedRows
@@ -79,17 +81,19 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         always_admit: bool = False,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        if rule is not None and not isinstance(rule, RetentionRule):
-            raise TypeError(
-                f"rule is {rule!r}; accepted are the rules of lightning_replay.writers, such as SurpriseOnPolicyness()"
+        super().__init__(compilable=True)  # plain counters, see PackedStorage
+        if rule is not None:
+            check_kind(
+                "rule", rule, RetentionRule, "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
             )
-        if initial_surprise is not None and not callable(initial_surprise):
-            raise TypeError(f"initial_surprise is {initial_surprise!r}; give a function TensorDict [M] -> [M]")
+        if initial_surprise is not None:
+            check_callable("initial_surprise", initial_surprise, "a function TensorDict [M] -> [M]")
+        seed = checked_seed(seed)
         self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
         self.initial_surprise = initial_surprise
-        self.always_admit = always_admit
+        self.always_admit = checked_flag("always_admit", always_admit)
         self.entered = torch.zeros(0, dtype=torch.int64)
+        self._evicted_slots = np.zeros(0, dtype=np.int64)
         self._generator = torch.Generator()
         self._generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         self._rows: RetainedRows
@@ -131,7 +135,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
 
         Returns:
             Slots of those that are stored afterwards, int64, in the order of the rows; :attr:`entered` says which rows
-            they are, int64.
+            they are, int64, and :attr:`evicted` which slots' earlier rows left.
 
         Raises:
             ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
@@ -141,38 +145,54 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         factors = self._first_factors(data)
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._offered = self._rows.renumber()
+        were_stored = self._rows.occupancy()
         if hasattr(self._storage, "room_for") and not self._storage.room_for(values):
-            decisions = self._make_room(values, factors)
+            decisions, left = self._make_room(values, factors)
         else:
             decisions = self._rows.offer(factors, self._offered, self._admits_all)
             self._store(values, decisions)
+            left = decisions.slots
+        self._evicted_slots = left[were_stored(left)]
         self._offered += count
         self._write_count += decisions.num_admitted
         self._refused += count - decisions.num_admitted
         self._evicted += decisions.num_evicted
         self.entered = torch.from_numpy(decisions.entered)
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
-        self._announce(index, decisions.entered, data)
+        announce(self._storage, index, decisions.entered, data)
         return index
 
-    def _store(self, values: list[Tensor], decisions: Decisions) -> None:
+    @property
+    def evicted(self) -> Tensor:
+        """Slots of the rows that were stored before the last ``extend`` and left in it, int64 ``[n]``.
+
+        For those who mirror the buffer: these rows are gone, and those in the slots that ``extend`` returned are new.
+        """
+        return torch.from_numpy(self._evicted_slots)
+
+    def _store(self, values: Sequence[Column], decisions: Decisions) -> None:
         rows, slots = decisions.entered, decisions.slots
         if not len(rows):
             return
         if len(rows) < len(values[0]):
             entered = torch.from_numpy(rows)
-            values = [value[entered.to(value.device)] for value in values]
+            values = [value[entered.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
         first, count = int(slots[0]), len(slots)
         if count == 1 or (slots[-1] - first == count - 1 and (np.diff(slots) == 1).all()):  # written faster
             self._storage.write(slice(first, first + count), values)
         else:
             self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
 
-    def _make_room(self, values: list[Tensor], factors: Factors) -> Decisions:
-        """Stores rows one by one where a storage has room for slots but not for all that is in the rows."""
+    def _make_room(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
+        """Stores rows one by one where a storage has room for slots but not for all that is in the rows.
+
+        Returns:
+            the decisions, and the slots of all rows that left, int64 ascending.
+        """
         storage: Any = self._storage
         count = len(values[0])
         owner = np.full(count, -1)
+        left = [np.zeros(0, dtype=np.int64)]
         admitted = evicted = 0
         for row in range(count):
             part = [value[row : row + 1] for value in values]
@@ -186,10 +206,11 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             storage.write(torch.tensor([slot], device=storage.device), part)
             owner[np.isin(owner, victims)] = -1
             owner[row] = slot
+            left.append(victims)
             admitted += 1
             evicted += len(victims)
         entered = np.flatnonzero(owner >= 0)
-        return Decisions(owner[entered], entered, admitted, evicted)
+        return Decisions(owner[entered], entered, admitted, evicted), np.unique(np.concatenate(left))
 
     @property
     def _asks_for_surprise(self) -> bool:
@@ -218,25 +239,12 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         weight = torch.ones(count)
         return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
 
-    def _announce(self, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
-        """Tells samplers and episodes of the rows written, and where steps between them are missing."""
-        missing = None
-        if len(entered) < data.shape[0]:
-            missing = missing_steps(trajectory_of(data), entered, data.shape[0])
-        for buffer in self._storage._attached_entities:
-            if missing is not None and hasattr(buffer, "interrupt"):
-                buffer.interrupt(missing.trajectories)
-            if len(index):
-                buffer.mark_update(index)
-            if missing is not None and hasattr(buffer, "cut"):
-                buffer.cut(index[missing.last_before.to(index.device)])
-
-    def read_feedback(self, count: int, td_error: Tensor, signals: Mapping[str, Any]) -> Factors:
-        """What feedback for a batch says of its rows; changes nothing.
+    def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
+        """Returns what feedback for a batch holds for its rows; changes nothing.
 
         Args:
             count: B, rows of the batch.
-            td_error: ``[B]``.
+            td_error: ``[B]``; may be ``None`` where the signals hold all that the rule needs.
             signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_replay.feedback import real_numbers
 from lightning_replay.surprise import squared_td_error
 from lightning_replay.writers.retention_rules import RetentionRule
 
@@ -63,25 +64,30 @@ def first_surprise(given: Any, count: int) -> Tensor:
     return _as_surprise(given, "initial_surprise returned", "Nothing was stored")
 
 
-def read_factors(rule: RetentionRule, count: int, td_error: Tensor, signals: Mapping[str, Any]) -> Factors:
-    """What feedback for ``count`` rows says; TD errors that are not finite are left to others to refuse.
+def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
+    """Returns what feedback for ``count`` rows holds; TD errors that are not finite are left to others to refuse.
 
     Raises:
         ValueError: NaN or negative surprise, shapes that do not fit, or a signal that is missing.
         IndexError: an action that does not exist.
     """
-    given = signals.get("surprise")
-    if given is None:
-        measured = squared_td_error(torch.as_tensor(td_error).detach().reshape(-1).to("cpu", torch.float32))
-        measured = measured.clamp_max(_LARGEST)
-    else:
-        given = torch.as_tensor(given)
+    if signals.get("surprise") is not None:
+        given = real_numbers("surprise", signals["surprise"], "No priority was changed")
         if given.shape not in ((count,), (count, 1)):
             raise ValueError(
                 f"surprise must hold one number for each of the {count} rows of the batch; got {list(given.shape)}. "
                 "No priority was changed"
             )
         measured = _as_surprise(given, "surprise is", "No priority was changed")
+    elif td_error is not None:
+        measured = squared_td_error(td_error.reshape(-1).to("cpu", torch.float32)).clamp_max(_LARGEST)
+    elif rule.takes_surprise:
+        raise ValueError(
+            f"update_priority got neither td_error nor surprise, and {type(rule).__name__} keeps rows by their "
+            "surprise; pass one of them. No priority was changed"
+        )
+    else:
+        measured = torch.zeros(count)
     weight = _on_policyness(rule, count, signals)
     return Factors(measured, weight, rule.priority(measured, weight) if len(measured) == count else measured)
 
@@ -99,13 +105,14 @@ def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) 
         return torch.ones(count)
     if action is None:
         raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
-    action_values = torch.as_tensor(action_values).detach()
+    action_values = real_numbers("action_values", action_values, "No priority was changed")
     if action_values.ndim != 2 or action_values.shape[0] != count:
         raise ValueError(
             f"action_values must be [{count}, A], the values of all actions for each row of the batch; got "
             f"{list(action_values.shape)}. No priority was changed"
         )
-    weight = rule.on_policyness(action_values, torch.as_tensor(action, device=action_values.device).detach())
+    action = real_numbers("action", action, "No priority was changed").to(action_values.device)
+    weight = rule.on_policyness(action_values, action)
     weight = weight.to("cpu", torch.float32)
     if bool(weight.isnan().any()):
         rows = weight.isnan().nonzero().flatten().tolist()

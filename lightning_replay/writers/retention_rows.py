@@ -157,6 +157,11 @@ class RetainedRows:
             self._surprise[slots] = factors.surprise.numpy()[rows]
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
 
+    def occupancy(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a function from slots, int64 ``[n]``, to whether each holds a row now, bool ``[n]``."""
+        length, holes = self._length, np.array(self._holes, dtype=np.int64)
+        return lambda slots: (slots < length) & ~np.isin(slots, holes) if len(holes) else slots < length
+
     def stored(self) -> np.ndarray:
         """Slots that hold a row, int64 ``[n]`` ascending."""
         slots = np.arange(self._length)

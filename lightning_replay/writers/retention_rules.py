@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.recorded import recorded
-from lightning_replay.schedules import Constant, Schedule, as_schedule
+from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.surprise import greedy_on_policyness, on_policyness, retention_priority
+from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
 
 
 class RetentionRule:
@@ -66,15 +65,11 @@ class _Surprising(RetentionRule):
     exponent_step = 0.01  # between two of them all priorities are computed anew
 
     def __init__(self, surprise_exponent: float | Schedule = 1.0) -> None:
-        schedule = as_schedule(surprise_exponent)
+        schedule = checked_schedule("surprise_exponent", surprise_exponent)
         if not isinstance(schedule, Constant) and schedule.clock == "draws":
             raise ValueError(
                 "surprise_exponent follows the clock 'draws', which a writer does not see; use a schedule of 'updates' "
                 "or 'env_steps', and tell the buffer by replay.advance"
-            )
-        if schedule(0) < 0:
-            raise ValueError(
-                f"surprise_exponent is {schedule(0)}; accepted are numbers from 0 on and schedules of them"
             )
         self._schedule = schedule
         self.surprise_exponent = schedule(0)
@@ -103,14 +98,8 @@ class _Weighing:
     weighs_actions = True
 
     def __init__(self, q_inverse_temperature: float, greedy_epsilon: float | None) -> None:
-        if not math.isfinite(q_inverse_temperature) or q_inverse_temperature < 0:
-            raise ValueError(
-                f"q_inverse_temperature is {q_inverse_temperature}; give a finite number from 0 on, 1 as in the paper"
-            )
-        if greedy_epsilon is not None and not 0.0 <= greedy_epsilon <= 1.0:
-            raise ValueError(f"greedy_epsilon is {greedy_epsilon}; accepted are None and numbers in [0, 1]")
-        self.q_inverse_temperature = q_inverse_temperature
-        self.greedy_epsilon = greedy_epsilon
+        self.q_inverse_temperature = checked_number("q_inverse_temperature", q_inverse_temperature, 0.0)
+        self.greedy_epsilon = None if greedy_epsilon is None else checked_share("greedy_epsilon", greedy_epsilon)
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
         """Softmax of the action values, or 1 and ``greedy_epsilon``."""
@@ -239,11 +228,8 @@ class StochasticSurprise(RetentionRule):
     always_admits = takes_surprise = learns = is_stochastic = True
 
     def __init__(self, exponent: float = 0.6, offset: float = 1e-3) -> None:
-        _check_chance(exponent)
-        if not (offset > 0 and math.isfinite(offset)):
-            raise ValueError(f"offset is {offset}; it must be positive and finite, for rows without surprise")
-        self.exponent = exponent
-        self.offset = offset
+        self.exponent = checked_number("exponent", exponent, 0.0)
+        self.offset = checked_number("offset", offset, ABOVE_ZERO)
 
     def chance(self, priority: Tensor) -> Tensor:
         """``(sqrt(surprise) + offset) ** -exponent``."""
@@ -262,9 +248,8 @@ class StochasticExploration(_Weighing, RetentionRule):
     always_admits = learns = needs_actions = is_stochastic = True
 
     def __init__(self, exponent: float = 0.6, q_inverse_temperature: float = 1.0) -> None:
-        _check_chance(exponent)
         super().__init__(q_inverse_temperature, None)
-        self.exponent = exponent
+        self.exponent = checked_number("exponent", exponent, 0.0)
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """1."""
@@ -277,8 +262,3 @@ class StochasticExploration(_Weighing, RetentionRule):
     def chance(self, priority: Tensor) -> Tensor:
         """``on_policyness ** exponent``."""
         return priority**self.exponent
-
-
-def _check_chance(exponent: float) -> None:
-    if not (math.isfinite(exponent) and exponent >= 0):
-        raise ValueError(f"exponent is {exponent}; accepted are finite numbers from 0 on")

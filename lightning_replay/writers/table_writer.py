@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.frames.storage import FrameStorage
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.tables import Tables
+from lightning_replay.transition_check import Column
 
 _STRETCHES = 3  # measured: more of them are written faster as single rows
 
@@ -33,7 +35,7 @@ class TableWriter(TensorDictRoundRobinWriter):
     tables: Tables
 
     def __init__(self, tables: Tables) -> None:
-        super().__init__()
+        super().__init__(compilable=True)  # plain counters, see PackedStorage
         self.tables = tables
 
     @property
@@ -74,7 +76,7 @@ class TableWriter(TensorDictRoundRobinWriter):
         """Writes one transition of batch size ``[]``; see :meth:`extend`."""
         return int(self.extend(data.unsqueeze(0)))
 
-    def write(self, slots: np.ndarray, values: list[Tensor]) -> None:
+    def write(self, slots: np.ndarray, values: Sequence[Column]) -> None:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
 
         Of frames there must be room for: while there is not, the oldest entries leave the table that is fullest, by the
@@ -94,7 +96,7 @@ class TableWriter(TensorDictRoundRobinWriter):
             part = values if len(starts) == 1 else [value[start:stop] for value in values]
             self._storage.write(slice(first, first + stop - start), part)
 
-    def _make_room(self, storage: FrameStorage, slots: np.ndarray, values: list[Tensor]) -> None:
+    def _make_room(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
         new = (self.tables.position[:, slots] >= 0).sum(1)
         while lacking := storage.frames_missing(values, slots):
             old = self.tables.length - new

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lightning_replay.recorded import recorded
 from lightning_replay.tables import Tables
+from lightning_replay.validation import checked_count, checked_flag
+from lightning_replay.writers.announcement import announce
 from lightning_replay.writers.table_writer import TableWriter
 
 SHARED_TABLE = "all tasks"
@@ -37,29 +39,34 @@ class TaskTableWriter(TableWriter):
     def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
         check_tasks(tasks)
         self.tasks = list(tasks)
-        self._shares_one_table = shares_one_table
+        capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
+        self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
+        self.entered = torch.zeros(0, dtype=torch.int64)
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
-            Slots of the rows that stayed, int64, in the order of the rows.
+            Slots of the rows that stayed, int64, in the order of the rows; :attr:`entered` holds which rows these are.
 
         Raises:
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
                 before. Nothing is stored then.
         """
-        rows = self.staying(data)
-        task = self._tasks_of(rows)
-        values = self._storage.checked_values(rows)
+        task = self._tasks_of(data)
         table = np.zeros_like(task) if self._shares_one_table else task
+        values = self._storage.checked_values(data)
+        entered = self._kept(table)
+        if len(entered) < len(table):
+            table = table[entered]
+            chosen = torch.from_numpy(entered)
+            values = [value[chosen.to(value.device) if isinstance(value, Tensor) else entered] for value in values]
         count, at_once = len(table), self._storage.rows_at_once
         if count <= at_once:
             slots = self.tables.append_new_to_each(table)
             self.write(slots, values)
-            self.entered: slice | Tensor = slice(None)
         else:
             slots = np.empty(count, dtype=np.int64)
             for start in range(0, count, at_once):
@@ -67,10 +74,12 @@ class TaskTableWriter(TableWriter):
                 slots[part] = self.tables.append_new_to_each(table[part])
                 self.write(slots[part], [value[part] for value in values])
             stayed = self._stayed(slots)
-            self.entered = torch.from_numpy(np.flatnonzero(stayed))
-            slots = slots[stayed]
+            slots, entered = slots[stayed], entered[stayed]
         self._write_count += data.shape[0]
-        return self.announce(slots)
+        self.entered = torch.from_numpy(entered)
+        index = torch.from_numpy(slots).to(self._storage.device)
+        announce(self._storage, index, entered, data)
+        return index
 
     def _stayed(self, slots: np.ndarray) -> np.ndarray:
         """Which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""
@@ -79,19 +88,13 @@ class TaskTableWriter(TableWriter):
         is_last[last] = True
         return is_last & (self.tables.pool.references[slots] > 0)
 
-    def staying(self, data: TensorDictBase) -> TensorDictBase:
-        """Of more rows than a table takes, its last ones; the same rows where all stay.
-
-        Raises:
-            ValueError: rows without ``task`` or of a task that does not exist.
-        """
-        task = self._tasks_of(data)
-        table = np.zeros_like(task) if self._shares_one_table else task
+    def _kept(self, table: np.ndarray) -> np.ndarray:
+        """Returns which rows are written, int64 ascending: of more than a table takes, its last ones."""
         capacities = self.tables.capacity
         if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
-            return data
+            return np.arange(len(table))
         kept = [np.flatnonzero(table == number)[-int(most) :] for number, most in enumerate(capacities)]
-        return data[torch.from_numpy(np.sort(np.concatenate(kept)))]
+        return np.sort(np.concatenate(kept))
 
     def _tasks_of(self, data: TensorDictBase) -> np.ndarray:
         task = data.get("task", None)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 from ray import cloudpickle
 
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
+from rllib_ext.algorithm_files import check_algorithm_files, fingerprints_of
 from rllib_ext.checkpoint_folders import folder_to_read, folder_to_write
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class CheckpointedLevels:
         state = self._levels.whole_state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         with folder_to_write(path, filesystem, saved, FOLDER) as (folder, _):
-            write_state(folder, state)
+            write_state(folder, state | {"algorithm": fingerprints_of(path, filesystem, saved)})
         return saved
 
     def restore_from_path(
@@ -76,7 +77,8 @@ class CheckpointedLevels:
 
         Raises:
             FileNotFoundError: the checkpoint has no levels.
-            DamagedFileError: a file of them is missing or damaged; nothing is changed.
+            DamagedFileError: a file of them is missing or damaged, or files of two checkpoints are mixed, because a
+                save into the same folder was cut short; nothing is changed.
             ValueError: other levels than the algorithm's; nothing is changed.
         """
         if component is not None:
@@ -94,5 +96,7 @@ class CheckpointedLevels:
                     "gone. Nothing was restored; restore_levels=False restores the algorithm alone"
                 )
             state = read_state(folder)
+        instead = "restore_levels=False restores the algorithm alone"
+        check_algorithm_files(path, filesystem, state.pop("algorithm", None), instead)
         cloudpickle.loads(self._packed).load_state_dict(state["levels"])
         return state

@@ -13,6 +13,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from lightning_replay.levels.level_ids import checked_held_out
+from lightning_replay.validation import checked_flag
 from rllib_ext.checks import check_cpus
 from rllib_ext.class_paths import call, imported
 from rllib_ext.levels import evaluation, install, playing
@@ -98,6 +99,10 @@ def configure_levels(
         'install'
     """
     check_config(config)
+    checked_flag("generalization_gap", generalization_gap)
+    checked_flag("flush", flush)
+    checked_flag("check_environments", check_environments)
+    checked_flag("require_cpus", require_cpus)
     source = built_levels(levels, config)
     packed = cloudpickle.dumps(source)
     only_scores = not getattr(source, "train_on_new_levels", True) or getattr(source, "editor", None) is not None
@@ -187,7 +192,7 @@ def _class_and_arguments(value: Mapping[str, Any], name: str) -> tuple[Any, dict
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
     arguments = value.get("init_args") or {}
     if not isinstance(arguments, Mapping):
-        raise ValueError(f"init_args of {name} is {arguments!r}; arguments by name are accepted")
+        raise TypeError(f"init_args of {name} is {arguments!r}; it must be arguments by name")
     return imported(value["class_path"], name, _EXAMPLES.get(name, _EXAMPLES["levels"])), dict(arguments)
 
 

@@ -89,7 +89,7 @@ class RemoteLevels:
 
     def save(self, path: str | Path) -> None:
         """Writes what :meth:`~lightning_replay.levels.LevelSource.load` reads."""
-        from lightning_replay.state_files import write_state
+        from lightning_replay.saving import write_state
 
         write_state(path, self.state_dict())
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from ray import cloudpickle
 
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 from rllib_ext.levels.episodes import Episode, Episodes
 from rllib_ext.levels.fragment import Fragment
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-_NEWEST = "newest"
 _MOST_PLAYED = 100_000
 
 
@@ -49,7 +48,6 @@ class LevelServer:
         self._played: dict[int, None] = {}
         self._left: list[str] = []
         self._choices = 0
-        self._writes = 0
         self._fault: str | None = None
         self._any_level = 0
         self._restarts = 0
@@ -145,13 +143,8 @@ class LevelServer:
         return self.stats()
 
     def _write(self) -> None:
-        """Keeps what :meth:`_resume` reads; the older of two folders is written, so that a loss meanwhile is none."""
-        self._writes += 1
-        folder = f"levels_{self._writes % 2}"
-        write_state(self._spare / folder, self.state())
-        mark = self._spare / f"{_NEWEST}.part"
-        mark.write_text(f"{folder} {self._restarts}")
-        mark.replace(self._spare / _NEWEST)
+        """Writes what :meth:`_resume` reads."""
+        write_state(self._spare, self.state() | {"restarts": self._restarts})
 
     def stats(self) -> dict[str, float]:
         """Figures of the level buffer, and of what was lost."""
@@ -200,10 +193,9 @@ class LevelServer:
 
     def _resume(self) -> None:
         """After a loss of this process."""
-        mark = self._spare / _NEWEST
-        if mark.exists():
-            folder, restarts = mark.read_text().split()
-            self._restarts = int(restarts) + 1
-            self.load_state(read_state(self._spare / folder))
+        if self._spare.exists() and any(self._spare.iterdir()):
+            state = read_state(self._spare)
+            self._restarts = int(state.pop("restarts")) + 1
+            self.load_state(state)
         else:
             self._write()

@@ -129,6 +129,31 @@ def test_a_misspelt_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "priority_exponnent" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("data.init_args.replay.importance_exponent=7", "importance_exponent is 7"),
+        ("data.init_args.env_steps=-5", "env_steps is -5; it must be a whole number from 1 on"),
+        ("model.init_args.discount=1.5", "discount is 1.5; it must be a number in [0, 1]"),
+    ],
+)
+def test_a_value_that_is_refused_ends_in_one_line(option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", f"-c={config_directory() / 'lightning/per_dqn_cartpole.yaml'}", f"--{option}"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"lightning-replay: error: {said}")
+
+
+def test_an_agent_takes_a_schedule_by_its_class_path(tmp_path: Path) -> None:
+    option = "--model.init_args.conflict_aversion"
+    run_tiny(
+        "lightning/sset_ddqn_three_rooms.yaml",
+        f"{option}=lightning_replay.schedules.Linear",
+        *(f"{option}.{name}" for name in ("start=0.5", "end=0.0", "duration=20", "clock=updates")),
+    )
+    assert list((tmp_path / "lightning_logs").glob("*/checkpoints/*.ckpt"))
+
+
 def test_class_paths_for_the_parts_of_a_replay(tmp_path: Path) -> None:
     config = {
         "model": {"class_path": "lightning_replay.agents.DQN"},

@@ -63,6 +63,8 @@ def test_every_agent_runs_on_every_kind_of_replay(tmp_path: Path, agent, env: st
     options = {"capacity": 500, "batch_size": 16, "n_steps": n_steps, "seed": 0}
     if agent is DQN and recipe == "neighborhood_mixup":
         options["discrete"] = "same_action"
+    if agent is DQN and recipe == "noisy":
+        options["keys"] = ["observation", ("next", "observation"), ("next", "reward")]
     if agent is DQN and recipe == "continuous_transition":
         pytest.skip("mixes actions")
     data = ReplayDataModule(env, recipes.by_name(recipe)(**options), env_steps=130, warmup_steps=100, num_envs=2)

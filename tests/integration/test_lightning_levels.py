@@ -126,13 +126,14 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
         f"{levels}.score.gae_lambda=0.9",
         f"{levels}.prioritization=lightning_replay.levels.Greedy",
         f"{levels}.prioritization.epsilon=0.2",
+        f"{levels}.first_score=smooth",
         "--trainer.callbacks=lightning_replay.lit.LevelCurriculum",
         "--trainer.callbacks.difficulty=math.sqrt",
     )
     found = config["data"]["init_args"]["levels"]["init_args"]
     assert found["score"]["class_path"].endswith("PositiveValueLoss")
     assert found["score"]["init_args"] == {"discount": 0.999, "gae_lambda": 0.9}
-    assert found["prioritization"]["init_args"] == {"epsilon": 0.2}
+    assert found["prioritization"]["init_args"] == {"epsilon": 0.2} and found["first_score"] == "smooth"
     assert config["trainer"]["callbacks"][0]["init_args"]["difficulty"] == "math.sqrt"
 
 
@@ -147,8 +148,8 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
         (["data.levels.levels=[1, 2, 2]"], "level 2 is given twice"),
         (["data.levels=Nope"], "data.levels: Expected a dot import path string: Nope"),
         (["data.levels.score=Nope"], "data.levels.score: Expected a dot import path string: Nope"),
-        (["data.num_envs=0"], "num_envs is 0; it must be at least 1 (see lightning-replay --help)"),
-        (["data.held_out_levels=0"], "held_out_levels is 0; give how many"),
+        (["data.num_envs=0"], "num_envs is 0; it must be a whole number from 1 on (see lightning-replay --help)"),
+        (["data.held_out_levels=0"], "held_out_levels is 0; it must be how many"),
         (["data.no_option=1"], "data: Option 'no_option' is not accepted"),
         (["no_option=1"], "unrecognized arguments: --no_option=1"),
         (["model=lightning_replay.agents.PPPO"], "model: module 'lightning_replay.agents' has no attribute 'PPPO'"),
@@ -160,7 +161,7 @@ def test_score_prioritization_and_difficulty_are_class_paths(capsys: pytest.Capt
         (["trainer.accelerator=abacus"], "You selected an invalid accelerator name"),
         (
             ["trainer.callbacks=lightning_replay.lit.LogLevelStats", "trainer.callbacks.every_n_rollouts=0"],
-            "every_n_rollouts is 0; it must be at least 1",
+            "every_n_rollouts is 0; it must be a whole number from 1 on",
         ),
     ],
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -23,9 +22,10 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
-from lightning_replay.state_files import DamagedFileError
+from lightning_replay.saving import DamagedFileError
 from rllib_ext.buffer_files import read_buffer
 from rllib_ext.checkpoint import FOLDER
+from tests.saves import forge
 
 from .rllib_algorithms import Counting, small
 
@@ -122,8 +122,8 @@ def test_a_living_algorithm_is_put_back(saved: Any) -> None:
 
 
 def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("lightning_replay.chunk_files.CHUNK_BYTES", 4096)
-    monkeypatch.setattr("lightning_replay.checkpoint.LARGE_BYTES", 4096)
+    monkeypatch.setattr("lightning_replay.saving.chunks.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("lightning_replay.saving.state.LARGE_BYTES", 4096)
     for incremental in (True, False):
         algorithm = built(config("uniform"), incremental=incremental)
         for _ in range(4):
@@ -145,9 +145,10 @@ def test_saving_again_writes_what_changed(tmp_path: Path, caplog: pytest.LogCapt
         again.stop()
 
 
-def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_leaves_the_old_one(
+def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The algorithm's files are those of the third iteration, the buffer's of the second: they do not fit."""
     algorithm = built(config())
     algorithm.train()
     path = algorithm.save_to_path(tmp_path / "checkpoint")
@@ -157,14 +158,37 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_leaves_the_old_one
     state, drawn = snapshot(algorithm), draws(algorithm)
     algorithm.train()
     with monkeypatch.context() as killed:
-        killed.setattr("lightning_replay.checkpoint.replace_file", cut_short)
+        killed.setattr("lightning_replay.saving.directory._replace", cut_short)
         with pytest.raises(KeyboardInterrupt):
             algorithm.save_to_path(path)
     algorithm.stop()
     again = built(config())
+    with pytest.raises(DamagedFileError, match="files of two checkpoints.*restore_replay=False"):
+        again.restore_from_path(path)
+    assert len(again.local_replay_buffer) == 0
     saved = read_buffer(again.local_replay_buffer, tmp_path / "checkpoint" / FOLDER)
     again.local_replay_buffer.take_over(saved.modules, saved.state)
     assert_same(again, state, drawn)
+    again.restore_from_path(path, restore_replay=False)
+    again.stop()
+
+
+def test_a_changed_file_of_the_algorithm_is_found(saved: Any, tmp_path: Path) -> None:
+    path, _, _ = saved
+    copied = shutil.copytree(path, tmp_path / "copied")
+    files = [file for file in copied.rglob("*") if file.is_file() and FOLDER not in file.parts]
+    assert len(files) > 5
+    again = built(config())
+    for file in files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DamagedFileError, match=f"{file.name} is not the one that was saved"):
+            again.restore_from_path(copied)
+        file.unlink()
+        with pytest.raises(DamagedFileError, match=f"{file.name} is not the one that was saved"):
+            again.restore_from_path(copied)
+        file.write_bytes(content)
+    again.restore_from_path(copied)
     again.stop()
 
 
@@ -177,9 +201,13 @@ def test_another_file_system_takes_the_buffer_too(tmp_path: Path) -> None:
     algorithm.train()
     remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     algorithm.save_to_path("there", filesystem=remote)
+    assert (tmp_path / "there" / FOLDER / "buffer.json").is_file()
+    rows = {folder.name for folder in (tmp_path / "there" / FOLDER).glob("rows-*")}
+    algorithm.save_to_path("there", filesystem=remote)
+    assert rows.isdisjoint(folder.name for folder in (tmp_path / "there" / FOLDER).glob("rows-*"))
+    assert len(list((tmp_path / "there" / FOLDER).glob("rows-*"))) == 1
     state, drawn = snapshot(algorithm), draws(algorithm)
     algorithm.stop()
-    assert (tmp_path / "there" / FOLDER / "buffer.json").is_file()
     again = built(config())
     again.restore_from_path("there", filesystem=remote)
     assert_same(again, state, drawn)
@@ -261,8 +289,7 @@ def with_broken_manifest(path: Path, copy: Path) -> Path:
 
 def of_a_newer_version(path: Path, copy: Path) -> Path:
     shutil.copytree(path, copy)
-    manifest = copy / FOLDER / "buffer.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    forge(copy / FOLDER / "buffer.json", version=99)
     return copy
 
 

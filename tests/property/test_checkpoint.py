@@ -15,10 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from lightning_replay import checkpoint, chunk_files, load_replay, recipes, save_replay
+from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.checkpoint import verify_replay
 from lightning_replay.replay import Replay
-from lightning_replay.state_files import DamagedFileError
+from lightning_replay.saving import DamagedFileError, chunks
+from lightning_replay.saving import state as saved_state
 from tests.ring_oracle import RingOracle
 from tests.transitions import numbered_steps
 
@@ -33,8 +34,8 @@ class SavingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(chunk_files, "CHUNK_BYTES", 256)
-        self.patch.setattr(checkpoint, "LARGE_BYTES", 128)
+        self.patch.setattr(chunks, "CHUNK_BYTES", 256)
+        self.patch.setattr(saved_state, "LARGE_BYTES", 128)
         self.folder = Path(tempfile.mkdtemp())
         self.saves: dict[str, tuple[RingOracle, list[float], list[int]]] = {}
         self.rewards = [0.0] * CAPACITY

@@ -18,7 +18,7 @@ from lightning_replay.events import EventTable
 from lightning_replay.frames import FrameStorage
 from lightning_replay.frames import pool as pool_module
 from lightning_replay.frames.search import NumbaSearch, TorchSearch
-from lightning_replay.state_files import join_state, split_state
+from lightning_replay.saving.serialization import join_state, split_state
 from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
 from tests.table_oracle import TableOracle
 

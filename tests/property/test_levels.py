@@ -71,7 +71,11 @@ def test_contents_and_probabilities_are_those_of_the_rules(
         if what == "next":
             known = set(oracle.scores)
             played = {episode.level for episodes in oracle.flight.values() for episode in episodes}
+            before, chance = levels.sampler.generator.get_state(), levels.replay_chance()
+            assert torch.equal(levels.sampler.generator.get_state(), before), "the chance is computed without a draw"
             level = levels.next_level(actor)
+            assert chance < 1.0 or level in known
+            assert chance > 0.0 or level not in known or not finite, "without end, an id may be drawn again"
             if finite and len(known) == size:
                 assert level in known
             if level not in known and finite and set(range(100, 100 + size)) - known - played:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lightning_replay.neighbors import NeighborLists
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 
 CAPACITY = 40
 K = 6

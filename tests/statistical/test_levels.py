@@ -104,6 +104,7 @@ def test_the_share_of_replays(given, visited, expected):
     for level_id in range(visited):
         levels.start("scorer", level_id)
         levels.update("scorer", level_id, scored(0.1 * level_id), episode_done=True)
+    assert levels.replay_chance() == expected
     replays = 0
     trials = 10_000
     for _ in range(trials):

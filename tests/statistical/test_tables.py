@@ -192,6 +192,50 @@ def test_with_the_mixture_correction_the_weighted_mean_is_the_one_over_the_defau
     assert abs(value[slots].mean() - expected) > 20 * deviation, "without weights the mean is far off"
 
 
+def draw_with_probabilities(replay: TableReplay, draws: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slots and raw weights, and of each table the rows drawn and how likely it was."""
+    size = replay.batch_size
+    batches = [replay.sampler.sample(replay.storage, size) for _ in range(draws // size)]
+    slots = torch.cat([index for index, _ in batches]).numpy()
+    table, probability, weight = (
+        torch.cat([info[key] for _, info in batches]).numpy() for key in ("table", "table_probability", "raw_weight")
+    )
+    of_tables = np.zeros((2, 3))
+    of_tables[0] = np.bincount(table, minlength=3)
+    of_tables[1, table] = probability
+    assert (of_tables[1, table] == probability).all(), "all rows of a table have the same"
+    return slots, weight.astype(np.float64), of_tables
+
+
+@pytest.mark.parametrize("options", MIXTURES.values(), ids=MIXTURES.keys())
+def test_raw_weights_need_no_division_and_tables_come_as_often_as_stated(options) -> None:
+    """The plain mean of raw weight times value is the mean over the default table."""
+    replay = filled(20, correction="mixture", return_probabilities=True, **options)
+    if "priority_exponent" in options:
+        given_priorities(replay)
+    value = 1.0 + np.arange(replay.capacity) / 50
+    slots, weight, (counts, probability) = draw_with_probabilities(replay, 100_000)
+    products = weight * value[slots]
+    expected = value[replay.tables.slots_of(0)].mean()
+    assert abs(products.mean() - expected) < 5 * products.std() / np.sqrt(len(products))
+    assert probability.sum() == pytest.approx(1.0, abs=1e-6)
+    if options.get("multinomial"):
+        assert chisquare(counts, probability / probability.sum() * counts.sum()).pvalue > 1e-4
+    else:
+        np.testing.assert_allclose(counts / counts.sum(), probability, atol=1e-7)
+
+
+def test_raw_weights_of_the_continuous_correction_sum_over_all_rows() -> None:
+    """The mean of raw weight times value is the sum over all rows; the tables come as often as stated."""
+    replay = filled(40, batch_size=400, correction="continuous", return_probabilities=True)
+    held = (replay.tables.position >= 0).any(0)
+    value = 1.0 + np.arange(replay.capacity) / 100
+    slots, weight, (counts, probability) = draw_with_probabilities(replay, 200_000)
+    products = weight * value[slots]
+    assert abs(products.mean() - value[held].sum()) < 5 * products.std() / np.sqrt(len(products))
+    assert chisquare(counts, probability / probability.sum() * counts.sum()).pvalue > 1e-4
+
+
 def stochastic_steps(visits: int, events: int) -> TensorDict:
     """Three states, one action, each visited as often, and an event after it just as often: the lemma's own model."""
     rows = event_steps(0, 3 * visits, {}, ["goal"])
@@ -204,11 +248,18 @@ def stochastic_steps(visits: int, events: int) -> TensorDict:
     return rows
 
 
+def is_in_state_1(steps: TensorDict) -> torch.Tensor:
+    return steps["observation"][:, 0] == 1
+
+
+@pytest.mark.parametrize("is_ablated", [False, True], ids=["alone", "beside a share of 0"])
 @pytest.mark.parametrize(("correction", "is_exact"), [("lemma2_exact", True), ("mixture", True), ("lemma2", False)])
-def test_lemma2_exact_removes_the_bias_where_its_model_holds(correction: str, is_exact: bool) -> None:
+def test_lemma2_exact_removes_the_bias_where_its_model_holds(correction: str, is_exact: bool, is_ablated: bool) -> None:
     """Given state and action, 30 of 100 outcomes are events, in every state: 1 - q = 0.3. Lemma 2 as printed errs."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=1, capacity=100, min_size=1)
-    replay = recipes.event_tables(300, 100, tables=[table], correction=correction, default_share=0.5, seed=12)
+    tables = [EventTable("goal", condition=IsTrue("goal"), history_length=1, capacity=100, share=0.5, min_size=1)]
+    if is_ablated:
+        tables.append(EventTable("one", is_in_state_1, history_length=1, capacity=100, share=0.0, min_size=1))
+    replay = recipes.event_tables(300, 100, tables=tables, correction=correction, default_share=0.5, seed=12)
     rows = stochastic_steps(100, 30)
     index = replay.extend(rows)
     state = rows["observation"].flatten().numpy()[index.argsort()]

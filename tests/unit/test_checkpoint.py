@@ -15,14 +15,16 @@ import torch
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
-from lightning_replay import checkpoint, chunk_files, load_replay, recipes, save_replay
+from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
-from lightning_replay.state_files import DamagedFileError
+from lightning_replay.saving import DamagedFileError, chunks
+from lightning_replay.saving import state as saved_state
 from lightning_replay.storage import PackedStorage
 from tests.recipe_options import built, fitting
+from tests.saves import files_of, forge, names_in
 from tests.transitions import numbered_steps
 
 FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "replay_format_1"
@@ -31,8 +33,8 @@ FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "replay_format_1"
 @pytest.fixture
 def small_chunks(monkeypatch) -> None:
     """The rows of :func:`stored` lie in 13 chunks, 16 rows of 64 bytes in each and 8 in the last; all else is small."""
-    monkeypatch.setattr(chunk_files, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(checkpoint, "LARGE_BYTES", 6000)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(saved_state, "LARGE_BYTES", 6000)
 
 
 class Unrecorded(Transform):
@@ -92,7 +94,7 @@ def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:
     replay.save(tmp_path)
     replay.extend(numbered_steps(500, 50))
     replay.save(tmp_path)
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["data", MANIFEST]
+    assert names_in(tmp_path) == ["data", MANIFEST]
     assert load_replay(tmp_path).sample()["observation"].min() >= 500
 
 
@@ -162,7 +164,7 @@ def test_a_manifest_that_lacks_a_file_is_found(tmp_path) -> None:
     assert len(complete["files"]) == 2 + 13
     for name in complete["files"]:
         files = {each: record for each, record in complete["files"].items() if each != name}
-        (tmp_path / MANIFEST).write_text(json.dumps(complete | {"files": files}))
+        forge(tmp_path / MANIFEST, files=files)
         for read in (load_replay, verify_replay):
             with pytest.raises(DamagedFileError):
                 read(tmp_path)
@@ -176,8 +178,7 @@ def test_files_that_are_no_halves_of_a_state_are_refused(tmp_path) -> None:
     content = json.loads(values.read_text())
     for other in ({"state": content["state"]}, {"chunked": {}}, {"state": {"$tensor": "x"}, "chunked": {}}, [], 3):
         values.write_text(json.dumps(other))
-        manifest["files"]["values.json"] = chunk_files.fingerprint(values).record()
-        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        forge(tmp_path / MANIFEST, files=manifest["files"] | {"values.json": chunks.fingerprint(values).record()})
         with pytest.raises(DamagedFileError):
             load_replay(tmp_path)
 
@@ -188,7 +189,7 @@ def test_a_damaged_manifest_is_named(tmp_path) -> None:
     text = manifest.read_text()
     odd = [{"version": "2x"}, {"version": 0}, {"files": {"values.json": 3}}, {"files": []}, {"data": 3}]
     texts = [json.dumps(json.loads(text) | changed) for changed in odd]
-    for damaged in (text[:40], "[]", '{"version": 1}', '{"version": "x"}', *texts):
+    for damaged in (text[:40], "[]", '{"version": 1}', '{"version": "x"}', "[" * 100_000, *texts):
         manifest.write_text(damaged)
         for read in (load_replay, verify_replay):
             with pytest.raises(DamagedFileError, match="damaged"):
@@ -200,9 +201,7 @@ def test_a_damaged_manifest_is_named(tmp_path) -> None:
 
 def test_a_newer_version_and_a_missing_save_are_said(tmp_path) -> None:
     used(recipes.uniform(capacity=50, batch_size=8)).save(tmp_path)
-    manifest = json.loads((tmp_path / MANIFEST).read_text())
-    manifest["version"] = 99
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    forge(tmp_path / MANIFEST, version=99)
     for read in (load_replay, verify_replay):
         with pytest.raises(ValueError, match=r"version 99.*Install a newer"):
             read(tmp_path)
@@ -236,18 +235,18 @@ def test_a_save_of_format_1_still_loads(tmp_path) -> None:
             read(damaged)
 
 
-def test_a_save_of_format_1_is_replaced_by_one_of_format_2(tmp_path, caplog) -> None:
+def test_a_save_of_format_1_is_replaced_by_one_of_the_newest_format(tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "lightning_replay")
     folder = shutil.copytree(FORMAT_1, tmp_path / "old")
     size = save_replay(load_replay(folder), folder)
     assert size.written == size.total
     assert f"{folder} is not used as an earlier save: format version 1" in caplog.text
-    assert json.loads((folder / MANIFEST).read_text())["version"] == 2
+    assert json.loads((folder / MANIFEST).read_text())["version"] == 3
     assert load_replay(folder).sample()["index"].tolist() == [2, 8, 14, 6]
 
 
 def _files(folder: Path) -> dict[str, os.stat_result]:
-    return {path.name: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {path.name: path.stat() for path in files_of(folder)}
 
 
 def _sizes(folder: Path) -> tuple[int, int]:
@@ -298,7 +297,7 @@ def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None
         f"{number:06d}.chunk" for number in range(2, 13)
     ]
     assert {status.st_nlink for status in after.values()} == {1}
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["data", MANIFEST]
+    assert names_in(tmp_path) == ["data", MANIFEST]
     assert torch.equal(load_replay(tmp_path).sample()["index"], replay.sample()["index"])
 
 
@@ -330,8 +329,7 @@ def _half_a_manifest(folder: Path) -> None:
 
 
 def _newer(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"version": 99}))
+    forge(folder / MANIFEST, version=99)
 
 
 def _older(folder: Path) -> None:
@@ -371,7 +369,7 @@ def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message
     spoil(tmp_path / "first")
     size = save_replay(replay, tmp_path / "second", previous=str(tmp_path / "first"))
     assert size.written == size.total
-    said = [record for record in caplog.records if record.name == "lightning_replay.checkpoint"]
+    said = [record for record in caplog.records if record.name.startswith("lightning_replay")]
     assert {record.levelname for record in said} == {"INFO"}
     assert any(re.search(message, record.getMessage()) for record in said)
     assert load_replay(tmp_path / "second").sample()["index"].tolist() == replay.sample()["index"].tolist()
@@ -469,22 +467,23 @@ def test_the_earlier_save_goes_last(tmp_path, monkeypatch) -> None:
     assert load_replay(tmp_path).storage.get(slice(0, 50))["observation"].max() < 500
     replay.save(tmp_path)
     assert load_replay(tmp_path).storage.get(slice(0, 50))["observation"].min() >= 500
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["data", MANIFEST]
+    assert names_in(tmp_path) == ["data", MANIFEST]
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_no_pickle_in_a_save(tmp_path) -> None:
     stored(recipes.neighborhood_mixup).save(tmp_path)
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    names = {path.name for path in files_of(tmp_path)}
     chunks = {name for name in names if name.endswith(".chunk")}
     assert len(chunks) >= 13 and names - chunks == {MANIFEST, "tensors.safetensors", "values.json"}
 
 
 KILLED_SAVES = """
 import itertools, os, signal, sys, time
-from lightning_replay import chunk_files, load_replay, recipes, save_replay
+from lightning_replay import load_replay, recipes, save_replay
+from lightning_replay.saving import chunks
 from tests.transitions import numbered_steps
-chunk_files.CHUNK_BYTES = 1 << 20
+chunks.CHUNK_BYTES = 1 << 20
 replay = recipes.uniform(capacity=200_000, batch_size=8)
 replay.extend(numbered_steps(0, 200_000))
 directories = [sys.argv[1] + "/a", sys.argv[1] + "/b"]

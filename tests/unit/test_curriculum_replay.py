@@ -102,9 +102,9 @@ def test_the_probabilities_by_name_leave_out_tasks_with_too_few_rows() -> None:
     ("task", "value", "message"),
     [
         ("gaol", 0.5, "task is 'gaol'; the tasks are 'target', 'far', 'near'"),
-        ("near", float("nan"), "'near' is nan; it must lie in"),
-        ("near", 1.01, "'near' is 1.01; it must lie in"),
-        ("near", -0.01, "'near' is -0.01; it must lie in"),
+        ("near", float("nan"), "'near' is nan; it must be a number in"),
+        ("near", 1.01, "'near' is 1.01; it must be a number in"),
+        ("near", -0.01, "'near' is -0.01; it must be a number in"),
     ],
 )
 def test_bad_progress_is_refused_and_changes_nothing(task: str, value: float, message: str) -> None:

@@ -32,7 +32,7 @@ from lightning_replay.events import (
     terminal_with_reward,
 )
 from lightning_replay.recorded import NotRebuildableError, build, describe
-from lightning_replay.state_files import read_state, write_state
+from lightning_replay.saving import read_state, write_state
 
 NEXT_OBSERVATION = ("next", "observation")
 PAID = reward_at_least(1.0)
@@ -230,7 +230,7 @@ def test_tables_are_built_again_from_json() -> None:
     region = key_in_region(NEXT_OBSERVATION, low=[None, 1], high=3.0)
     events = [Event(reestablished(every_of(region, info_key("success")), 4), 10), Event(json.loads, 20)]
     table = EventTable("several", events=events, capacity=30, share=0.5)
-    again = build(json.loads(json.dumps(describe(table))))
+    again = build(json.loads(json.dumps(describe(table))), trust=["json"])
     assert repr(again) == repr(table) and again.history_length == 20
     assert again.events[0].condition(steps_of([1.0], observation=[[0.0, 2.0]], success=[True])).tolist() == [False]
 
@@ -269,31 +269,29 @@ def test_suggestions_that_cannot_be_made() -> None:
         suggest_events(steps_of([2.0] * 3))
     with pytest.raises(ValueError, match="NaN or infinite"):
         suggest_events(steps_of([2.0, math.nan]))
-    for quantiles in ([], [1.5], [math.nan]):
-        with pytest.raises(ValueError, match="quantiles are .*each in \\[0, 1\\]"):
+    for quantiles, message in (
+        ([], "quantiles is empty"),
+        ([1.5], r"quantiles\[0\] is 1.5"),
+        ([math.nan], "is nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
             suggest_events(steps_of([1.0, 2.0]), quantiles)
 
 
 TABLE_ERRORS: list[tuple[dict[str, Any], str]] = [
-    ({"name": ""}, "the name is ''; an event table needs one"),
-    ({"name": 3}, "the name is 3"),
+    ({"name": ""}, "name is ''; an event table needs one"),
     ({"condition": None}, "was given neither condition nor events"),
     ({"events": [Event(PAID)]}, "was given both condition and events"),
-    ({"condition": None, "events": []}, r"events of table 'goal' are \[\]; give at least one"),
-    ({"condition": None, "events": [PAID]}, "give at least one, each an Event"),
+    ({"condition": None, "events": []}, "events of table 'goal' is empty; give at least one"),
     ({"condition": None, "events": [Event(PAID, 5)], "history_length": 6}, "history_length 6 beside events"),
-    ({"condition": "reward > 1"}, "the condition is 'reward > 1', a str; accepted is what can be called"),
-    ({"history_length": 0}, "history_length is 0; it counts the event step itself"),
+    ({"history_length": 0}, "history_length is 0; it must be a whole number of steps, the event's own included"),
     ({"history_length": 101}, "history longer than the table: 'goal' has history_length 101 and capacity 100"),
-    ({"capacity": 0}, "the capacity of table 'goal' is 0"),
+    ({"capacity": 0}, "capacity of table 'goal' is 0; it must be a whole number of steps"),
     ({"min_size": 101}, "min_size of table 'goal' is 101 and its capacity 100"),
     ({"min_size": 0}, "min_size of table 'goal' is 0"),
-    ({"history_length": 2.5}, "history_length is 2.5; give a whole number"),
-    ({"capacity": 100.5}, "the capacity of table 'goal' is 100.5; give a whole number"),
-    ({"min_size": 1e1}, "min_size of table 'goal' is 10.0; give a whole number"),
-    ({"share": 0.0}, "the share of table 'goal' is 0.0"),
-    ({"share": 1.0}, "the share of table 'goal' is 1.0"),
-    ({"share": math.nan}, "the share of table 'goal' is nan"),
+    ({"share": -0.1}, r"share of table 'goal' is -0.1; it must be a number in \[0, 1\), a part of each"),
+    ({"share": 1.0}, "share of table 'goal' is 1.0"),
+    ({"share": math.nan}, "share of table 'goal' is nan"),
 ]
 
 
@@ -307,33 +305,56 @@ def test_tables_that_are_refused(options: dict[str, Any], message: str) -> None:
         EventTable(**{**good, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": 3}, "name is 3; it must be a text"),
+        ({"condition": None, "events": [PAID]}, r"events\[0\] of table 'goal' is reward_at_least.*must be an Event"),
+        ({"condition": None, "events": Event(PAID)}, "events of table 'goal' is Event.*must be a sequence of Events"),
+        (
+            {"condition": "reward > 1"},
+            r"condition is 'reward > 1'; it must be a condition such as reward_at_least",
+        ),
+        ({"condition": reward_at_least}, "condition is <class .*RewardAtLeast'>; it must be a condition"),
+    ],
+)
+def test_tables_of_the_wrong_kind_are_refused(options: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"name": "goal", "condition": PAID, "capacity": 1_000}
+    with pytest.raises(TypeError, match=message):
+        EventTable(**{**good, **options})
+
+
+def test_a_share_of_nothing_is_accepted_and_what_is_no_number_is_not() -> None:
+    assert EventTable("goal", PAID, 5, capacity=10, share=0).share == 0
+    for share in (False, "half", [0.5]):
+        with pytest.raises(TypeError, match="share of table 'goal' is .*; it must be a number in"):
+            EventTable("goal", PAID, 5, capacity=10, share=share)  # type: ignore[arg-type]
+
+
 def test_conditions_that_are_refused() -> None:
-    for make in (reward_at_least, reward_below, terminal_with_reward):
-        for value in (math.nan, "1", True):
-            with pytest.raises(ValueError, match=f"{value!r}; a condition needs a finite number"):
-                make(value)  # type: ignore[arg-type]
     for low, high, message in [
         (2.0, 1.0, r"low 2.0 is above high 1.0"),
         ([0, 2], [1, 1], r"low \[0, 2\] is above high \[1, 1\]"),
         (None, None, "the region is everything"),
         ([None], [None, None], "the region is everything"),
         ([0, 1], [1, 2, 3], "low has 2 components and high has 3"),
-        (math.nan, 1.0, "low is nan; accepted are a number, None, or a list"),
-        (0.0, ["1"], "high is \\['1'\\]"),
+        (math.nan, 1.0, "low is nan; it must be a number, or None where there is no bound"),
+        (0.0, ["1"], r"high\[0\] is '1'; it must be a number, or None where there is no bound"),
+        (0.0, "1", "high is '1'; it must be a number, None, or a list of these"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             key_in_region("observation", low=low, high=high)
     for key in ("", (), ("next", 3)):
-        with pytest.raises(ValueError, match="a column is named by a string or a tuple of strings"):
+        with pytest.raises((TypeError, ValueError), match="key is .*; it must be the name of a column"):
             key_in_region(key, low=0.0)
     for make in (sustained, reestablished):
         for count in (0, -1, 2.0, True):
-            with pytest.raises(ValueError, match=f"{make.__name__.lower()} was given steps={count!r}"):
+            with pytest.raises((TypeError, ValueError), match=f"steps is {count!r}; it must be a whole"):
                 make(PAID, steps=count)  # type: ignore[arg-type]
     for make in (every_of, any_of):
         with pytest.raises(ValueError, match="no condition was given"):
             make()
-    with pytest.raises(ValueError, match="the condition is 3, a int"):
+    with pytest.raises(TypeError, match="condition is 3; it must be a condition"):
         first_in_episode(3)  # type: ignore[arg-type]
 
 

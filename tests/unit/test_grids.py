@@ -110,9 +110,9 @@ def test_max_steps_truncates_and_a_goal_in_the_last_step_does_not() -> None:
 
 
 def test_errors_say_what_is_accepted() -> None:
-    with pytest.raises(ValueError, match="max_steps is 0; an episode needs at least 1 step"):
+    with pytest.raises(ValueError, match="max_steps is 0; it must be a whole number from 1 on"):
         ThreeRooms(max_steps=0)
-    with pytest.raises(ValueError, match="render_mode is 'human'; accepted are None and 'rgb_array'"):
+    with pytest.raises(ValueError, match="render_mode is 'human'; it must be one of None, 'rgb_array'"):
         ThreeRooms(render_mode="human")
     env = ThreeRooms()
     env.reset()

@@ -261,7 +261,7 @@ def test_tasks_are_set_through_wrappers_and_vectors() -> None:
 
 
 def test_unknown_tasks_name_the_known_ones() -> None:
-    message = "task is 'easy'; this environment has the tasks 'target', 'far', 'near', 'goal_mouth'"
+    message = "task is 'easy'; it must be one of 'target', 'far', 'near', 'goal_mouth'"
     env = HalfField()
     for attempt in (
         lambda: HalfField("easy"),
@@ -276,13 +276,13 @@ def test_unknown_tasks_name_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_steps": 0}, "max_steps is 0; accepted are whole numbers from 1 on"),
+        ({"max_steps": 0}, "max_steps is 0; it must be a whole number from 1 on"),
         ({"frame_skip": 0}, "frame_skip is 0"),
         ({"untouched_limit": 0}, "untouched_limit is 0"),
-        ({"player_noise": -0.1}, "player_noise is -0.1; noise is finite and >= 0"),
+        ({"player_noise": -0.1}, "player_noise is -0.1; it must be a finite number from 0 on"),
         ({"ball_noise": math.nan}, "ball_noise is nan"),
         ({"kick_noise": math.inf}, "kick_noise is inf"),
-        ({"render_mode": "human"}, "render_mode is 'human'; accepted are None and 'rgb_array'"),
+        ({"render_mode": "human"}, "render_mode is 'human'; it must be one of None, 'rgb_array'"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

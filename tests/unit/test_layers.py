@@ -19,11 +19,13 @@ LAYERS = (
         "episodes",
         "neighbors",
         "schedules",
-        "state_files",
-        "chunk_files",
+        "saving",
+        "forking",
         "recorded",
+        "argument_names",
         "memory",
         "pictures",
+        "validation",
     }
     | {
         "tables",
@@ -36,7 +38,7 @@ LAYERS = (
         "state_action_counts",
         "surprise",
     },
-    {"row_layout", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
+    {"row_layout", "transition_check", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
     {"samplers", "writers", "transforms", "levels"},
     {"replay", "table_replay", "replay_state", "recipes", "checkpoint", "inspection"},
     {"agents", "lit"},
@@ -161,6 +163,7 @@ def test_the_core_works_where_neither_lightning_nor_ray_nor_gymnasium_is_install
         "importlib.util.find_spec = lambda name, package=None: None if name in hidden else find(name, package)\n"
         "import lightning_replay.samplers, lightning_replay.transforms\n"
         "from lightning_replay import load_replay, recipes, save_replay\n"
+        "from lightning_replay.surprise import categorical_projection, distributional_surprise\n"
         "from tests.recipe_options import built\n"
         "for name in recipes.known(): built(name, capacity=100, batch_size=4)\n"
         "assert not any(sys.modules[name] for name in hidden)\n"

@@ -207,7 +207,7 @@ def test_errors_of_numbers_and_names() -> None:
             envs.reset(options={"reset_mask": mask})
     with pytest.raises(ValueError, match="levels are named for 3 sub-environments; there are 2"):
         envs.reset(seed=[1, 2, 3])
-    with pytest.raises(ValueError, match="level id is -1"):
+    with pytest.raises(ValueError, match="level_id is -1"):
         envs.reset(seed=[-1, 2])
 
 

@@ -101,7 +101,8 @@ def test_a_seed_may_be_taken_around_an_environment_that_takes_none() -> None:
 def test_ids_of_levels_are_whole_numbers_that_fit_a_seed(level_id: Any) -> None:
     env = LevelWrapper(Corridor(), lambda: level_id, check=False)
     for reset in (env.reset, partial(env.reset, options={"level_id": level_id}), partial(env.set_level, level_id)):
-        with pytest.raises(ValueError, match=r"level id is .*; the ids of levels are integers from 0 to 2\*\*31 - 1"):
+        error = ValueError if level_id in (-1, 2**31) else TypeError
+        with pytest.raises(error, match=r"level_id is .*; it must be a whole number from 0 to 2\*\*31 - 1"):
             reset()
     assert LevelWrapper(Corridor(), lambda: np.int64(2**31 - 1), check=False).reset()[1] == {
         "begun": 1,
@@ -143,5 +144,5 @@ def test_two_levels_may_begin_alike_if_not_all_do() -> None:
 
 @pytest.mark.parametrize("check", [[], [4], [4, 4]])
 def test_one_level_is_nothing_to_compare(check: list[int]) -> None:
-    with pytest.raises(ValueError, match="True, False or at least two different level ids are accepted"):
+    with pytest.raises(ValueError, match="check is .*; it must be True, False or at least two different ids of levels"):
         LevelWrapper(Corridor(), check=check)

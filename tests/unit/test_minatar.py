@@ -79,7 +79,7 @@ def test_an_episode_is_truncated_after_max_steps() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"game": "pong"}, "game is 'pong'; MinAtar has 'asterix', 'breakout'"),
+        ({"game": "pong"}, "game is 'pong'; it must be one of 'asterix', 'breakout'"),
         ({"max_steps": 0}, "max_steps is 0"),
     ],
 )

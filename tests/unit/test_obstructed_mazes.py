@@ -206,5 +206,5 @@ def test_gymnasium_finds_nothing_to_object_to(name: str, num_mazes: int) -> None
 
 @pytest.mark.parametrize("num_mazes", [0, 10])
 def test_errors_say_what_is_accepted(num_mazes: int) -> None:
-    with pytest.raises(ValueError, match=f"num_mazes is {num_mazes}; there are 9 mazes, at least one is needed"):
+    with pytest.raises(ValueError, match=f"num_mazes is {num_mazes}; it must be a whole number from 1 to 9"):
         ObstructedMazeGamut(num_mazes)

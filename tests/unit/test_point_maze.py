@@ -112,11 +112,9 @@ def test_max_steps_truncates() -> None:
 
 
 def test_errors_say_what_is_accepted() -> None:
-    with pytest.raises(
-        ValueError, match="task is 'goal_mouth'; this environment has the tasks 'target', 'far', 'near'"
-    ):
+    with pytest.raises(ValueError, match="task is 'goal_mouth'; it must be one of 'target', 'far', 'near'"):
         PointMazeTasks("goal_mouth")
-    with pytest.raises(ValueError, match="maze is 'Large'; accepted are 'UMaze', 'Medium'"):
+    with pytest.raises(ValueError, match="maze is 'Large'; it must be one of 'UMaze', 'Medium'"):
         PointMazeTasks(maze="Large")
     with pytest.raises(ValueError, match="max_steps is 0"):
         PointMazeTasks(max_steps=0)

@@ -36,7 +36,7 @@ def test_arguments_are_remembered_defaults_included() -> None:
 def test_a_tree_of_objects_is_built_again_from_json() -> None:
     options = {"pair": (1, 2), "device": torch.device("cpu"), "path": Path("x"), "list": [None, True]}
     bicycle = Bicycle(Wheel(3), Tyre(rim=os.path.basename), options=options)
-    again = build(json.loads(json.dumps(describe(bicycle))))
+    again = build(json.loads(json.dumps(describe(bicycle))), trust=["tests", "posixpath"])
     assert (again.front.spokes, type(again.back), again.back.rim) == (3, Tyre, os.path.basename)
     assert again.options == {**options, "path": "x"}
     assert again.bell is os.path.join
@@ -46,19 +46,38 @@ def test_a_tree_of_objects_is_built_again_from_json() -> None:
 def test_what_has_no_import_path_is_saved_but_not_built(option) -> None:
     description = json.loads(json.dumps(describe(Wheel(rim=option))))
     with pytest.raises(NotRebuildableError, match=r"replay\.rim .*replay\.load\(path\)"):
-        build(description)
+        build(description, trust=["tests"])
 
 
 def test_only_recorded_classes_are_called() -> None:
-    with pytest.raises(NotRebuildableError):
-        build({"class": "subprocess:Popen", "arguments": {"args": ["true"]}})
-    with pytest.raises(NotRebuildableError):
-        build({"class": "os:system", "arguments": {"command": "true"}})
+    for path in ("subprocess:Popen", "os:system", "lightning_replay.memory:tempfile.mkdtemp"):
+        for kind in ("class", "import"):
+            with pytest.raises(NotRebuildableError):
+                build({kind: path, "arguments": {}}, trust=["subprocess"] if kind == "class" else [])
 
 
 def test_a_module_that_is_gone_is_named() -> None:
     with pytest.raises(NotRebuildableError, match="no_such_module:thing"):
-        build({"import": "no_such_module:thing"})
+        build({"import": "no_such_module:thing"}, trust=["no_such_module"])
+
+
+@pytest.mark.parametrize("kind", ["class", "import"])
+@pytest.mark.parametrize("module", ["lying_there", "lying_here.below", "torch_lying_there"])
+def test_nothing_that_a_file_names_is_imported_unless_it_is_trusted(kind, module, tmp_path, monkeypatch) -> None:
+    """A module whose import leaves a trace lies where Python looks for modules."""
+    package = tmp_path / module.split(".")[0]
+    package.mkdir()
+    for name in ("__init__", "below"):
+        (package / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').close()\ndef f(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    description = {"tuple": [{"dict": {"a": {kind: f"{module}:f", "arguments": {}}}}]}
+    root = module.split(".")[0]
+    with pytest.raises(NotRebuildableError, match=rf"module {module} is not imported.*trust=\['{root}'\]"):
+        build(description)
+    assert not (tmp_path / "imported").exists()
+    if kind == "import":
+        assert build(description, trust=[root])[0]["a"].__name__ == "f"
+        assert (tmp_path / "imported").exists()
 
 
 class Unicycle(Wheel):
@@ -71,7 +90,7 @@ class Unicycle(Wheel):
 
 def test_a_subclass_with_a_constructor_of_its_own_is_not_built_with_its_parents_arguments() -> None:
     with pytest.raises(NotRebuildableError, match="Unicycle"):
-        build(describe(Unicycle("red")))
+        build(describe(Unicycle("red")), trust=["tests"])
 
 
 def test_numbers_of_numpy_are_plain_values() -> None:

@@ -123,9 +123,9 @@ def test_extend_takes_a_flat_batch(bad) -> None:
 def test_constructor_refuses_what_cannot_work() -> None:
     with pytest.raises(ValueError, match="capacity 4 is below batch_size 8"):
         recipes.uniform(capacity=4, batch_size=8)
-    with pytest.raises(ValueError, match="capacity must be a positive"):
+    with pytest.raises(ValueError, match="capacity is 0; it must be a whole number"):
         recipes.uniform(capacity=0, batch_size=8)
-    with pytest.raises(ValueError, match="batch_size must be a positive"):
+    with pytest.raises(ValueError, match="batch_size is 0; it must be a whole number"):
         recipes.uniform(capacity=4, batch_size=0)
     with pytest.raises(ValueError, match="n_steps"):
         recipes.uniform(capacity=4, batch_size=2, n_steps=0)
@@ -291,7 +291,7 @@ def test_batches_of_another_size_are_not_taken_from_those_drawn_ahead() -> None:
     replay.extend(numbered_steps(0, 8))
     assert [len(replay.sample(size)) for size in (None, 7, 4, 2)] == [4, 7, 4, 2]
     for size in (0, -1):
-        with pytest.raises(ValueError, match=f"positive number of transitions; got {size}"):
+        with pytest.raises(ValueError, match=f"batch_size is {size}; it must be"):
             replay.sample(size)
 
 

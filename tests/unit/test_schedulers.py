@@ -256,10 +256,10 @@ def test_bad_input_of_every_scheduler(scheduler: Scheduler) -> None:
         build(describe(scheduler)).probabilities(np.ones(4, dtype=bool))
     scheduler = started(scheduler)
     for value in (-0.1, 1.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"the progress signal of task 'near' is {value}; it must lie in"):
+        with pytest.raises(ValueError, match=f"the progress signal of task 'near' is {value}; it must be a number in"):
             scheduler.progress(2, value)
     for task in (-1, 4):
-        with pytest.raises(ValueError, match=f"task is {task}; the tasks .* are numbered 0 to 3"):
+        with pytest.raises(ValueError, match=f"task is {task}; it must be a whole number from 0 to 3, of "):
             scheduler.progress(task, 0.5)
         with pytest.raises(ValueError, match=f"task is {task}"):
             scheduler.drawn(task, 0.5)
@@ -304,7 +304,7 @@ def test_options_that_name_unknown_tasks() -> None:
 @pytest.mark.parametrize("exploration", [0.0, -0.1, 1.1, math.nan])
 def test_exploration_is_a_share(exploration: float) -> None:
     for cls in (Exp3, Exp3S):
-        with pytest.raises(ValueError, match=f"exploration is {exploration}.*must lie in \\(0, 1\\]"):
+        with pytest.raises(ValueError, match=f"exploration is {exploration}; it must be a number in \\(0, 1\\]"):
             cls(exploration=exploration)
 
 
@@ -313,16 +313,16 @@ def test_other_options_out_of_range() -> None:
         with pytest.raises(ValueError, match=f"weight_sharing is {sharing}.*use Exp3"):
             Exp3S(weight_sharing=sharing)
     for order in ([], ["near", "near"], "near"):
-        with pytest.raises(ValueError, match="order is .*each once"):
+        with pytest.raises((TypeError, ValueError), match="order is .*each once"):
             EasyToHard(order=order)
     for advance_at in (0.0, 1.01, math.nan):
         with pytest.raises(ValueError, match=f"advance_at is {advance_at}"):
             ReverseCurriculum(order=["near"], advance_at=advance_at)
     with pytest.raises(ValueError, match="max_signals is 0"):
         EasyToHard(order=["near"], max_signals=0)
-    with pytest.raises(ValueError, match="profit is nan and probability 0.5"):
+    with pytest.raises(ValueError, match="profit is nan"):
         started(Exp3()).update(0, math.nan, 0.5)
-    with pytest.raises(ValueError, match="profit is 0.5 and probability 0.0"):
+    with pytest.raises(ValueError, match="probability is 0.0"):
         started(Exp3()).update(0, 0.5, 0.0)
     with pytest.raises(ValueError, match="saved with the order .*'near', 'far'.*this one is .*'far', 'near'"):
         state = started(EasyToHard(order=["near", "far"])).state_dict()

@@ -35,12 +35,12 @@ def test_a_schedule_can_be_described_and_built_again() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0.4", True, None])
 def test_values_must_be_finite_numbers(value: object) -> None:
-    with pytest.raises(ValueError, match="a schedule needs a finite number"):
+    with pytest.raises(ValueError if isinstance(value, float) else TypeError, match="value is .*a finite number"):
         as_schedule(value)  # type: ignore[arg-type]
 
 
 def test_bad_clock_and_duration() -> None:
-    with pytest.raises(ValueError, match="clock is 'frames'; accepted are 'draws', 'updates', 'env_steps'"):
+    with pytest.raises(ValueError, match="clock is 'frames'; it must be one of 'draws', 'updates', 'env_steps'"):
         Linear(0.0, 1.0, duration=5, clock="frames")
     with pytest.raises(ValueError, match="duration is 0"):
         Linear(0.0, 1.0, duration=0)

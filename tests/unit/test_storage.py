@@ -97,8 +97,15 @@ def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
 
 
 def test_bad_arguments_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="positive.*got 0"):
+    with pytest.raises(ValueError, match="capacity is 0; it must be"):
         PackedStorage(0)
+    for device in ("meta", "nowhere"):
+        with pytest.raises(ValueError, match=f"device is '{device}'.* it must be a device"):
+            PackedStorage(10, device=device)
+    with pytest.raises(TypeError, match="device is 3; it must be a device"):
+        PackedStorage(10, device=3)
+    with pytest.raises(TypeError, match="memmap is True; it must be a directory"):
+        PackedStorage(10, memmap=True)
     with pytest.raises(ValueError, match="needs device"):
         PackedStorage(10, device="cuda", memmap=str(tmp_path))
     with pytest.raises(RuntimeError, match="call extend first"):
@@ -164,5 +171,5 @@ def test_a_loaded_storage_takes_rows_from_where_they_come() -> None:
 
 @pytest.mark.parametrize("capacity", [0, -3, 2.5, "many", True])
 def test_a_capacity_is_a_positive_whole_number(capacity) -> None:
-    with pytest.raises(ValueError, match="positive whole number"):
+    with pytest.raises((TypeError, ValueError), match=f"capacity is {capacity!r}; it must be a whole number"):
         PackedStorage(capacity)

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lightning_replay.surprise import (
+    categorical_projection,
     cross_entropy,
+    distributional_surprise,
     greedy_on_policyness,
     kl_divergence,
     on_policyness,
@@ -52,6 +56,117 @@ def test_distributions_surprise_by_their_divergence() -> None:
     assert torch.equal(surprise(target=target, log_probability=current), kl_divergence(target, current))
     other = surprise(target=target, log_probability=current, measure=cross_entropy)
     assert torch.equal(other, cross_entropy(target, current))
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "reward", "discount", "expected"),
+    [
+        pytest.param([0.2, 0.3, 0.5], 0.0, 1.0, [0.2, 0.3, 0.5], id="unmoved"),
+        # the atoms go to -0.5, 0, 0.5: each outer one is shared in halves with the middle
+        pytest.param([0.2, 0.4, 0.4], 0.0, 0.5, [0.1, 0.7, 0.2], id="shrunk"),
+        # to 0, 0.5, 1
+        pytest.param([0.5, 0.0, 0.5], 0.5, 0.5, [0.0, 0.5, 0.5], id="moved"),
+        # to -0.5, 0.25, 1, of which the middle one gives three quarters below
+        pytest.param([0.0, 1.0, 0.0], 0.25, 0.75, [0.0, 0.75, 0.25], id="the nearer atom gets more"),
+        # to 2.2, 3, 3.8: clamped
+        pytest.param([0.2, 0.3, 0.5], 3.0, 0.8, [0.0, 0.0, 1.0], id="above the support"),
+        pytest.param([0.2, 0.3, 0.5], -9.0, 1.0, [1.0, 0.0, 0.0], id="below the support"),
+        # nothing follows: all at the reward
+        pytest.param([0.2, 0.3, 0.5], -0.25, 0.0, [0.25, 0.75, 0.0], id="terminated"),
+    ],
+)
+def test_the_projection_shares_each_moved_atom_between_its_neighbours(probabilities, reward, discount, expected):
+    support = torch.tensor([-1.0, 0.0, 1.0])
+    projected = categorical_projection(
+        torch.tensor([probabilities]), torch.tensor([reward]), torch.tensor([discount]), support
+    )
+    torch.testing.assert_close(projected, torch.tensor([expected]))
+
+
+def projected_by_loops(probabilities, reward, discount, support):
+    count, low, high = len(support), support[0], support[-1]
+    result = [0.0] * count
+    for probability, atom in zip(probabilities, support, strict=True):
+        place = (min(max(reward + discount * atom, low), high) - low) / ((high - low) / (count - 1))
+        below = min(math.floor(place), count - 2)
+        result[below] += probability * (below + 1 - place)
+        result[below + 1] += probability * (place - below)
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 51),
+    low=st.floats(-20, 5),
+    width=st.floats(0.5, 30),
+    rows=st.lists(st.tuples(st.floats(-30, 30), st.floats(0, 1)), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_the_projection_equals_the_papers_loops_and_keeps_the_whole_probability(count, low, width, rows, seed):
+    support = torch.linspace(low, low + width, count, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(len(rows), count, generator=generator, dtype=torch.float64)
+    probabilities /= probabilities.sum(1, keepdim=True)
+    reward, discount = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    projected = categorical_projection(probabilities, reward, discount, support)
+    oracle = [
+        projected_by_loops(row.tolist(), float(r), float(d), support.tolist())
+        for row, r, d in zip(probabilities, reward, discount, strict=True)
+    ]
+    torch.testing.assert_close(projected, torch.tensor(oracle, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(projected.sum(1), torch.ones(len(rows), dtype=torch.float64))
+
+
+def test_float32_leaves_no_probability_outside_the_support_at_its_ends():
+    for low, high, atoms in ((-10.0, 10.0, 51), (-0.7, 1.9, 27), (0.0, 0.3, 7)):
+        support = torch.linspace(low, high, atoms)
+        all_of_it = torch.full((2, atoms), 1 / atoms)
+        projected = categorical_projection(all_of_it, torch.tensor([99.0, -99.0]), torch.ones(2), support)
+        torch.testing.assert_close(projected[[0, 1], [-1, 0]], torch.ones(2))
+
+
+def test_a_distribution_surprises_by_its_projected_target() -> None:
+    """Atoms -1 0 1. The certain 1 moves to 1/4, three quarters below; where it terminated the target is the reward::
+
+    reward  discount   target            prediction        divergence
+    -1/2    3/4        0    3/4  1/4     1/4  1/2  1/4     3/4 log(3/2)
+    -1      0          1    0    0       1/4  1/2  1/4     log 4
+    0       1          0    0    1       0    0    1       0
+    """
+    support = torch.tensor([-1.0, 0.0, 1.0])
+    following = torch.tensor([[0.0, 0.0, 1.0]] * 3)
+    prediction = torch.tensor([[0.25, 0.5, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]).log()
+    reward, discount = torch.tensor([-0.5, -1.0, 0.0]), torch.tensor([0.75, 0.0, 1.0])
+    found = distributional_surprise(prediction, following, reward, discount, support)
+    torch.testing.assert_close(found, torch.tensor([0.75 * math.log(1.5), math.log(4), 0.0]))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    crossed = distributional_surprise(prediction, following, reward, discount, support, measure=cross_entropy)
+    torch.testing.assert_close(crossed, found + torch.tensor([entropy, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("log_probability", (4, 1)),
+        ("log_probability", (4, 2, 3)),
+        ("next_probability", (4, 2)),
+        ("next_probability", (1, 3)),
+        ("reward", (4, 1)),
+        ("discount", (1,)),
+        ("support", (2,)),
+    ],
+)
+def test_shapes_that_would_be_broadcast_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    sizes = {"log_probability": (4, 3), "next_probability": (4, 3), "reward": (4,), "discount": (4,), "support": (3,)}
+    arguments = {key: torch.zeros(size) for key, size in (sizes | {name: shape}).items()}
+    with pytest.raises(ValueError, match=r"must be \[B, N\]"):
+        distributional_surprise(**arguments)
+
+
+def test_the_projection_is_found_where_it_was() -> None:
+    from lightning_replay.agents import value_losses
+
+    assert value_losses.categorical_projection is categorical_projection
 
 
 def test_the_two_measures_order_transitions_differently() -> None:

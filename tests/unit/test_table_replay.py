@@ -60,6 +60,50 @@ def test_a_table_is_shown_as_a_copy() -> None:
         events().table("goal")
 
 
+@pytest.mark.parametrize("correction", ["none", "continuous"])
+def test_the_default_table_waits_for_its_own_minimum(correction: str) -> None:
+    """Batches of 4, of which the default table needs 3, 5 or by default 4 rows."""
+    steps = event_steps(0, 6, {}, ["goal"])
+    for given, needed in ((3, 3), (5, 5), (None, 4)):
+        replay = events(min_size=given, correction=correction)
+        for count in range(1, 7):
+            replay.extend(steps[count - 1 : count])
+            if count >= needed:
+                assert len(replay.sample()) == 4
+            else:
+                with pytest.raises(RuntimeError, match=f"{needed}"):
+                    replay.sample()
+
+
+@pytest.mark.parametrize(
+    ("min_size", "error", "message"),
+    [
+        (7, ValueError, "min_size is 7 and the default table holds 6 rows at most: it can never fill"),
+        (0, ValueError, "min_size is 0; it must be a whole number of rows from 1 on"),
+        (2.5, TypeError, "min_size is 2.5; it must be a whole number of rows"),
+    ],
+)
+def test_a_minimum_that_cannot_be_is_refused(min_size, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        events(min_size=min_size)
+
+
+def test_a_table_with_a_share_of_nothing_is_kept_shown_and_saved(tmp_path) -> None:
+    replay = events(tables=[goal_table(share=0.0)], default_share=1.0, at_least_one=True)
+    fill(replay)
+    assert replay.table("goal")["action"].tolist() == [7, 8, 12, 13]
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path, trust=["tests"])
+    for one in (replay, loaded):
+        assert torch.cat([one.sample()["table"] for _ in range(20)]).tolist() == [0] * 80
+        assert one.stats()["tables"]["goal"]["share_drawn"] == 0.0 and one.stats()["tables"]["goal"]["size"] == 4
+
+
+def test_draws_from_all_tables_at_once_cannot_leave_one_out() -> None:
+    with pytest.raises(ValueError, match=r"'continuous' draws from all tables at once, also from .*share is 0"):
+        events(tables=[goal_table(share=0.0)], default_share=1.0, correction="continuous")
+
+
 def test_stats_of_each_table() -> None:
     replay = events()
     fill(replay)
@@ -112,7 +156,7 @@ def test_a_loaded_buffer_goes_on_with_the_same_draws(priority_exponent: float, p
         batch = replay.sample()
         replay.update_priority(batch["index"], torch.rand(4), generation=batch["generation"])
     replay.save(tmp_path)
-    loaded = load_replay(tmp_path)
+    loaded = load_replay(tmp_path, trust=["tests"])
     assert same_draws(replay, loaded)
     if prefetch:
         return  # what threads have drawn ahead of a write is a matter of time

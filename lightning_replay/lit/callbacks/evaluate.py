@@ -12,6 +12,7 @@ import torch
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.env_step_datamodule import source_of
 from lightning_replay.lit.evaluation import episode_returns
+from lightning_replay.validation import checked_count
 
 __all__ = ["Evaluate"]
 
@@ -31,13 +32,9 @@ class Evaluate(L.Callback):
     """
 
     def __init__(self, every_n_env_steps: int = 5_000, episodes: int = 5, seed: int = 10_000) -> None:
-        if every_n_env_steps < 1 or episodes < 1:
-            raise ValueError(
-                f"every_n_env_steps is {every_n_env_steps} and episodes {episodes}; both must be at least 1."
-            )
-        self.every_n_env_steps = every_n_env_steps
-        self.episodes = episodes
-        self.seed = seed
+        self.every_n_env_steps = checked_count("every_n_env_steps", every_n_env_steps)
+        self.episodes = checked_count("episodes", episodes)
+        self.seed = checked_count("seed", seed, 0)
         self.history: list[tuple[int, float]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

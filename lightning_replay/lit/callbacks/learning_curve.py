@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 
 import lightning as L
@@ -12,6 +13,7 @@ from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.env_step_datamodule import source_of
 from lightning_replay.pictures import import_pyplot
+from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
@@ -30,6 +32,7 @@ class LearningCurve(L.Callback):
     """
 
     def __init__(self, path: str | None = None) -> None:
+        check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning_replay.envs.level_wrappers import LevelWrapper
 from lightning_replay.lit.callbacks.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.pictures import import_pyplot
+from lightning_replay.validation import check_callable, check_kind, checked_count
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
 
@@ -46,10 +48,11 @@ class LevelCurriculum(L.Callback):
     def __init__(
         self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
     ) -> None:
-        if every_n_rollouts < 1:
-            raise ValueError(f"every_n_rollouts is {every_n_rollouts}; it must be at least 1.")
+        if difficulty is not None:
+            check_callable("difficulty", difficulty, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
-        self.every_n_rollouts = every_n_rollouts
+        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
+        check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
         self.history: list[tuple[int, dict[float, float]]] = []
         self._known: dict[int, float] = {}
@@ -132,6 +135,7 @@ class ScoreAgainstStaleness(L.Callback):
     """
 
     def __init__(self, path: str | None = None) -> None:
+        check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from lightning_replay.lit.level_datamodule import LevelDataModule
+from lightning_replay.validation import checked_count
 
 __all__ = ["LogLevelStats", "level_source_of"]
 
@@ -25,9 +26,7 @@ class LogLevelStats(L.Callback):
     """
 
     def __init__(self, every_n_rollouts: int = 10) -> None:
-        if every_n_rollouts < 1:
-            raise ValueError(f"every_n_rollouts is {every_n_rollouts}; it must be at least 1.")
-        self.every_n_rollouts = every_n_rollouts
+        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
         self._last_steps = 0
         self._last_time = 0.0
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule, source_of
+from lightning_replay.validation import checked_number
 
 __all__ = ["ReplayProgressBar"]
 
@@ -29,6 +30,7 @@ class ReplayProgressBar(ProgressBar):
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
         super().__init__()
+        checked_number("refresh_seconds", refresh_seconds, 0.0)
         self.refresh_seconds = refresh_seconds if sys.stderr.isatty() else max(refresh_seconds, 10.0)
         self._is_enabled = True
         self._bar: tqdm | None = None

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 
 from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.validation import checked_count
 
 __all__ = ["LogReplayStats"]
 
@@ -27,9 +28,7 @@ class LogReplayStats(L.Callback):
     """
 
     def __init__(self, every_n_updates: int = 500) -> None:
-        if every_n_updates < 1:
-            raise ValueError(f"every_n_updates is {every_n_updates}; it must be at least 1.")
-        self.every_n_updates = every_n_updates
+        self.every_n_updates = checked_count("every_n_updates", every_n_updates)
         self._last_updates = 0
         self._last_time = 0.0
 

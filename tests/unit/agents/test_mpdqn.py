@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from tensordict import TensorDict
 
 from lightning_replay.agents import MPDQN
 from lightning_replay.agents.multi_pass import InvertedGradients
 from lightning_replay.lit.parameterized_actions import ParameterizedActions
+from lightning_replay.shipped_configs import config_directory
 from tests.unit.agents.test_agents import fit
 
 # fitted without a data module here
@@ -61,6 +63,24 @@ def linear_agent(**options) -> MPDQN:
     weight = [[0.0, 0.0, 1.0, 2.0, 100.0], [1.0, 0.0, 100.0, 100.0, 100.0], [0.0, 0.0, 100.0, 100.0, 3.0]]
     make_linear(agent, weight, [0.5, -0.5, 2.0], target_scale=10.0)
     return agent
+
+
+def test_rates_are_those_of_the_authors_unless_given() -> None:
+    agent = make_agent()
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in agent.configure_optimizers()]
+    assert rates == [1e-3, 1e-5] and agent.hparams["target_update_rate"] == 0.001
+    before = agent.loss.target_value_network_params["0", "bias"].clone()
+    agent.loss.value_network_params.data.apply_(lambda leaf: leaf.add_(1.0))
+    agent.update_targets()
+    torch.testing.assert_close(agent.loss.target_value_network_params["0", "bias"], before + 0.001)
+
+
+def test_the_shipped_run_names_its_own_rates() -> None:
+    """Its figures were made with these, whatever the defaults are."""
+    text = (config_directory() / "lightning/dpcer_mpdqn_half_field.yaml").read_text()
+    given = yaml.safe_load(text)["model"]["init_args"]
+    rates = [given[f"{of}_rate"] for of in ("value_learning", "parameter_learning", "target_update")]
+    assert rates == [1e-3, 1e-4, 0.005]
 
 
 def test_each_value_depends_on_its_own_parameters_alone() -> None:
@@ -303,8 +323,12 @@ def test_sizes_and_bounds_must_agree() -> None:
         MPDQN(observation_size=1, parameter_sizes=[0, 0], parameter_low=[], parameter_high=[])
     with pytest.raises(ValueError, match="add up to 2, with 1 lower and 2 upper bounds"):
         MPDQN(observation_size=1, parameter_sizes=[1, 1], parameter_low=[0.0], parameter_high=[1.0, 1.0])
-    for low, high in ([1.0, -1.0], [float("-inf"), 0.0], [0.0, float("nan")]):
-        with pytest.raises(ValueError, match="every parameter needs finite bounds"):
+    for low, high, message in (
+        (1.0, -1.0, "every parameter needs finite bounds, the lower one at most the upper"),
+        (float("-inf"), 0.0, r"parameter_low\[0\] is -inf; it must be a finite number"),
+        (0.0, float("nan"), r"parameter_high\[0\] is nan; it must be a finite number"),
+    ):
+        with pytest.raises(ValueError, match=message):
             MPDQN(observation_size=1, parameter_sizes=[1], parameter_low=[low], parameter_high=[high])
     with pytest.raises(ValueError, match=r"target_low 5.0 is above target_high 0.0"):
         MPDQN(target_low=5.0, target_high=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rainbow on numbers worked out by hand: projection, divergence, double choice, discounts, noise, clocks."""
+"""Rainbow on numbers worked out by hand: divergence, double choice, discounts, noise, clocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 from torchrl.modules import NoisyLinear
@@ -20,8 +18,8 @@ from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents import Rainbow
 from lightning_replay.agents.image_network import ImageNetwork, with_noise
-from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss, categorical_projection
-from lightning_replay.surprise import cross_entropy
+from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
+from lightning_replay.surprise import cross_entropy, distributional_surprise
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -98,73 +96,6 @@ def fit(agent: Rainbow, batches: list[TensorDict], directory: Path, look=lambda 
 # The projection of C51 on the atoms -1, 0, 1, and by the loops of the paper's algorithm 1.
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "reward", "discount", "expected"),
-    [
-        pytest.param([0.2, 0.3, 0.5], 0.0, 1.0, [0.2, 0.3, 0.5], id="unmoved"),
-        # the atoms go to -0.5, 0, 0.5: each outer one is shared in halves with the middle
-        pytest.param([0.2, 0.4, 0.4], 0.0, 0.5, [0.1, 0.7, 0.2], id="shrunk"),
-        # to 0, 0.5, 1
-        pytest.param([0.5, 0.0, 0.5], 0.5, 0.5, [0.0, 0.5, 0.5], id="moved"),
-        # to -0.5, 0.25, 1, of which the middle one gives three quarters below
-        pytest.param([0.0, 1.0, 0.0], 0.25, 0.75, [0.0, 0.75, 0.25], id="the nearer atom gets more"),
-        # to 2.2, 3, 3.8: clamped
-        pytest.param([0.2, 0.3, 0.5], 3.0, 0.8, [0.0, 0.0, 1.0], id="above the support"),
-        pytest.param([0.2, 0.3, 0.5], -9.0, 1.0, [1.0, 0.0, 0.0], id="below the support"),
-        # nothing follows: all at the reward
-        pytest.param([0.2, 0.3, 0.5], -0.25, 0.0, [0.25, 0.75, 0.0], id="terminated"),
-    ],
-)
-def test_the_projection_shares_each_moved_atom_between_its_neighbours(probabilities, reward, discount, expected):
-    support = torch.tensor([-1.0, 0.0, 1.0])
-    projected = categorical_projection(
-        torch.tensor([probabilities]), torch.tensor([reward]), torch.tensor([discount]), support
-    )
-    torch.testing.assert_close(projected, torch.tensor([expected]))
-
-
-def projected_by_loops(probabilities, reward, discount, support):
-    count, low, high = len(support), support[0], support[-1]
-    result = [0.0] * count
-    for probability, atom in zip(probabilities, support, strict=True):
-        place = (min(max(reward + discount * atom, low), high) - low) / ((high - low) / (count - 1))
-        below = min(math.floor(place), count - 2)
-        result[below] += probability * (below + 1 - place)
-        result[below + 1] += probability * (place - below)
-    return result
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    count=st.integers(2, 51),
-    low=st.floats(-20, 5),
-    width=st.floats(0.5, 30),
-    rows=st.lists(st.tuples(st.floats(-30, 30), st.floats(0, 1)), min_size=1, max_size=5),
-    seed=st.integers(0, 1000),
-)
-def test_the_projection_equals_the_papers_loops_and_keeps_the_whole_probability(count, low, width, rows, seed):
-    support = torch.linspace(low, low + width, count, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    probabilities = torch.rand(len(rows), count, generator=generator, dtype=torch.float64)
-    probabilities /= probabilities.sum(1, keepdim=True)
-    reward, discount = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
-    projected = categorical_projection(probabilities, reward, discount, support)
-    oracle = [
-        projected_by_loops(row.tolist(), float(r), float(d), support.tolist())
-        for row, r, d in zip(probabilities, reward, discount, strict=True)
-    ]
-    torch.testing.assert_close(projected, torch.tensor(oracle, dtype=torch.float64), atol=1e-9, rtol=0)
-    torch.testing.assert_close(projected.sum(1), torch.ones(len(rows), dtype=torch.float64))
-
-
-def test_float32_leaves_no_probability_outside_the_support_at_its_ends():
-    for low, high, atoms in ((-10.0, 10.0, 51), (-0.7, 1.9, 27), (0.0, 0.3, 7)):
-        support = torch.linspace(low, high, atoms)
-        all_of_it = torch.full((2, atoms), 1 / atoms)
-        projected = categorical_projection(all_of_it, torch.tensor([99.0, -99.0]), torch.ones(2), support)
-        torch.testing.assert_close(projected[[0, 1], [-1, 0]], torch.ones(2))
-
-
 # What a loss says of one transition: tables as networks, observations choose their rows.
 
 
@@ -239,6 +170,14 @@ def categorical(**options) -> CategoricalValueLoss:
     logits = [np.log(np.maximum(np.array(table), 1e-30)).tolist() for table in (CURRENT, FOLLOWING)]
     support = torch.tensor([-1.0, 0.0, 1.0])
     return with_target(CategoricalValueLoss(Table(logits[0]), support, discount=0.5, **options), logits[1])
+
+
+def test_the_surprise_of_a_step_is_that_of_the_core() -> None:
+    """Action 0 was taken, and the network prefers action 0 of what follows."""
+    current, following = torch.tensor(CURRENT)[0, :, 0].unsqueeze(0), torch.tensor(FOLLOWING)[1, :, 0].unsqueeze(0)
+    support = torch.tensor([-1.0, 0.0, 1.0])
+    by_core = distributional_surprise(current.log(), following, torch.tensor([0.5]), torch.tensor([0.5]), support)
+    torch.testing.assert_close(categorical(double=True).rows(one_step(0, 0.5)).surprise, by_core)
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
@@ -507,10 +446,10 @@ def test_noisy_layers_begin_with_the_given_deviation():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"atoms": 1}, "atoms is 1.*at least 2 atoms"),
-        ({"value_low": 1.0, "value_high": 1.0}, "value_low 1.0 to value_high 1.0.*ascending"),
+        ({"atoms": 1}, "atoms is 1; it must be a whole number from 2 on"),
+        ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0.*ascending"),
         ({"target_update_every": 0}, "target_update_every is 0"),
-        ({"gradient_norm": 0.0}, "gradient_norm 0.0.*gradient_norm=None"),
+        ({"gradient_norm": 0.0}, "gradient_norm is 0.0.*or None for no limit"),
         ({"kernel_sizes": (3, 3)}, r"kernel_sizes \[3, 3\].*one number for each convolution"),
         ({"kernel_sizes": (8,)}, r"kernel_sizes \[8\] .*leave nothing of images \[2, 6, 6\].*MinAtar"),
     ],

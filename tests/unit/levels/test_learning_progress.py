@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from lightning_replay.levels import Boltzmann, LearningProgress, LevelBuffer, tscl
-from tests.level_steps import scored
+from tests.level_steps import column, scored
 
 
 def test_slopes_by_hand():
@@ -19,6 +20,40 @@ def test_slopes_by_hand():
     assert progress.of_episode(7, 6, 2.0) == pytest.approx(0.25)
     # (4, 0), (6, 2), (8, 0): slope 0
     assert progress.of_episode(7, 8, 0.0) == pytest.approx(0.125)
+
+
+def test_the_initial_value_counts_in_the_first_average_and_keeps_its_sign():
+    """Steps of 1/2 from -3: one return, slope 1, Q = (1 - 3) / 2; a fall by 2, Q = (-2 - 1) / 2; none, Q = -3/4."""
+    progress = LearningProgress(window=2, step_size=0.5, initial_value=-3.0)
+    assert progress.initial_score == 3.0 and progress.values() == {}
+    assert progress.of_episode(7, 1, 5.0) == 1.0 and progress.values() == {7: -1.0}
+    assert progress.of_episode(7, 2, 3.0) == 1.5 and progress.values() == {7: -1.5}
+    assert progress.of_episode(7, 3, 3.0) == 0.75 and progress.values() == {7: -0.75}
+    progress.values().clear()
+    again = LearningProgress(window=2, step_size=0.5)
+    again.load_state_dict(progress.state_dict())
+    assert again.values() == {7: -0.75}
+    assert again.of_episode(8, 4, 1.0) == 1.0, "the option of the constructor, for levels that were not played"
+
+
+def test_states_of_before_there_was_an_initial_value_load():
+    saved = {"level_id": [7, 2], "length": [2, 1], "episode": [1, 3, 2], "episode_return": [0.0, 1.0, 5.0]}
+    state = {name: torch.tensor(numbers) for name, numbers in saved.items()} | {"q": torch.tensor([0.5, -1.0])}
+    progress = LearningProgress(initial_value=0.0)
+    progress.load_state_dict(state)
+    assert progress.values() == {7: 0.5, 2: -1.0}
+    assert set(progress.state_dict()) == set(state)
+    assert progress.of_episode(2, 4, 3.0) == 1.0, "from 5 at episode 2 to 3 at episode 4: slope -1"
+
+
+def test_before_their_first_episode_levels_have_the_initial_score():
+    levels = tscl(3, epsilon=0.0, seed=0, initial_value=-0.25)
+    assert column(levels, "score") == {0: 0.25, 1: 0.25, 2: 0.25}
+    first = levels.next_level(0)
+    levels.update(0, first, scored(0.5), episode_done=True)
+    assert levels.score.values() == {first: 1.0}
+    assert levels.next_level(0) == first, "slope 1 is more than 1/4"
+    assert column(tscl(3), "score") == {0: 1.0, 1: 1.0, 2: 1.0}
 
 
 def test_unseen_levels_come_first_and_falling_returns_count_as_progress():
@@ -94,6 +129,10 @@ def test_what_is_refused():
         LearningProgress(window=1)
     with pytest.raises(ValueError, match="step_size is 0"):
         LearningProgress(step_size=0.0)
+    with pytest.raises(ValueError, match="initial_value is inf; it must be a finite number"):
+        LearningProgress(initial_value=math.inf)
+    with pytest.raises(TypeError, match="initial_value is 'one'"):
+        tscl(3, initial_value="one")
     with pytest.raises(ValueError, match="known set of levels"):
         LevelBuffer(capacity=3, score=LearningProgress())
     with pytest.raises(ValueError, match="scored by segments and these by episodes"):

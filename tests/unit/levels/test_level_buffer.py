@@ -86,6 +86,33 @@ def compare(levels: LevelBuffer, expected: dict, level_ids: list[int]) -> None:
             assert (partial[level].mean if level in partial else 0.0) == pytest.approx(mean, abs=1e-7)
 
 
+def test_a_flushed_mean_of_zero_is_no_score():
+    """Advantages of -2 and -1 are positive value losses of 0; those of 3 and -1 have the mean 3/2."""
+    levels = buffer(3, score=level_scores.PositiveValueLoss(discount=1.0, gae_lambda=0.0))
+    levels.start(0, 1)
+    assert levels.update(0, 1, segment([1.0]), episode_done=True) == 1.0
+    levels.start(0, 1)
+    levels.start(1, 2)
+    for actor, level_id in ((0, 1), (1, 2)):
+        levels.update(actor, level_id, segment([-2.0, -1.0], done=False), episode_done=False)
+    levels.flush()
+    assert column(levels, "score") == {1: 1.0}, "level 1 keeps its score, level 2 stays new"
+    assert [(one.mean, one.steps) for one in levels.running] == [(0.0, 0)] * 2, "the rest is scored alone"
+    assert levels.update(1, 2, segment([3.0, -1.0], done=False), episode_done=False) is None
+    levels.flush()
+    assert column(levels, "score") == {1: 1.0, 2: 1.5}
+    assert levels.update(0, 1, segment([0.0]), episode_done=True) == 0.0, "at its end an episode's 0 counts"
+    assert column(levels, "score") == {1: 0.0, 2: 1.5}
+
+
+def test_a_flushed_mean_below_zero_is_a_score():
+    levels = buffer(3, score=level_scores.SignedGae(discount=1.0, gae_lambda=0.0))
+    levels.start(0, 1)
+    levels.update(0, 1, segment([-2.0, -1.0], done=False), episode_done=False)
+    levels.flush()
+    assert column(levels, "score") == {1: -1.5}
+
+
 def test_ranks_and_staleness_by_hand():
     # scores 0.5 > 0.2 > 0.1 give 1, 1/2, 1/3 of 11/6; played in the episodes 1, 2, 3 of 3: staleness 2, 1, 0 of 3
     levels = buffer(score_temperature=1.0, staleness_weight=0.3)
@@ -201,10 +228,77 @@ def test_the_gate_holds_replay_back():
     assert levels.next_level(0) in seen
 
 
+def test_the_chance_of_a_replay_by_hand():
+    """Four levels, a gate of half of them: 0 with none or one of four; 1/2; 3/4; none left, or none but played ones."""
+    levels = buffer(4, min_fill=0.5)
+    generator = levels.sampler.generator.get_state()
+    chances = [levels.replay_chance()]
+    for level_id in range(3):
+        play(levels, level_id, 0.5)
+        chances.append(levels.replay_chance())
+    levels.start("other", 3)
+    assert [*chances, levels.replay_chance()] == [0.0, 0.0, 0.5, 0.75, 1.0], "the last new level is being played"
+    levels.abandon("other")
+    assert levels.replay_chance() == 0.75
+    play(levels, 3, 0.5)
+    assert levels.replay_chance() == 1.0
+    assert torch.equal(levels.sampler.generator.get_state(), generator)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 0.5), (0.95, 0.95), (0, 0.0), (1, 1.0)])
+def test_the_chance_of_a_replay_where_it_is_given_or_levels_have_no_end(given: float | None, expected: float):
+    levels = LevelBuffer(capacity=4, score=first_reward, replay_probability=given, seed=0)
+    assert levels.replay_chance() == 0.0
+    play(levels, 7, 0.5)
+    assert levels.replay_chance() == expected
+    known = buffer(4, replay_probability=given)
+    play(known, 2, 0.5)
+    assert known.replay_chance() == (0.25 if given is None else expected)
+
+
+def test_no_replay_is_next_while_an_edited_level_waits():
+    levels = LevelBuffer(
+        capacity=4, score=first_reward, replay_probability=1.0, editor=lambda parent, generator: parent + 100, seed=0
+    )
+    play(levels, 7, 0.5)
+    assert levels.replay_chance() == 1.0
+    play(levels, 7, 0.5)
+    assert levels.replay_chance() == 0.0, "107 waits"
+    levels.start(1, 107)
+    assert levels.replay_chance() == 1.0, "107 was begun by hand, so it does not wait any more"
+    assert levels.next_level(0) == 7
+
+
 def test_scores_are_averaged_with_a_step_size_but_the_first_is_taken_whole():
     levels = buffer(score_step_size=0.25)
     assert play(levels, 2, 1.0) == 1.0
     assert play(levels, 2, 0.0) == 0.75
+
+
+def test_a_first_score_may_be_averaged_with_zero():
+    """Steps of 1/4: 1/4 of 1; 3/4 of 1/4 and nothing; and the same of a flushed mean."""
+    levels = buffer(score_step_size=0.25, first_score="smooth")
+    assert play(levels, 2, 1.0) == 0.25
+    assert play(levels, 2, 0.0) == 0.1875
+    levels.start(1, 3)
+    levels.update(1, 3, scored(-2.0, done=False), episode_done=False)
+    levels.flush()
+    assert column(levels, "score") == {2: 0.1875, 3: -0.5}
+    saved = levels.state_dict()
+    levels = buffer(score_step_size=0.25)
+    levels.load_state_dict(saved)
+    assert play(levels, 4, 1.0) == 1.0, "an option of the constructor, not of the state"
+    assert play(levels, 2, 0.1875) == 0.1875, "a level that has a score is not new again"
+    assert play(buffer(first_score="smooth"), 2, 0.7) == 0.7, "a step of 1 replaces"
+
+
+@pytest.mark.parametrize(("first_score", "kept"), [("replace", {12: 0.7}), ("smooth", {11: 0.4})])
+def test_levels_without_end_compete_with_the_score_they_get(first_score: str, kept: dict[int, float]):
+    """Steps of 1/2. Level 11 has 0.8, then 0.6, or 0.4 twice; level 12 comes with 0.7, or 0.35."""
+    levels = LevelBuffer(capacity=1, score=first_reward, score_step_size=0.5, first_score=first_score, seed=0)
+    for level_id, score in ((11, 0.8), (11, 0.4), (12, 0.7)):
+        play(levels, level_id, score)
+    assert column(levels, "score") == pytest.approx(kept)
 
 
 def test_a_full_buffer_replaces_its_least_probable_level_if_the_new_score_is_higher():

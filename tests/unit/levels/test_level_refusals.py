@@ -11,7 +11,7 @@ import torch
 
 from lightning_replay.levels import Greedy, LevelBuffer, SequentialLevels, UniformLevels, tscl
 from lightning_replay.levels import scores as level_scores
-from lightning_replay.state_files import DamagedFileError
+from lightning_replay.saving import DamagedFileError
 from tests.level_steps import buffer, column, first_reward, play, scored, segment
 
 
@@ -34,6 +34,7 @@ from tests.level_steps import buffer, column, first_reward, play, scored, segmen
         ({"levels": 5, "replay_probability": 2.0}, "replay_probability is 2.0"),
         ({"levels": 5, "min_fill": -1.0}, "min_fill is -1.0"),
         ({"levels": 5, "score_step_size": 0.0}, "score_step_size is 0.0"),
+        ({"levels": 5, "first_score": "smoth"}, "first_score is 'smoth'; it must be one of.*Did you mean 'smooth'"),
     ],
 )
 def test_options_that_are_refused(options, message):

@@ -169,5 +169,5 @@ def test_feedback_without_td_errors_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Evaluate(0), lambda: Evaluate(5, 0), lambda: LogReplayStats(0)])
 def test_bad_intervals(make) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="is 0; it must be a whole number from 1 on"):
         make()

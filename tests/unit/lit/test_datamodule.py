@@ -138,7 +138,7 @@ def test_validate_plays_evaluation_episodes(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"warmup_steps": 60}, "env_steps is 60 and warmup_steps 60"),
-        ({"num_envs": 0}, "num_envs is 0; it must be at least 1"),
+        ({"num_envs": 0}, "num_envs is 0; it must be a whole number from 1 on"),
         ({"updates_per_training_step": 0}, "updates_per_training_step is 0"),
         ({"updates_per_epoch": -1}, "updates_per_epoch is -1"),
         ({"updates_per_env_step": -1}, "updates_per_env_step is -1"),

@@ -287,7 +287,7 @@ def test_many_training_episodes_are_drawn_as_means(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("kind", [LogLevelStats, LevelCurriculum])
 def test_bad_counts(kind) -> None:
-    with pytest.raises(ValueError, match="every_n_rollouts is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="every_n_rollouts is 0; it must be a whole number from 1 on"):
         kind(every_n_rollouts=0)
     with pytest.raises(ValueError, match="every_n_env_steps is 0"):
         GeneralizationGap(0)

@@ -206,9 +206,21 @@ def test_an_info_of_resets_alone_is_never_seen() -> None:
         information.check()
 
 
-@pytest.mark.parametrize("keys", ["goal", ("goal", "goal"), ("reward",), ("",), (3,)])
+@pytest.mark.parametrize("keys", [("goal", "goal"), ("reward",), ("",)])
 def test_info_keys_must_be_names(keys) -> None:
     with pytest.raises(ValueError, match="info_keys is .* give names of infos, each once"):
+        InformationColumns(keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("goal", "info_keys is 'goal'; it must be a sequence of names"),
+        ((3,), r"info_keys\[0\] is 3; it must be the name of an info"),
+    ],
+)
+def test_info_keys_of_another_kind(keys, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         InformationColumns(keys)
 
 

@@ -52,7 +52,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 def test_unknown_options_are_refused_by_name() -> None:
     message = (
         "recipe 'uniform' has no option 'alpha', 'beta'; accepted are capacity, device, memmap, frame_stack, "
-        "image_key, frame_capacity, seed, and for"
+        "image_key, frame_capacity, check_finite, seed, and for"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         rllib_ext.replay_config("uniform", capacity=100, alpha=0.6, beta=0.4)
@@ -73,7 +73,7 @@ def test_what_rllib_says_is_not_an_option(option: str, said_by: str) -> None:
         ("uniform", {}, "recipe 'uniform' needs capacity"),
         ("uniform", {"capacity": 0}, "capacity"),
         ("uniform", {"capacity": -5}, "capacity"),
-        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; known are flagged, blocks, rows"),
+        ("uniform", {"capacity": 10, "layout": "columns"}, "layout is 'columns'; it must be one of 'flagged'"),
         ("uniform", {"capacity": 10, "num_learners": -1}, "num_learners is -1"),
         ("prioritized", {"capacity": 10, "priority_exponent": -1.0}, "priority_exponent"),
         ("neighborhood_mixup", {"capacity": 10, "num_neighbors": 0}, "num_neighbors"),
@@ -89,6 +89,20 @@ def test_discrete_actions_given_to_neighborhood_mixup_are_refused_at_the_first_r
     buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", capacity=100)
     with pytest.raises(ValueError, match=r"discrete|same_action"):
         buffer.add(numbered("a", 5))
+
+
+def test_noise_is_put_where_the_config_says() -> None:
+    options = {"capacity": 100, "keys": ["observation", ["next", "reward"]], "kind": "multiplicative", "sigma": 0.01}
+    buffer = RecipeEpisodeReplayBuffer("noisy", **options, layout="rows", seed=0)
+    buffer.add(numbered("a", 5, offset=1.0))
+    for episode in buffer.sample(num_items=20):
+        reward, before, after = (float(x) for x in (episode.rewards[0], *(o[0] for o in episode.observations)))
+        step = round(after) - 1  # observation offset + t, reward alike, and offset + t + 1 after it
+        assert after == step + 1 and before != step and reward != step
+        assert before == pytest.approx(step, rel=0.06) and reward == pytest.approx(step, rel=0.06)
+    paper = RecipeEpisodeReplayBuffer("noisy", capacity=100, seed=0)
+    with pytest.raises(ValueError, match="'action' has dtype torch.int64.*name other keys with keys="):
+        paper.add(numbered("a", 5))
 
 
 def test_parts_by_class_path_with_arguments() -> None:

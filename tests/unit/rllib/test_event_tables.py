@@ -88,7 +88,7 @@ def once_of(threshold: float) -> Any:
         ({"condition": f"{EVENTS}.reward_at_least"}, "RewardAtLeast needs threshold"),
         ({"condition": {"path": "x"}}, "has the keys ['path']; a condition is an import path"),
         ({"condition": {**at_least(1.0), "init_args": {"value": 1}}}, "RewardAtLeast has no argument 'value'"),
-        ({"condition": {**at_least(1.0), "init_args": {"threshold": "much"}}}, "threshold is 'much'"),
+        ({"condition": at_least(float("nan"))}, "threshold is nan; it must be a finite number"),
         ({"condition": {"class_path": f"{MINE}.first_number_is_even", "init_args": {}}}, "names the function"),
         ({"condition": at_least(1.0), "size": 3}, "EventTable has no argument 'size'"),
         ({}, "given neither condition nor events"),
@@ -183,6 +183,30 @@ def test_small_tables_wait_for_a_batch_and_shares_are_kept() -> None:
     waiting.add(numbered("a", 5, start=25))
     assert drawn_from(waiting, 10) == [5, 3, 2]
     assert drawn_from(waiting, 40) == [29, 0, 11]  # fewer rows than a batch: what holds most is drawn from
+
+
+def test_a_minimum_that_is_given_for_the_default_table_wins_over_the_batch() -> None:
+    tables = [{"name": "end", "condition": at_least(20.0), "history_length": 1, "capacity": 30, "min_size": 3}]
+    waiting = buffer(tables=tables, min_size=28)
+    waiting.add(numbered("a", 25))  # 5 events
+    assert drawn_from(waiting, 10) == [0, 10, 0]
+    waiting.add(numbered("a", 3, start=25))
+    for rows in (10, 40):
+        assert drawn_from(waiting, rows) == [rows // 2, rows // 2, 0]
+    assert waiting.replay.sampler.min_sizes["default"] == 28
+    early = buffer(tables=tables, min_size=2)
+    early.add(numbered("a", 2))
+    assert drawn_from(early, 10) == [10, 0, 0]
+    with pytest.raises(ValueError, match="min_size is 101 and the default table holds 100"):
+        buffer(tables=tables, min_size=101)
+
+
+def test_only_tables_with_a_share_say_how_many_rows_there_are_to_draw() -> None:
+    """The default table has 25 rows and no share; five rows are fewer than a batch, and all there are."""
+    tables = [{"name": "end", "condition": at_least(20.0), "history_length": 1, "capacity": 30}]
+    alone = buffer(tables=tables, default_share=0.0)
+    alone.add(numbered("a", 25))
+    assert drawn_from(alone, 10) == [0, 10, 0]
 
 
 def drawn_from(buffer: RecipeEpisodeReplayBuffer, rows: int) -> list[int]:

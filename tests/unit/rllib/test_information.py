@@ -98,7 +98,7 @@ def test_an_info_that_is_no_number_is_refused_and_nothing_stored(value: Any) -> 
 
 @pytest.mark.parametrize("keys", ["goal", ["goal", "goal"], ["reward"], [""], [3]])
 def test_keys_that_cannot_be_columns_are_refused(keys: Any) -> None:
-    with pytest.raises(ValueError, match="info_keys is"):
+    with pytest.raises(TypeError if keys in ("goal", [3]) else ValueError, match=r"info_keys(\[0\])? is"):
         rllib_ext.replay_config("uniform", capacity=10, info_keys=keys)
 
 

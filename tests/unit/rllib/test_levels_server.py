@@ -13,6 +13,7 @@ from ray import cloudpickle
 from tensordict import TensorDict
 
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels
+from lightning_replay.levels.scores import PositiveValueLoss
 from rllib_ext.levels.fragment import Fragment
 from rllib_ext.levels.server import LevelServer
 
@@ -127,6 +128,15 @@ def test_scores_after_every_update(tmp_path: Path) -> None:
     for start, reward in enumerate((4.0, 2.0)):
         server.score([fragment("a", start, (reward,), done=False)])
         assert server.probabilities()["score"].item() == pytest.approx(reward)
+
+
+def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:
+    score = PositiveValueLoss(discount=1.0, gae_lambda=0.0)
+    server = server_of(buffer(levels=1, score=score), tmp_path, flush=True)
+    server.begin((1, 0), "process", "a")
+    for start, (reward, expected) in enumerate([(-4.0, []), (2.0, [2.0]), (-1.0, [2.0])]):
+        server.score([fragment("a", start, (reward,), done=False)])
+        assert server.probabilities()["score"].tolist() == expected
 
 
 def test_levels_that_are_scored_only(tmp_path: Path) -> None:

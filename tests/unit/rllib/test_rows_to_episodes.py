@@ -212,7 +212,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"action": torch.full((3,), 0.5)}, {}, "action has dtype float32; .* dtype int64"),
     ({"action": torch.ones(3, 3, dtype=torch.int64)}, {}, r"action has rows of shape \(3,\)"),
     (
-        {"action": torch.tensor([[2.1], [0.0], [torch.nan]])},
+        {"action": torch.tensor([[2.1], [0.0], [-3.0]])},
         {"action_space": spaces.Box(-2, 2, (1,))},
         r"action is out of the bounds of Box.* in 2 of 3 rows",
     ),

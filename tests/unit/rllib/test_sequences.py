@@ -258,11 +258,14 @@ def test_n_step_returns_of_sequences_are_refused(n_step: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "reason"),
-    [("mixup", "RandomPairSampler draws pairs"), ("noisy", "GaussianNoise changes single transitions")],
+    ("recipe", "options", "reason"),
+    [
+        ("mixup", {}, "RandomPairSampler draws pairs"),
+        ("noisy", {"keys": ["observation"]}, "GaussianNoise changes single transitions"),
+    ],
 )
-def test_recipes_of_more_than_single_rows_are_refused(recipe: str, reason: str) -> None:
-    buffer = RecipeEpisodeReplayBuffer(recipe, capacity=50)
+def test_recipes_of_more_than_single_rows_are_refused(recipe: str, options: dict, reason: str) -> None:
+    buffer = RecipeEpisodeReplayBuffer(recipe, capacity=50, **options)
     buffer.add(recurrent("a", 5))
     with pytest.raises(ValueError, match=f"{reason}.* learns from sequences as they were played"):
         drawn(buffer, 3, longest=2)

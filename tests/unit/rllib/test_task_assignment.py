@@ -144,7 +144,7 @@ def test_a_scheduler_is_an_object_or_a_class_path() -> None:
         assert isinstance(replay.sampler.scheduler, Exp3)
     with pytest.raises(ValueError, match="scheduler names 'Exp3', which cannot be imported"):
         config_of(scheduler="Exp3")
-    with pytest.raises(TypeError, match="scheduler is 3; an object of lightning_replay.schedulers is accepted"):
+    with pytest.raises(TypeError, match="scheduler is 3; it must be an object of lightning_replay.schedulers"):
         config_of(scheduler=3)
 
 

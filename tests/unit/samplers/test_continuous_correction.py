@@ -41,6 +41,23 @@ def test_rows_of_events_weigh_less_and_name_their_table() -> None:
     assert sum(shares) == pytest.approx(1.0) and min(shares) > 0
 
 
+def test_how_likely_each_table_is_and_the_weight_before_it_is_divided_by_the_largest() -> None:
+    """Priorities 3/2 of 1 2 7 8 (goal) and 9 (gap), 1/2 of 6 10 11: 6 + 3/2 + 3/2 = 9, or 6 * 3/2, or 18 * 1/2."""
+    for options in ({}, {"normalize_over_batch": True}):
+        replay, found = filled(return_probabilities=True, **options), {}
+        for batch in (replay.sample() for _ in range(60)):
+            assert batch["table_probability"].dtype == batch["raw_weight"].dtype == torch.float32
+            keys = zip(batch["table"].tolist(), batch["action"].tolist(), strict=True)
+            values = zip(batch["table_probability"].tolist(), batch["raw_weight"].tolist(), strict=True)
+            found.update(zip(keys, values, strict=True))
+        expected = {1: (pytest.approx(2 / 3), 6.0), 2: (pytest.approx(1 / 6), 6.0), 0: (pytest.approx(1 / 6), 18.0)}
+        of_rows = {1: (1, 2, 7, 8), 2: (9,), 0: (6, 10, 11)}
+        assert found == {(table, row): expected[table] for table, rows in of_rows.items() for row in rows}
+    assert {"table_probability", "raw_weight"}.isdisjoint(filled().sample().keys())
+    with pytest.raises(TypeError, match="return_probabilities is None; it must be True or False"):
+        ContinuousCorrectionSampler(0.5, return_probabilities=None)  # type: ignore[arg-type]
+
+
 def test_priorities_follow_what_enters_and_leaves_the_tables() -> None:
     """Two more events push the steps before out of goal, and six more steps 6 to 11 out of the default table."""
     replay = filled()
@@ -73,7 +90,7 @@ def test_a_loaded_buffer_goes_on_with_the_same_draws(tmp_path) -> None:
     replay = filled()
     replay.sample()
     replay.save(tmp_path)
-    loaded = load_replay(tmp_path)
+    loaded = load_replay(tmp_path, trust=["tests"])
     assert all(torch.equal(replay.sample()["index"], loaded.sample()["index"]) for _ in range(5))
     assert replay.stats()["tables"] == loaded.stats()["tables"]
 

@@ -102,6 +102,21 @@ def test_lemma2_exact() -> None:
     np.testing.assert_allclose(weight, [1 / 0.6, 1, 5 / 11, 1, 1 / 0.6, 1 / 0.6])
 
 
+@pytest.mark.parametrize(("correction", "inside"), [(lemma2, 0.7), (lemma2_exact, 0.25 / (0.25 + 0.3 * 0.75 + 0.075))])
+def test_rows_of_a_table_that_is_not_drawn_from_are_outside(correction, inside: float) -> None:
+    """The gap has no part of the batch: η = 0.4. Without the goal η = 0.2 and the gap's row 3 alone is inside."""
+    tables = counted()
+    weight = correction(tables, np.array([0.6, 0.4, 0.0]), EVERY_SLOT)
+    np.testing.assert_allclose(weight, [1 / 0.6, 1, inside, 1, 1 / 0.6, 1 / 0.6])
+    weight = correction(tables, np.array([0.8, 0.0, 0.2]), EVERY_SLOT)
+    np.testing.assert_allclose(weight, [1.25, 1.25, 1.25, 1, 1.25, 1.25])
+
+
+@pytest.mark.parametrize("correction", [lemma2, lemma2_exact])
+def test_nothing_but_the_default_table_weighs_nothing(correction) -> None:
+    np.testing.assert_array_equal(correction(counted(), np.array([1.0, 0.0, 0.0]), EVERY_SLOT), np.ones(6))
+
+
 @pytest.mark.parametrize("correction", [lemma2, lemma2_exact])
 def test_batches_of_events_alone_have_finite_weights(correction) -> None:
     weight = correction(counted(), np.array([0.0, 0.5, 0.5]), np.array([1, 2, 3]))
@@ -139,6 +154,27 @@ def test_the_recipe_keeps_the_counts(correction: str, inside: float, tmp_path) -
         is_inside = torch.isin(batch["index"], torch.tensor([2, 3]))
         assert bool(is_inside.any()) and not bool(is_inside.all())
         torch.testing.assert_close(batch["priority_weight"], torch.where(is_inside, inside, 2.0))
+
+
+@pytest.mark.parametrize("correction", ["mixture", "lemma2", "lemma2_exact"])
+def test_a_table_with_a_share_of_nothing_leaves_no_trace_in_the_weights(correction: str) -> None:
+    """The goal keeps two of eight rows alike, and so q = 3/4; the gap, with a share of 0, the first three as well."""
+    goal = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, share=0.5, min_size=1)
+    gap = EventTable("gap", condition=IsTrue("gap"), history_length=3, capacity=4, share=0.0, min_size=1)
+    found = []
+    for tables in ([goal, gap], [goal]):
+        options = {"at_least_one": True, "correction": correction, "default_share": 0.5, "seed": 0}
+        replay = recipes.event_tables(20, 8, tables=tables, **options)
+        rows = event_steps(0, 8, {2: {"gap"}, 5: {"goal"}}, ["goal", "gap"])
+        rows["observation"].zero_()
+        rows["action"].zero_()
+        replay.extend(rows)
+        batches = torch.cat([replay.sample() for _ in range(20)])
+        assert batches["table"].bincount().tolist() == [80, 80]
+        found.append((batches["index"], batches["priority_weight"]))
+    assert len(replay.table("goal")) == 2
+    for with_gap, without in zip(*found, strict=True):
+        assert torch.equal(with_gap, without) and torch.isfinite(with_gap).all()
 
 
 def test_counts_go_on_over_rows_that_were_forgotten() -> None:

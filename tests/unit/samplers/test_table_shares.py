@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers.table_corrections import mixture
 from lightning_replay.samplers.table_shares import TableShares, largest_remainder, with_one_of_each
@@ -28,9 +28,9 @@ def tables_of_lengths(default: int, goal: int, gap: int) -> Tables:
     return tables
 
 
-def prioritized(**options) -> TableReplay:
+def prioritized(least_of_goal: int = 1, **options) -> TableReplay:
     """Six steps in slots 0 to 5; the goal, at the last but one, sends slots 3 and 4 to its table."""
-    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=1)
+    table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, min_size=least_of_goal)
     given = {"capacity": 6, "batch_size": 4, "priority_exponent": 1.0, "priority_offset": 0.0, "seed": 0}
     replay = recipes.event_tables(tables=[table], **given | options)
     replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
@@ -134,12 +134,51 @@ def test_a_full_table_without_a_share_gives_no_rows_while_the_others_wait() -> N
     assert sampler.rows_of_tables(tables_of_lengths(9, 1, 0), 2).tolist() == [0, 2, 0]
 
 
+@pytest.mark.parametrize("options", [{}, {"multinomial": True}, {"at_least_one": True}])
+@pytest.mark.parametrize("name", SHARES)
+def test_a_table_without_a_share_is_never_drawn_from_nor_waited_for(name: str, options) -> None:
+    shares = dict.fromkeys(SHARES, 0.5) | {name: 0.0}
+    sampler, number = TableShares(shares, {name: 9}, seed=0, **options), list(SHARES).index(name)
+    for lengths in ((9, 5, 5), (5, 5, 5)):  # it holds enough, or not
+        rows = np.stack([sampler.rows_of_tables(tables_of_lengths(*lengths), 7) for _ in range(30)])
+        assert not rows[:, number].any() and (rows.sum(1) == 7).all()
+        assert (np.delete(rows, number, axis=1) > 0).any(0).all()
+
+
+def test_the_last_draw_there_is_falls_into_a_table_with_a_share(monkeypatch) -> None:
+    """Normalised, 0.2, 0.4, 0.3 and 0.1 sum to a little less than 1 in floating point, less than the largest draw."""
+    shares = dict(zip("abcde", (0.2, 0.4, 0.3, 0.1, 0.0), strict=True))
+    tables = Tables(dict.fromkeys(shares, 3))
+    tables.append_new_to_each(np.arange(5))
+    sampler, largest = TableShares(shares, multinomial=True), 1 - 2**-53
+    assert np.cumsum(sampler.ready_shares(tables))[-1] < largest
+    monkeypatch.setattr(torch, "rand", lambda count, **options: torch.full((count,), largest, dtype=torch.float64))
+    assert sampler.rows_of_tables(tables, 5).tolist() == [0, 0, 0, 5, 0]
+
+
+def test_weights_are_over_the_largest_of_the_tables_that_have_a_share() -> None:
+    """Priorities 1 1 2 1 9 4 of the default table, 1 9 of the goal's: |B| P is at least 6/18, and 2/10 in the goal."""
+    for share, expected in ((0.0, 1.0), (0.5, (2 / 10) / (6 / 18))):
+        table = EventTable("goal", condition=IsTrue("goal"), history_length=2, capacity=4, share=share, min_size=1)
+        replay = recipes.event_tables(
+            **{"capacity": 6, "batch_size": 4, "tables": [table], "default_share": 1 - share, "seed": 0},
+            **{"priority_exponent": 1.0, "priority_offset": 0.0, "importance_exponent": 1.0},
+        )
+        replay.extend(event_steps(0, 6, {4: {"goal"}}, ["goal"]))
+        replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 9, 4]))
+        found = weights_by_row(replay)
+        assert found[0, 0] == pytest.approx(expected) and ((1, 4) in found) == (share > 0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"table_shares": {"default": 0.5, "goal": 0.6}}, r"sums to 1.1; .*sum to 1. Got \{'default': 0.5, 'goal'"),
-        ({"table_shares": {"default": 1.5, "goal": -0.5}}, "sums to 1; shares of a batch must be from 0 on"),
-        ({"table_shares": {"default": float("nan")}}, "sums to nan"),
+        (
+            {"table_shares": {"default": 1.5, "goal": -0.5}},
+            r"table_shares\['default'\] is 1.5; it must be a number in",
+        ),
+        ({"table_shares": {"default": float("nan")}}, r"table_shares\['default'\] is nan"),
         ({"table_shares": {"default": 1.0}, "priority_exponent": -0.1}, "priority_exponent is -0.1"),
         ({"table_shares": {"default": 1.0}, "priority_offset": float("inf")}, "priority_offset is inf"),
         ({"table_shares": {"default": 1.0}, "importance_exponent": -1.0}, "importance_exponent is -1"),
@@ -205,6 +244,75 @@ def test_a_correction_takes_the_shares_that_rounding_makes() -> None:
     drawn = prioritized(priority_exponent=0.0, correction="mixture", default_share=0.7, batch_size=5, multinomial=True)
     found = weights_by_row(drawn)
     assert found[0, 0] == pytest.approx(1 / 0.7), "where the numbers are drawn too, the shares stay those given"
+
+
+def probabilities_by_row(replay: TableReplay, batches: int = 30) -> dict[tuple[int, int], tuple[float, float]]:
+    """The probability of the table and the raw weight of each row by table and slot."""
+    found = {}
+    for _ in range(batches):
+        batch = replay.sample()
+        assert batch["table_probability"].dtype == batch["raw_weight"].dtype == torch.float32
+        assert batch["table_probability"].shape == batch["raw_weight"].shape == batch["table"].shape
+        keys = zip(batch["table"].tolist(), batch["index"].tolist(), strict=True)
+        values = zip(batch["table_probability"].tolist(), batch["raw_weight"].tolist(), strict=True)
+        found.update(zip(keys, values, strict=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "of_default", "of_goal"),
+    [
+        ({}, 0.8, 0.2),  # 3.5 and 1.5 of 5 rows are 4 and 1
+        ({"at_least_one": True, "default_share": 0.99}, 0.8, 0.2),  # 5 and 0, and then 4 and 1
+        ({"multinomial": True}, 0.7, 0.3),  # numbers are drawn too: the shares themselves
+        ({"multinomial": True, "least_of_goal": 4}, 1.0, None),  # the goal's table, which needs 4 rows, holds 2
+    ],
+)
+def test_how_likely_the_table_of_a_row_is(options, of_default: float, of_goal: float | None) -> None:
+    given = {"priority_exponent": 0.0, "default_share": 0.7, "batch_size": 5, "return_probabilities": True} | options
+    found = probabilities_by_row(prioritized(**given))
+    assert {probability for (table, _), (probability, _) in found.items() if table == 0} == {np.float32(of_default)}
+    of_events = {probability for (table, _), (probability, _) in found.items() if table == 1}
+    assert of_events == (set() if of_goal is None else {np.float32(of_goal)})
+    assert {raw for _, raw in found.values()} == {1.0}, "neither a correction nor priorities"
+
+
+def test_weights_before_they_are_divided_by_the_largest() -> None:
+    """As the product above: mixture 2 outside and 1/2 inside, |B| P = 6 p / 12 in the default table, 2 p / 4 in goal::
+
+    row           priority    |B| P    raw weight
+    default 0     1           1/2      2 / (1/2)
+    default 2     2           1        2
+    default 4     3           3/2      (1/2) / (3/2)
+    goal 3        1           1/2      (1/2) / (1/2)
+    """
+    options = {"importance_exponent": 1.0, "correction": "mixture", "return_probabilities": True}
+    for more in ({}, {"normalize_over_batch": True}):
+        replay = prioritized(**options, **more)
+        replay.update_priority(torch.arange(6), torch.tensor([1.0, 1, 2, 1, 3, 4]))
+        found = probabilities_by_row(replay)
+        raw = {row: value for row, (_, value) in found.items()}
+        assert raw[0, 0] == pytest.approx(4.0) and raw[0, 2] == pytest.approx(2.0)
+        assert raw[0, 4] == pytest.approx(1 / 3) and raw[1, 3] == pytest.approx(1.0)
+        assert {probability for probability, _ in found.values()} == {0.5}
+        batch = replay.sample()
+        quotient = batch["raw_weight"] / batch["priority_weight"]
+        largest = batch["raw_weight"].max() if more else torch.tensor(2.0)  # 1 / (|B| P) at most, without the mixture
+        torch.testing.assert_close(quotient, largest.expand(4))
+
+
+def test_raw_weights_without_a_correction_of_priorities_are_those_of_the_tables() -> None:
+    replay = prioritized(importance_exponent=0.0, correction="mixture", return_probabilities=True)
+    raw = {row: value for row, (_, value) in probabilities_by_row(replay).items()}
+    assert raw[0, 0] == 2.0 and raw[0, 4] == raw[1, 3] == pytest.approx(0.5)
+
+
+def test_probabilities_are_given_where_they_are_asked_for_and_saved_as_an_option(tmp_path) -> None:
+    assert {"table_probability", "raw_weight"}.isdisjoint(prioritized().sample().keys())
+    prioritized(return_probabilities=True).save(tmp_path)
+    assert {"table_probability", "raw_weight"} <= set(load_replay(tmp_path, trust=["tests"]).sample().keys())
+    with pytest.raises(TypeError, match="return_probabilities is 1; it must be True or False"):
+        prioritized(return_probabilities=1)
 
 
 def test_it_says_what_it_is() -> None:

@@ -96,6 +96,15 @@ def test_a_row_paired_with_itself_is_returned_exactly() -> None:
         assert torch.equal(batch[key], pairs[key][:, 0])
 
 
+@pytest.mark.parametrize("terminated", [flags(4), flags(4, (0, 1))])
+def test_a_row_paired_with_itself_has_coefficient_1(terminated) -> None:
+    """With the shortcut of a batch without terminal steps and without it."""
+    pairs = make_pairs(4, terminated=terminated)
+    pairs["index"] = torch.tensor([[3, 5], [2, 2], [7, 1], [0, 0]])
+    batch = MixPairs(seed=0)(pairs)
+    assert (batch["mixup_coefficient"] == 1).tolist() == [bool(terminated.any()), True, False, True]
+
+
 def test_fraction_is_the_share_of_mixed_pairs() -> None:
     share = (MixPairs(fraction=0.25, seed=0)(make_pairs(4000))["mixup_coefficient"] < 1).float().mean()
     assert abs(float(share) - 0.25) < 0.03
@@ -156,7 +165,7 @@ def test_bad_options_and_batches_are_refused() -> None:
         MixPairs(mixup_concentration=0)
     with pytest.raises(ValueError, match="mixup_concentration is nan"):
         MixStates(mixup_concentration=float("nan"))
-    with pytest.raises(ValueError, match=r"fraction is 1.5; the share of mixed pairs must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"fraction is 1.5; it must be a number in \[0, 1\]"):
         MixPairs(fraction=1.5)
     with pytest.raises(ValueError, match=r"batch of size \[64\]; it mixes pairs.*NeighborhoodMixupSampler"):
         MixPairs()(make_pairs()[:, 0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise on states."""
+"""Noise on transitions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,64 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from lightning_replay import load_replay, recipes
 from lightning_replay.transforms import GaussianNoise
+from tests.transitions import numbered_steps
+
+DISTURBED = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
 
-def make_steps(count: int = 20_000) -> TensorDict:
-    following = {"observation": torch.ones(count, 2), "reward": torch.zeros(count, 1)}
+def make_steps(count: int = 20_000, value: float = 1.0) -> TensorDict:
+    flags = torch.arange(count).reshape(-1, 1) % 3 == 0
+    following = {
+        "observation": torch.full((count, 2), value),
+        "reward": torch.full((count, 1), value),
+        "terminated": flags,
+        "truncated": ~flags,
+        "done": torch.ones_like(flags),
+    }
     return TensorDict(
-        {"observation": torch.ones(count, 2), "action": torch.zeros(count, 1), "next": following}, [count]
+        {"observation": torch.full((count, 2), value), "action": torch.full((count, 1), value), "next": following},
+        [count],
     )
 
 
-def test_every_component_of_both_states_gets_noise_of_its_own() -> None:
-    batch = GaussianNoise(sigma=0.5, seed=0)(make_steps())
-    noise = torch.cat([batch["observation"], batch["next", "observation"]], dim=1) - 1
-    torch.testing.assert_close(noise.std(0), torch.full((4,), 0.5), rtol=0.03, atol=0)
-    assert noise.mean(0).abs().max() < 0.02
-    assert (torch.corrcoef(noise.T) - torch.eye(4)).abs().max() < 0.05  # neither shared nor multiplied
-    assert (batch["action"] == 0).all() and (batch["next", "reward"] == 0).all()
+@pytest.mark.parametrize(("kind", "value", "deviation"), [("additive", 4.0, 0.5), ("multiplicative", 4.0, 2.0)])
+def test_every_component_of_a_transition_gets_noise_of_its_own(kind: str, value: float, deviation: float) -> None:
+    """Noise of deviation 1/2 on fours: 4 + noise, or 4 (1 + noise), whose deviation is 2."""
+    steps = make_steps(value=value)
+    batch = GaussianNoise(sigma=0.5, kind=kind, seed=0)(steps.clone())
+    noise = torch.cat([batch[key] for key in DISTURBED], dim=1) - value
+    torch.testing.assert_close(noise.std(0), torch.full((6,), deviation), rtol=0.03, atol=0)
+    assert noise.mean(0).abs().max() < 0.03 * deviation
+    assert (torch.corrcoef(noise.T) - torch.eye(6)).abs().max() < 0.05, "no two components share their noise"
+    for flag in ("terminated", "truncated", "done"):
+        assert torch.equal(batch["next", flag], steps["next", flag])
+
+
+def test_terminal_rows_are_disturbed_like_any_other() -> None:
+    batch = GaussianNoise(seed=0)(make_steps(9))
+    assert all((batch[key] != 1).all() for key in DISTURBED)
+
+
+def test_zeros_stay_under_multiplicative_noise() -> None:
+    batch = GaussianNoise(sigma=9.0, kind="multiplicative", seed=0)(make_steps(5, value=0.0))
+    assert all((batch[key] == 0).all() for key in DISTURBED)
 
 
 def test_other_keys_pairs_and_no_noise() -> None:
-    batch = GaussianNoise(keys=["action"], seed=0)(make_steps(3))
-    assert (batch["action"] != 0).all() and (batch["observation"] == 1).all()
+    batch = GaussianNoise(keys=["action", ["next", "reward"]], seed=0)(make_steps(3))
+    assert (batch["action"] != 1).all() and (batch["next", "reward"] != 1).all()
+    assert (batch["observation"] == 1).all() and (batch["next", "observation"] == 1).all()
     assert (GaussianNoise(sigma=0.0)(make_steps(3))["observation"] == 1).all()
     assert GaussianNoise()(make_steps(6).reshape(3, 2)).batch_size == (3, 2)
+
+
+def test_a_key_of_several_stands_for_everything_under_it_once() -> None:
+    parts = {"arm": torch.zeros(5_000, 1), "base": {"x": torch.zeros(5_000, 1)}}
+    batch = GaussianNoise(sigma=1.0, keys=["action", ("action", "arm")], seed=0)(TensorDict({"action": parts}, [5_000]))
+    assert batch["action", "arm"].std() == pytest.approx(1.0, abs=0.05), "not disturbed twice"
+    assert batch["action", "base", "x"].std() == pytest.approx(1.0, abs=0.05)
 
 
 def test_state_goes_on_with_the_same_noise() -> None:
@@ -39,10 +73,52 @@ def test_state_goes_on_with_the_same_noise() -> None:
     assert torch.equal(one(make_steps(9))["observation"], again(make_steps(9))["observation"])
 
 
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="sigma is -1"):
-        GaussianNoise(sigma=-1)
+def test_the_recipe_disturbs_what_the_paper_does_and_leaves_the_stored_rows(tmp_path) -> None:
+    replay = recipes.noisy(capacity=50, batch_size=40, sigma=0.01, seed=0)
+    steps = numbered_steps(10, 20, done_every=4)
+    replay.extend(steps)
+    batch = replay.sample()
+    drawn = steps[batch["index"]]
+    for key in DISTURBED:
+        difference = batch[key] - drawn[key]
+        assert (difference != 0).all() and difference.abs().max() < 0.06
+    assert torch.equal(batch["next", "terminated"], drawn["next", "terminated"])
+    assert torch.equal(replay.storage.get(torch.arange(20))["observation"], steps["observation"])
+    replay.save(tmp_path)
+    assert torch.equal(load_replay(tmp_path).sample()["action"], replay.sample()["action"])
+
+
+def test_keys_and_kind_are_options_of_the_recipe() -> None:
+    replay = recipes.noisy(capacity=50, batch_size=40, keys=[("next", "reward")], kind="multiplicative", seed=0)
+    replay.extend(numbered_steps(10, 20))
+    batch = replay.sample()
+    assert torch.equal(batch["observation"][:, :1], batch["index"].unsqueeze(1) + 10.0)
+    ratio = batch["next", "reward"] / batch["observation"][:, :1]
+    assert (ratio != 1).all() and ratio.std() == pytest.approx(0.1, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sigma": -1}, ValueError, "sigma is -1; it must be a finite number from 0 on"),
+        ({"sigma": float("nan")}, ValueError, "sigma is nan"),
+        ({"sigma": "much"}, TypeError, "sigma is 'much'; it must be a finite number"),
+        ({"kind": "multiplied"}, ValueError, "kind is 'multiplied'; it must be one of 'additive', 'multiplicative'"),
+        ({"keys": "action"}, TypeError, r"keys is 'action'; it must be a sequence of keys, as \['action'\]"),
+    ],
+)
+def test_bad_options_are_refused(options, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        GaussianNoise(**options)
+
+
+def test_entries_that_cannot_be_disturbed_are_refused_and_nothing_is_changed() -> None:
     steps = make_steps(2)
-    steps["observation"] = torch.zeros(2, 2, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"'observation' has dtype torch.uint8"):
+    steps["action"] = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"'action' has dtype torch.int64; .*or name other keys with keys="):
         GaussianNoise()(steps)
+    assert (steps["observation"] == 1).all()
+    with pytest.raises(ValueError, match=r"\('next', 'terminated'\) has dtype torch.bool"):
+        GaussianNoise(keys=["next"])(steps)
+    with pytest.raises(ValueError, match=r"the batch has no \('next', 'rewards'\); name the entries"):
+        GaussianNoise(keys=[("next", "rewards")])(steps)

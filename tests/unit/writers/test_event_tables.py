@@ -83,7 +83,7 @@ def test_open_histories_continue_after_save_and_load(tmp_path) -> None:
     replay = recipes.event_tables(capacity=2, batch_size=1, tables=tables, seed=0)
     replay.extend(rows[:4])
     replay.save(tmp_path)
-    loaded = load_replay(tmp_path)
+    loaded = load_replay(tmp_path, trust=["tests"])
     for one in (replay, loaded):
         one.extend(rows[4:])
         assert ids(one, "goal") == [1, 2, 3, 4, 5]
@@ -210,8 +210,7 @@ def test_a_state_of_other_events_is_refused_and_nothing_is_changed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 0, "tables": [goal_table()]}, "capacity of table 'default' is 0"),
-        ({"capacity": 10.5, "tables": [goal_table()]}, "capacity of table 'default' is 10.5"),
+        ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "sums to 1.1.*'goal': 0.6"),
         ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leaves 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),

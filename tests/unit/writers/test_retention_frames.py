@@ -79,7 +79,7 @@ def test_many_rows_at_once_are_as_many_one_by_one_and_go_on_after_a_load(rule, t
         assert one.storage.frames_held <= 7
         if start == 100:
             save_replay(one, tmp_path)
-            one = load_replay(tmp_path)
+            one = load_replay(tmp_path, trust=["tests"])
     stats = one.stats()
     assert stats["admitted"] + stats["refused"] == 200 and stats["admitted"] - stats["evicted"] == len(one)
     assert all(one.stats()[name] == many.stats()[name] for name in ("admitted", "refused", "evicted", "age_mean"))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State as files without code in them: tensors in safetensors, everything else in JSON."""
+"""State as tensors and JSON values, and as two files without code: safetensors and JSON."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,71 +15,60 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lightning_replay.saving.snapshot import Snapshot
+
+__all__ = ["DamagedFileError", "join_state", "read_halves", "split_state", "sync", "write_halves"]
+
 TENSORS_FILE = "tensors.safetensors"
 VALUES_FILE = "values.json"
+
+
+# What values that are not those of a state raise where they are taken apart.
+MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError)
 
 
 class DamagedFileError(RuntimeError):
     """A saved file is missing, truncated or does not hold what was written."""
 
 
-def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a nested dictionary of tensors and plain values into the directory ``path``.
+def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
+    """Returns a state as JSON values with references to tensors, and the tensors by these references.
 
     Args:
-        path: directory, created when missing.
-        state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
+        state: string keys; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch,
+            and lists and dictionaries of these.
 
     Raises:
         TypeError: a value is none of these; the message names its key.
     """
-    directory = Path(path)
-    directory.mkdir(parents=True, exist_ok=True)
-    values, tensors = split_state(state)
-    write_halves(directory, values, tensors)
-
-
-def read_state(path: str | Path) -> dict[str, Any]:
-    """Reads what :func:`write_state` wrote.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or unreadable.
-    """
-    return join_state(*read_halves(Path(path)))
-
-
-def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """A state as JSON values with references to tensors, and the tensors by these references.
-
-    Raises:
-        TypeError: a value is neither a tensor nor plain; the message names its key.
-    """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Snapshot] = {}
     return _split(state, "", tensors), tensors
 
 
 def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :func:`split_state` took apart.
+    """Returns the state that :func:`split_state` took apart.
 
     Raises:
-        DamagedFileError: a tensor is missing, or the values are not such.
+        DamagedFileError: a tensor is missing, or the values are not those of a state.
     """
     try:
         return _join(values, tensors)
-    except (KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise DamagedFileError(
             f"saved values and tensors do not fit together: {error!r}; load an earlier save"
         ) from error
 
 
-def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Writes JSON values and tensors, a file each."""
+def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Snapshot]) -> None:
+    """Writes JSON values and tensors, a file each, and waits until they are on the disk."""
     save_file(_separate(tensors), directory / TENSORS_FILE)
     (directory / VALUES_FILE).write_text(json.dumps(values))
+    for name in (TENSORS_FILE, VALUES_FILE):
+        sync(directory / name)
 
 
 def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads what :func:`write_halves` wrote; the tensors are read from the disk when they are used.
+    """Reads what :func:`write_halves` wrote.
 
     Raises:
         DamagedFileError: a file is missing, truncated or unreadable.
@@ -90,19 +80,28 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
             f"no state was saved in {directory}, or not all of it: {error.filename or error} does not exist. Give the "
             "directory that was written"
         ) from error
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, RecursionError, ValueError) as error:
         raise DamagedFileError(
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
             "Load an earlier save, or build the object anew."
         ) from error
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, no two sharing memory: safetensors refuses those that do."""
+def sync(path: Path) -> None:
+    """Waits until a file, or the names of the files in a directory, are on the disk: a power loss keeps them."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
+    """Returns the tensors on the CPU, contiguous, no two sharing memory: safetensors refuses those that do."""
     separate: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
-        tensor = tensor.cpu().contiguous()
+        tensor = tensor.tensor() if isinstance(tensor, Snapshot) else tensor.cpu().contiguous()
         if tensor.untyped_storage().data_ptr() in taken:
             tensor = tensor.clone()
         taken.add(tensor.untyped_storage().data_ptr())
@@ -110,14 +109,16 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON half of ``value``; tensors are moved to ``tensors`` and leave a reference behind."""
-    if isinstance(value, Tensor):
+def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
+    """Returns the JSON half of ``value``; tensors are moved to ``tensors`` and leave a reference behind."""
+    if isinstance(value, Tensor | Snapshot):
         reference = name or "tensor"
         while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
             reference += "'"
-        # Conjugates and negatives that are still to be computed would be written as what they are computed from.
-        tensors[reference] = value.detach().resolve_conj().resolve_neg()
+        if isinstance(value, Tensor):
+            # Conjugates and negatives that are still to be computed would be written as what they are computed from.
+            value = value.detach().resolve_conj().resolve_neg()
+        tensors[reference] = value
         return {"$tensor": reference}
     if isinstance(value, Mapping):
         prefix = f"{name}." if name else ""

@@ -8,8 +8,9 @@ import zlib
 import pytest
 import torch
 
-from lightning_replay import chunk_files
-from lightning_replay.chunk_files import (
+from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving import chunks as chunk_files
+from lightning_replay.saving.chunks import (
     CHUNK_SUFFIX,
     Fingerprint,
     check_chunks,
@@ -20,7 +21,6 @@ from lightning_replay.chunk_files import (
     read_chunks,
     write_chunks,
 )
-from lightning_replay.state_files import DamagedFileError
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

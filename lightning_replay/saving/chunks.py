@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_replay.memory import allocate_rows, free_bytes
-from lightning_replay.state_files import DamagedFileError
+from lightning_replay.saving.serialization import DamagedFileError
+from lightning_replay.saving.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,13 @@ _Reading = tuple[Path, Mapping[str, Any], memoryview | None]
 
 
 class Fingerprint(NamedTuple):
-    """What the content of a file is known by."""
+    """What the content of a file is recognised by."""
 
     num_bytes: int
     blake2b: str
 
     def record(self) -> dict[str, Any]:
-        """The fingerprint as :func:`check_file` takes it."""
+        """Returns the fingerprint as :func:`check_file` takes it."""
         return {"bytes": self.num_bytes, "blake2b": self.blake2b}
 
 
@@ -64,13 +65,14 @@ class ChunkedTensor(NamedTuple):
 
 
 def write_chunks(
-    directory: Path, tensors: Mapping[str, Tensor], earlier: Mapping[Fingerprint, Path]
+    directory: Path, tensors: Mapping[str, Tensor | Snapshot], earlier: Mapping[Fingerprint, Path]
 ) -> tuple[dict[str, Any], list[Chunk]]:
-    """Writes tensors as chunk files, or links files that hold the same.
+    """Writes tensors as chunk files, or links files that hold the same; waits until each is on the disk.
 
     Args:
         directory: a new one.
-        tensors: on any device.
+        tensors: on any device. Each chunk is copied before it is hashed and written, so that its file is what its hash
+            belongs to, whatever others write meanwhile.
         earlier: chunk files that may be linked; they are never written to.
 
     Returns:
@@ -82,10 +84,12 @@ def write_chunks(
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in tensors.items():
             files = []
-            for piece in tensor.contiguous().view(-1).view(torch.uint8).split(CHUNK_BYTES):
+            source = tensor if isinstance(tensor, Snapshot) else tensor.contiguous().view(-1).view(torch.uint8)
+            for start in range(0, tensor.nbytes, CHUNK_BYTES):
                 files.append(f"{len(chunks) + len(stored):06d}{CHUNK_SUFFIX}")
-                stored.append(pool.submit(_store, piece.cpu(), directory / files[-1], earlier))
-                if len(stored) > _THREADS:  # rows on a GPU are copied a few chunks at a time
+                count = min(CHUNK_BYTES, tensor.nbytes - start)
+                stored.append(pool.submit(_store, source, start, count, directory / files[-1], earlier))
+                if len(stored) > _THREADS:  # a few chunks are in memory at a time
                     chunks.append(stored.popleft().result())
             dtype = str(tensor.dtype).removeprefix("torch.")
             records[name] = {"dtype": dtype, "shape": list(tensor.shape), "files": files}
@@ -96,19 +100,21 @@ def write_chunks(
 def locate_chunks(
     directory: Path, records: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChunkedTensor]:
-    """The tensors of which :func:`write_chunks` returned the records.
+    """Returns the tensors of which :func:`write_chunks` returned the records; reads no content and takes no memory.
 
     Args:
         directory: of the chunk files.
         files: what is expected of each file, by its name.
 
     Raises:
-        DamagedFileError: the files do not make up the tensors.
+        DamagedFileError: the files do not make up the tensors, or are missing or of another size.
     """
     located = {}
     for name, record in records.items():
         try:
             dtype, shape = getattr(torch, record["dtype"]), torch.Size(record["shape"])
+            if not isinstance(dtype, torch.dtype) or any(length < 0 for length in shape):
+                raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
             tensor = ChunkedTensor(
                 dtype, shape, [(directory / Path(file).name, files[file]) for file in record["files"]]
             )
@@ -117,6 +123,8 @@ def locate_chunks(
             raise DamagedFileError(f"the chunks of {name} in {directory} are not known: {error!r}") from error
         if missing:
             raise DamagedFileError(f"the chunks of {name} in {directory} lack {missing:,} bytes; load an earlier save")
+        for file, expected in tensor.files:
+            _check_size(file, expected["bytes"])
         located[name] = tensor
     return located
 
@@ -149,11 +157,12 @@ def check_file(file: Path, expected: Mapping[str, Any], target: memoryview | Non
     """Reads a file and refuses it when it is not the one that was written.
 
     Args:
-        expected: ``bytes`` and ``blake2b``; in saves of format version 1 ``bytes`` and ``crc32``.
-        target: as many bytes of memory, which receive the content; ``None`` only checks.
+        expected: ``bytes`` and ``blake2b``, as :meth:`Fingerprint.record` gives them; ``crc32`` in the place of
+            ``blake2b`` in saves of the first format.
+        target: where the content goes, as long as the file is expected to be.
 
     Raises:
-        DamagedFileError: the file cannot be read, or has another size or content.
+        DamagedFileError: the file is missing, of another size, or its content changed.
     """
     kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}
@@ -168,7 +177,7 @@ def check_file(file: Path, expected: Mapping[str, Any], target: memoryview | Non
 
 
 def fingerprint(file: Path) -> Fingerprint:
-    """The fingerprint of a file on disk."""
+    """Returns the fingerprint of a file on disk."""
     return Fingerprint(file.stat().st_size, _blake2b(_blocks(file)))
 
 
@@ -181,27 +190,25 @@ def is_regular(file: Path, num_bytes: Any) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == num_bytes
 
 
-def _store(content: Tensor, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
-    if earlier:
-        identity = Fingerprint(len(content), _blake2b([content.numpy().data]))
-        source = earlier.get(identity)
-        if source is not None and _link(source, file):
-            return Chunk(file.name, identity, linked=True)
+def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
+    content = torch.empty(count, dtype=torch.uint8)
+    if isinstance(source, Snapshot):
+        source.read(start, content)
+    else:
+        content.copy_(source[start : start + count])
+    data = content.numpy().data
+    identity = Fingerprint(count, _blake2b([data]))
+    shared = earlier.get(identity)
+    if shared is not None and _link(shared, file):
+        return Chunk(file.name, identity, linked=True)
     # Written under another name: should a link be there after all, its file belongs to the earlier save as well.
     temporary = file.with_suffix(".tmp")
     with temporary.open("xb") as stream:
-        identity = Fingerprint(len(content), _blake2b(_written(content, stream)))
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(temporary, file)
     return Chunk(file.name, identity, linked=False)
-
-
-def _written(content: Tensor, stream: BinaryIO) -> Iterator[memoryview]:
-    """Writes block by block and gives each block to be hashed: as it was written, even while rows are added."""
-    copy = torch.empty(min(_BLOCK_BYTES, len(content)), dtype=torch.uint8)
-    for block in content.split(_BLOCK_BYTES):
-        data = copy[: len(block)].copy_(block).numpy().data
-        stream.write(data)
-        yield data
 
 
 def _link(source: Path, file: Path) -> bool:
@@ -214,7 +221,7 @@ def _link(source: Path, file: Path) -> bool:
 
 
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
-    """uint8 ``[num_bytes]``, in memory or, with a ``directory`` that can be written to, in a scratch file there."""
+    """Returns uint8 ``[num_bytes]``, in memory or, with a ``directory`` that can be written to, in a scratch file."""
     words, cpu, purpose = -(-num_bytes // 8), torch.device("cpu"), "to read the saved buffer"
     try:
         room = allocate_rows(words, 1, cpu, directory, purpose)
@@ -238,7 +245,7 @@ def _check_all(readings: Iterable[_Reading]) -> None:
 
 
 def _blocks(file: Path, target: memoryview | None = None) -> Iterator[memoryview]:
-    """The content block by block: views of ``target`` where there is one, else of memory that is used again."""
+    """Yields the content block by block: views of ``target`` where there is one, else of memory that is used again."""
     scratch = memoryview(bytearray(_BLOCK_BYTES)) if target is None else target[:0]
     position = 0
     with file.open("rb", buffering=0) as stream:
@@ -263,6 +270,15 @@ def _crc32(blocks: Iterable[memoryview]) -> int:
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
     return checksum
+
+
+def _check_size(file: Path, num_bytes: int) -> None:
+    try:
+        found = file.stat().st_size
+    except OSError as error:
+        raise _damaged(file, f"cannot be read ({error})") from error
+    if found != num_bytes:
+        raise _damaged(file, "is truncated or changed since it was saved")
 
 
 def _damaged(file: Path, what: str) -> DamagedFileError:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that a class or a recipe does not have: the error gives our name where other libraries use another."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import ParamSpec, TypeVar
+
+from lightning_replay.validation import did_you_mean
+
+__all__ = ["accepted_names", "hint_for", "refuse_unknown", "with_named_arguments"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Our names, and those of TorchRL, RLlib, Stable-Baselines3, cpprb, tianshou, Dopamine and Reverb.
+_NAMES_ELSEWHERE = {
+    "capacity": "buffer_size max_capacity max_size maxlen replay_capacity size",
+    "capacity_per_task": "buffer_size capacity max_capacity max_size maxlen replay_capacity size",
+    "batch_size": "batch_size_B minibatch_size sample_batch_size train_batch_size",
+    "priority_exponent": "alpha alpha0 prioritized_replay_alpha",
+    "importance_exponent": "beta beta0 importance_sampling_exponent prioritized_replay_beta",
+    "priority_offset": "eps epsilon prioritized_replay_eps",
+    "normalize_over_batch": "weight_norm",
+    "n_steps": "Nstep estimation_step n_step nstep update_horizon",
+    "discount": "gamma",
+    "frame_stack": "frame_stacks num_stack stack_num stack_size",
+    "memmap": "scratch_dir",
+    "num_neighbors": "k knn n_neighbors num_neighbours",
+    "mixup_concentration": "alpha",
+    "sigma": "noise_std std",
+    "table_shares": "eta probs ratios",
+    "default_share": "eta",
+    "event_share": "eta",
+    "share": "eta",
+    "history_length": "lookback tau window",
+    "exploration": "gamma",
+    "weight_sharing": "alpha",
+    "exponent": "alpha",
+    "offset": "eps epsilon",
+    "greedy_epsilon": "eps epsilon",
+    "q_inverse_temperature": "beta",
+    "min_size": "min_size_to_sample",
+    "seed": "random_seed",
+}
+
+
+def hint_for(given: str, accepted: Iterable[str]) -> str:
+    """Returns ``"; it is named capacity here"`` or ``". Did you mean 'seed'?"``, or nothing."""
+    accepted = list(accepted)
+    ours = [name for name in accepted if given in _NAMES_ELSEWHERE.get(name, "").split()]
+    if ours:
+        return f"; it is named {' or '.join(ours)} here"
+    return did_you_mean(given, accepted)
+
+
+def accepted_names(function: Callable[..., object]) -> list[str] | None:
+    """Returns the names a function can be called with, or ``None`` where it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters if parameter.name != "self"]
+
+
+def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
+    """Refuses names of arguments that are not accepted.
+
+    Args:
+        owner: class or function, for the error.
+        given: names of the arguments.
+        accepted: ``None`` accepts any.
+
+    Raises:
+        TypeError: with our name for the first of them, where there is one.
+    """
+    if accepted is None:
+        return
+    for name in given:
+        if name not in accepted:
+            hint = hint_for(name, accepted) or f"; accepted are {', '.join(accepted) or 'none'}"
+            raise TypeError(f"{owner} has no argument {name!r}{hint}")
+
+
+def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: unknown arguments are refused with our name for them; signature and documentation stay."""
+    accepted = accepted_names(function)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_unknown(function.__name__, kwargs, accepted)
+        return function(*args, **kwargs)
+
+    return checked

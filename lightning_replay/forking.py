@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers in processes that are forked: the child gets them whole, with locks that it can take.
+
+A fork copies the forking thread alone. What another thread held or was writing at that moment would stay locked or
+half-written in the child, so the forking thread takes every lock before the fork and releases it in both processes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["Forkable", "SharedWrites", "acquired", "register"]
+
+_PATIENCE_S = 30.0  # a thread that holds a lock for longer may be waiting for the one that forks
+
+
+class Forkable(Protocol):
+    """An object with locks or threads."""
+
+    fork_rank: int  #: Objects of a lower rank are stopped first, in the order in which their locks are nested.
+
+    def before_fork(self) -> None:
+        """Takes the locks."""
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Releases them."""
+
+
+class SharedWrites:
+    """Counts writes into a file that forked processes share: a fork that reads it learns of those that came since."""
+
+    def __init__(self) -> None:
+        self._count = np.frombuffer(mmap.mmap(-1, 8), dtype=np.int64)  # anonymous, and shared with forked processes
+        self._before_fork = 0
+        self._at_fork: int | None = None
+
+    def add(self) -> None:
+        """Counts a write; call it before anything is changed."""
+        self._count[0] += 1
+
+    def before_fork(self) -> None:
+        """Called where nobody writes; afterwards the parent may write before the forked process gets on."""
+        self._before_fork = int(self._count[0])
+
+    def forked(self) -> None:
+        """Called in the forked process."""
+        if self._at_fork is None:
+            self._at_fork = self._before_fork
+
+    @property
+    def came_since(self) -> bool:
+        """Whether this is a forked process, and another one has written since."""
+        return self._at_fork is not None and int(self._count[0]) != self._at_fork
+
+
+_living: weakref.WeakSet[Any] = weakref.WeakSet()
+_stopped: list[Forkable] = []
+
+
+def register(one: Forkable) -> None:
+    """Stops an object before each fork of this process and lets it go on after, for as long as it lives."""
+    _living.add(one)
+
+
+def acquired(lock: Any) -> bool:
+    """Takes a lock; ``False`` where another thread holds it for too long."""
+    return bool(lock.acquire(timeout=_PATIENCE_S))
+
+
+def _before() -> None:
+    for one in sorted(_living, key=lambda one: one.fork_rank):
+        one.before_fork()
+        _stopped.append(one)
+
+
+def _after(in_child: bool) -> None:
+    while _stopped:
+        _stopped.pop().after_fork(in_child=in_child)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before, after_in_parent=lambda: _after(in_child=False), after_in_child=lambda: _after(in_child=True)
+    )

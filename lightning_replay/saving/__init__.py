@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How states are written to a disk: one save at a time, checked, replaced as a whole, without code in the files."""
+
+from __future__ import annotations
+
+from lightning_replay.saving.serialization import DamagedFileError
+from lightning_replay.saving.state import SavedSize, read_state, write_state
+
+__all__ = ["DamagedFileError", "SavedSize", "read_state", "write_state"]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor as it is at one moment, while others go on writing into it: copy on write, piece by piece."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Snapshot", "Snapshots"]
+
+# Measured over 64 KiB to 4 MiB: a writer waits for one piece at most, and a row written at random copies one.
+PIECE_BYTES = 256 << 10
+
+
+class Snapshot:
+    """The content of a tensor at the moment this is built, read once, in any order, while the tensor is written.
+
+    Whoever changes the tensor calls :meth:`keep` before: the pieces to be changed are copied unless they were read
+    already. So neither side waits longer than for the copy of a piece, and memory is taken for changed pieces alone.
+
+    Args:
+        tensor: contiguous, on any device.
+        lock: held by writers from :meth:`keep` to the end of their write, and here for the copy of a piece.
+    """
+
+    def __init__(self, tensor: Tensor, lock: threading.RLock) -> None:  # type: ignore[valid-type]
+        self.dtype, self.shape = tensor.dtype, tensor.shape
+        self._bytes = tensor.view(-1).view(torch.uint8)
+        self._row_bytes = tensor[0].nbytes if len(tensor) else 0
+        self._lock = lock
+        self._is_read = np.zeros(-(-self.nbytes // PIECE_BYTES), dtype=np.bool_)
+        self._kept: dict[int, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the content."""
+        return self._bytes.numel()
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Bytes of the pieces copied for writers and not read yet."""
+        return sum(piece.numel() for piece in self._kept.values())
+
+    def keep(self, slots: slice | np.ndarray) -> None:
+        """Copies the rows in these slots, which are changed next.
+
+        Args:
+            slots: a slice, or int64 ``[n]``; slots beyond the end of the tensor are new and passed over.
+        """
+        for piece in self._pieces_of(slots):
+            if not self._is_read[piece] and piece not in self._kept:
+                start = piece * PIECE_BYTES
+                self._kept[piece] = self._bytes[start : start + PIECE_BYTES].to("cpu", copy=True)
+
+    def _pieces_of(self, slots: slice | np.ndarray) -> list[int]:
+        if not self.nbytes:
+            return []
+        if isinstance(slots, slice):
+            first, last = slots.start * self._row_bytes, min(slots.stop * self._row_bytes, self.nbytes) - 1
+            return list(range(first // PIECE_BYTES, last // PIECE_BYTES + 1))
+        first = slots[slots < self.shape[0]].astype(np.int64) * self._row_bytes
+        last = (first + self._row_bytes - 1) // PIECE_BYTES
+        first = first // PIECE_BYTES
+        widest = int((last - first).max(initial=0))
+        return np.unique(np.minimum(first[:, None] + np.arange(widest + 1), last[:, None])).tolist()
+
+    def read(self, start: int, target: Tensor) -> None:
+        """Copies the content from byte ``start`` on into ``target``, uint8 ``[n]`` on the CPU."""
+        position, stop = start, start + target.numel()
+        while position < stop:
+            piece, offset = divmod(position, PIECE_BYTES)
+            count = min(PIECE_BYTES - offset, stop - position)
+            with self._lock:  # type: ignore[attr-defined]
+                part = target[position - start : position - start + count]
+                kept = self._kept.get(piece)
+                part.copy_(self._bytes[position : position + count] if kept is None else kept[offset : offset + count])
+                if count == min(PIECE_BYTES, self.nbytes - piece * PIECE_BYTES):
+                    self._is_read[piece] = True
+                    self._kept.pop(piece, None)
+            position += count
+
+    def tensor(self) -> Tensor:
+        """Returns a copy of the content, on the CPU."""
+        target = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.read(0, target)
+        return target.view(self.dtype).view(self.shape)
+
+
+class Snapshots:
+    """The snapshots of one tensor that are being read; writers call :meth:`keep` while there are any."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._open: list[Snapshot] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def take(self, tensor: Tensor) -> Snapshot:
+        """Returns a snapshot of a tensor; :meth:`close` it when it was read."""
+        with self.lock:
+            snapshot = Snapshot(tensor, self.lock)
+            self._open.append(snapshot)
+            return snapshot
+
+    def close(self, snapshot: Snapshot) -> None:
+        """Writers need not keep anything for this one any more."""
+        with self.lock:
+            self._open.remove(snapshot)
+
+    def keep(self, slots: slice | np.ndarray | Tensor) -> None:
+        """Copies the rows in these slots for every open snapshot; call it with the lock held, before a write."""
+        if isinstance(slots, Tensor):
+            slots = slots.cpu().numpy()
+        for snapshot in self._open:
+            snapshot.keep(slots)

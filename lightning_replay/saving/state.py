@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of any part of the library written into a directory, safely and without code, and read again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_replay.saving.chunks import (
+    CHUNK_SUFFIX,
+    ChunkedTensor,
+    Fingerprint,
+    check_chunks,
+    check_file,
+    fingerprint,
+    is_regular,
+    locate_chunks,
+    read_chunks,
+    write_chunks,
+)
+from lightning_replay.saving.directory import NewSave, read_manifest, read_save, replaced_save
+from lightning_replay.saving.serialization import (
+    MALFORMED,
+    TENSORS_FILE,
+    VALUES_FILE,
+    DamagedFileError,
+    join_state,
+    read_halves,
+    split_state,
+    write_halves,
+)
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["SavedSize", "SavedState", "chunks_of", "open_data", "read_state", "write_data", "write_state"]
+
+STATE_MANIFEST = "state.json"
+STATE_VERSION = 1
+LARGE_BYTES = 1 << 20  # tensors from here on are kept in chunk files
+
+
+class SavedSize(NamedTuple):
+    """Bytes of all files of a save, and of those written by it; the others it shares with an earlier save."""
+
+    total: int
+    written: int
+
+
+class SavedState(NamedTuple):
+    """The data of a save whose small files are read and sound; its chunks are still to be read."""
+
+    data: Path
+    values: Any
+    tensors: dict[str, Tensor]
+    chunked: dict[str, ChunkedTensor]
+
+    def read(self) -> Any:
+        """Reads everything and returns the state.
+
+        Raises:
+            DamagedFileError: a file is missing, truncated or changed.
+        """
+        return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
+
+    def check(self) -> None:
+        """Raises what :meth:`read` would for damaged files."""
+        check_chunks(self.chunked)
+
+
+def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Writes a nested dictionary of tensors and plain values into the directory ``path``.
+
+    A state that is there is replaced as a whole: killed at any moment, the directory holds the old state or the new.
+
+    Args:
+        path: directory, created when missing.
+        state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
+
+    Raises:
+        TypeError: a value is none of these; the message names its key.
+    """
+    directory = Path(path)
+    with replaced_save(directory, STATE_MANIFEST) as save:
+        save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION}
+        write_data(save, state)
+    for early in (TENSORS_FILE, VALUES_FILE):  # of a save by an earlier version of this library
+        (directory / early).unlink(missing_ok=True)
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """Reads what :func:`write_state` wrote; also what earlier versions of this library wrote.
+
+    Raises:
+        DamagedFileError: a file is missing, truncated or changed since it was written.
+        ValueError: written by a newer version of this library.
+    """
+    directory = Path(path)
+    file = directory / STATE_MANIFEST
+    if not file.exists():
+        return join_state(*read_halves(directory))
+    return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
+
+
+def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:
+    """Writes the files of a state into a new save, and their fingerprints into its manifest.
+
+    Args:
+        save: in the making.
+        state: as :func:`~lightning_replay.saving.serialization.split_state` takes it.
+        earlier: chunk files that are linked where they hold the same.
+
+    Returns:
+        bytes of the files, and of those that were written.
+    """
+    values, tensors = split_state(state)
+    large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
+    records, chunks = write_chunks(save.data, large, earlier or {})
+    small = {name: tensor for name, tensor in tensors.items() if name not in large}
+    write_halves(save.data, {"state": values, "chunked": records}, small)
+    files = {name: fingerprint(save.data / name).record() for name in (TENSORS_FILE, VALUES_FILE)}
+    save.manifest["files"] = files | {chunk.name: chunk.fingerprint.record() for chunk in chunks}
+    total = sum(record["bytes"] for record in save.manifest["files"].values())
+    return SavedSize(total, total - sum(chunk.fingerprint.num_bytes for chunk in chunks if chunk.linked))
+
+
+def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
+    """Reads and checks the small files of a save, and the sizes of the others.
+
+    Raises:
+        DamagedFileError: a file is missing, truncated or changed.
+    """
+    try:
+        files = manifest["files"]
+        for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
+            if not name.endswith(CHUNK_SUFFIX):
+                check_file(data / Path(name).name, files.get(name, {}))
+        values, tensors = read_halves(data)
+        return SavedState(data, values["state"], tensors, locate_chunks(data, values["chunked"], files))
+    except DamagedFileError:
+        raise
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"{data / VALUES_FILE} holds no saved state ({error!r}); load an earlier save"
+        ) from error
+
+
+def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
+    """Returns the chunk files of an earlier save that have the size they should have."""
+    chunks = {}
+    for name, record in manifest["files"].items():
+        file = data / Path(name).name
+        if not is_regular(file, record.get("bytes")):
+            logger.info("%s is missing or damaged in an earlier save", file)
+        elif name.endswith(CHUNK_SUFFIX):
+            chunks[Fingerprint(record["bytes"], str(record.get("blake2b")))] = file
+    return chunks

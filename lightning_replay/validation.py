@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of constructors and calls, checked by kind and range; every error names the option and what is accepted.
+
+A value of the wrong kind is a ``TypeError``, a value out of range (NaN included) a ``ValueError``. ``True`` and
+``False`` are no numbers here, NumPy's numbers are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any
+
+__all__ = [
+    "ABOVE_ZERO",
+    "BELOW_ONE",
+    "LARGEST",
+    "check_callable",
+    "check_kind",
+    "check_option",
+    "checked_bound",
+    "checked_choice",
+    "checked_count",
+    "checked_counts",
+    "checked_entries",
+    "checked_flag",
+    "checked_number",
+    "checked_numbers",
+    "checked_seed",
+    "checked_share",
+    "did_you_mean",
+    "range_of",
+]
+
+ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
+BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
+LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
+
+
+def check_option(
+    name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
+) -> None:
+    """Refuses the value of an option that is of another kind or out of its range.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        kind: ``numbers.Real``, ``numbers.Integral``, neither of which takes ``True``, or ``bool``.
+        accepted: completes the sentence "it must be ...".
+        lowest: of the accepted numbers; ``ABOVE_ZERO`` leaves 0 out.
+        highest: of the accepted numbers.
+
+    Raises:
+        TypeError: another kind.
+        ValueError: another number, or NaN.
+    """
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+    # As plain numbers: NumPy warns of an overflow when it compares its floats with the largest Python float.
+    number = int(value) if isinstance(value, Integral) else float(value)  # type: ignore[arg-type]
+    if not lowest <= number <= highest:
+        raise ValueError(f"{name} is {value}; it must be {accepted}")
+
+
+def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> None:
+    """Refuses an object of another class, and a class in place of an object.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        kind: accepted class or classes.
+        accepted: completes the sentence "it must be ...".
+
+    Raises:
+        TypeError: another class.
+    """
+    if isinstance(value, type) or not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+
+
+def check_callable(name: str, value: Any, accepted: str) -> None:
+    """Refuses what cannot be called, and a class in place of an object; errors as :func:`check_kind`."""
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+
+
+def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> int:
+    """Returns a whole number as an int.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        lowest: accepted number.
+        of: what is counted, for the error.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: below ``lowest``.
+    """
+    what = f"a whole number{f' of {of}' if of else ''} from {lowest} on"
+    check_option(name, value, Integral, what, lowest)
+    return int(value)
+
+
+def checked_number(
+    name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
+) -> float:
+    """Returns a finite number as a float.
+
+    Args:
+        name: of the option.
+        value: that was given.
+        lowest: accepted number; ``ABOVE_ZERO`` leaves 0 out.
+        highest: accepted number.
+        accepted: completes the sentence "it must be ..."; made of the range if absent.
+
+    Raises:
+        TypeError: no number.
+        ValueError: out of the range, infinite or NaN.
+    """
+    check_option(name, value, Real, accepted or range_of(lowest, highest), lowest, highest)
+    return float(value)
+
+
+def checked_share(name: str, value: Any, lowest: float = 0.0) -> float:
+    """Returns a number in [0, 1], or with ``lowest=ABOVE_ZERO`` in (0, 1]; errors as :func:`checked_number`."""
+    return checked_number(name, value, lowest, 1.0)
+
+
+def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbers") -> list[Any]:
+    """Returns the entries of a sequence, an array or a tensor, themselves not checked.
+
+    Raises:
+        TypeError: something else, a text included.
+    """
+    entries = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise TypeError(f"{name} is {values!r}; it must be {accepted}")
+    return list(entries)
+
+
+def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
+    """Returns several whole numbers as a list of ints; errors as :func:`checked_count`."""
+    entries = checked_entries(name, values)
+    return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
+
+
+def checked_numbers(name: str, values: Any) -> list[float]:
+    """Returns several finite numbers as a list of floats; errors as :func:`checked_number`."""
+    entries = checked_entries(name, values)
+    return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(entries)]
+
+
+def checked_bound(name: str, value: Any) -> float | None:
+    """Returns a bound as a float, which may be infinite, or ``None`` where there is none.
+
+    Raises:
+        TypeError: no number.
+        ValueError: NaN.
+    """
+    if value is None:
+        return None
+    check_option(name, value, Real, "a number, or None where there is no bound", -math.inf, math.inf)
+    return float(value)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Returns ``True`` or ``False``.
+
+    Raises:
+        TypeError: something else, numbers included.
+    """
+    check_option(name, value, bool, "True or False")
+    return bool(value)
+
+
+def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Returns one of ``choices``.
+
+    Raises:
+        ValueError: something else; the message lists the choices and names a similar one.
+    """
+    for choice in choices:
+        is_alike = isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool)
+        if is_alike and value == choice:
+            return choice
+    listed = ", ".join(map(repr, choices))
+    raise ValueError(f"{name} is {value!r}; it must be one of {listed}{did_you_mean(value, choices)}")
+
+
+def checked_seed(value: Any, name: str = "seed") -> int | None:
+    """Returns a seed that every generator of torch takes, or ``None``.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: outside 64 bits.
+    """
+    if value is None:
+        return None
+    check_option(name, value, Integral, "a whole number that fits into 64 bits, or None", -(2**63), 2**64 - 1)
+    return int(value)
+
+
+def did_you_mean(given: Any, known: Iterable[Any]) -> str:
+    """Returns ``". Did you mean 'x'?"`` for the name in ``known`` that is most similar to ``given``, or nothing."""
+    names = [name for name in known if isinstance(name, str)]
+    near = difflib.get_close_matches(given, names, n=1) if isinstance(given, str) else []
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def range_of(lowest: float, highest: float) -> str:
+    """Returns the numbers from ``lowest`` to ``highest`` in words, to complete the sentence "it must be ..."."""
+    if highest < LARGEST:
+        first = "(0" if lowest == ABOVE_ZERO else f"[{lowest:g}"
+        last = "1)" if highest == BELOW_ONE else f"{highest:g}]"
+        return f"a number in {first}, {last}"
+    if lowest == ABOVE_ZERO:
+        return "a finite number above 0"
+    return "a finite number" if lowest == -LARGEST else f"a finite number from {lowest:g} on"

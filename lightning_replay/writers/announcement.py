@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What buffers learn of rows just written, and of rows among them that were not stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episodes import missing_steps, trajectory_of
+
+
+def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
+    """Calls the buffers of a storage with rows just written, and with where steps between them are missing.
+
+    No return and no partner then goes from a row over a missing step to a later one.
+
+    Args:
+        storage: the rows are in.
+        index: int64 ``[n]``, their slots.
+        entered: int64 ``[n]`` ascending, which of the rows that were given they are.
+        data: the rows that were given, TensorDict ``[N]``, in time order within each trajectory.
+    """
+    missing = missing_steps(trajectory_of(data), entered, data.shape[0]) if len(entered) < data.shape[0] else None
+    buffer: Any
+    for buffer in storage._attached_entities:
+        follows_gaps = missing is not None and hasattr(buffer, "interrupt")  # TorchRL's buffers follow no episodes
+        if missing is not None and follows_gaps:
+            buffer.interrupt(missing.trajectories)
+        if len(index):
+            buffer.mark_update(index)
+        if missing is not None and follows_gaps:
+            buffer.cut(index[missing.last_before.to(index.device)])

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One buffer used by several threads at once, and by forks of the process meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lightning_replay import load_replay, save_replay
+from tests.attack.histories import held_slots
+from tests.attack.report import Report
+from tests.attack.variants import DISCOUNT, VARIANTS, Variant
+
+CAPACITY, BATCH = 300, 16
+PATIENCE = 30.0  # seconds after which a forked process hangs
+
+
+class Shared:
+    """A buffer and what its threads do with it, each until the time is over or something fails."""
+
+    def __init__(self, variant: Variant, seed: int, folder: Path, report: Report, until: float) -> None:
+        self.variant, self.folder, self.report, self.until = variant, folder, report, until
+        self.replay = variant.build(CAPACITY, BATCH, seed, folder / "rows")
+        self.world = variant.world(seed)
+        self.replay.extend(self.world.take(CAPACITY // 2))
+
+    def go_on(self, call: Callable[[], None]) -> None:
+        """Calls again and again."""
+        while time.monotonic() < self.until and not self.report.findings:
+            with self.report.round(f"{call.__name__} of {self.variant} beside others"):
+                call()
+                self.report.count(call.__name__)
+
+    def extend(self) -> None:
+        self.replay.extend(self.world.take(17))
+
+    def sample(self) -> None:
+        batch = self.replay.sample()
+        self.world.check(batch, DISCOUNT, mixed=self.variant.is_mixed)
+        self.replay.update_priority(batch, torch.rand(len(batch)))
+
+    def save(self) -> None:
+        save_replay(self.replay, self.folder / "save")
+        replay = load_replay(self.folder / "save", trust=["tests"])
+        slots = held_slots(replay)
+        numbers = sorted(self.world.check(replay.storage.get(slots), DISCOUNT))
+        if self.variant.is_ring and not self.variant.has_frames:
+            whole = list(range(numbers[0], numbers[0] + len(numbers)))
+            assert numbers == whole and len(numbers) <= CAPACITY, "a save is of two moments"
+        replay.sample()
+
+    def fork(self) -> None:
+        """A forked process goes on with the buffer, or is told that it cannot; it does not hang."""
+        child = os.fork()
+        if child == 0:
+            os._exit(self._go_on_alone())
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                assert status == 0, f"a forked process ends with {status}"
+                return
+            time.sleep(0.005)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise AssertionError("a forked process hangs")
+
+    def _go_on_alone(self) -> int:
+        try:
+            self._draw_and_write()
+            return 0
+        except BaseException:
+            traceback.print_exc()
+            return 4
+
+    def _draw_and_write(self) -> None:
+        """Rows in a file are the parent's: they cannot be written here, nor read once it has written others."""
+        in_file = "in_file" in self.variant.chosen
+        for _ in range(3):
+            try:
+                batch = self.replay.sample()
+            except RuntimeError:
+                assert in_file
+                break
+            self.world.check(batch, DISCOUNT, mixed=self.variant.is_mixed)
+        try:
+            self.replay.extend(self.world.rows([0, 1]))
+        except RuntimeError:
+            assert in_file
+            return
+        assert not in_file, "a forked process wrote the parent's rows"
+        self.replay.sample()
+
+
+def attack(seed: int, seconds: float, variants: list[Variant] = VARIANTS) -> Report:
+    """So many seconds for each variant."""
+    report = Report()
+    for place, variant in enumerate(variants):
+        own = Report()
+        with tempfile.TemporaryDirectory() as folder, own.round(f"threads of {variant}"):
+            until = time.monotonic() + seconds
+            shared = Shared(variant, 1_000 * seed + place, Path(folder), own, until)
+            calls = (shared.extend, shared.sample, shared.save, shared.fork)
+            threads = [threading.Thread(target=shared.go_on, args=(call,)) for call in calls]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        report.add(own)
+    return report
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(attack(int(sys.argv[1]), float(sys.argv[2])))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What data modules and callbacks refuse when they are built, and rewards that are no numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+from lightning_replay import recipes
+from lightning_replay.agents import DQN
+from lightning_replay.envs.rewards import checked_reward
+from lightning_replay.levels import LevelBuffer, UniformLevels
+from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
+from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
+from lightning_replay.lit.pace import Pace
+from lightning_replay.lit.return_normalization import ReturnNormalization
+from lightning_replay.lit.rollout_pace import RolloutPace
+from lightning_replay.progress import MeanReturn
+from tests.unit.lit.level_toys import Stairs, Valuer
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
+
+OWNERS: list[tuple[Any, dict[str, Any]]] = [
+    (ReplayDataModule, {"env": Counting, "replay": make_replay(), "env_steps": 60, "warmup_steps": 20}),
+    (LevelDataModule, {"env": Stairs, "levels": UniformLevels(5), "env_steps": 60}),
+    (Pace, {"env_steps": 60, "warmup_steps": 20, "updates_per_env_step": 1.0}),
+    (RolloutPace, {"env_steps": 60, "num_envs": 2, "rollout_length": 5}),
+    (ReturnNormalization, {}),
+    *((getattr(callbacks, name), {}) for name in callbacks.__all__ if name[0].isupper()),
+]
+
+
+def wrong() -> list[WrongOption]:
+    found = [one for owner, arguments in OWNERS for one in wrong_options(owner, arguments)]
+    # Generators of NumPy and Gymnasium take no negative seeds.
+    seeds = [(owner, arguments) for owner, arguments in OWNERS if "seed" in options_of(owner)]
+    return found + [WrongOption(owner.__name__, owner, "seed", -1, ValueError, arguments) for owner, arguments in seeds]
+
+
+@pytest.mark.parametrize("wrong", wrong(), ids=repr)
+def test_is_refused_by_name(wrong) -> None:
+    assert_refused(wrong)
+
+
+REPLAY: dict[str, Any] = {"env": Counting, "replay": make_replay(), "env_steps": 60, "warmup_steps": 20}
+LEVELS: dict[str, Any] = {"env": Stairs, "levels": UniformLevels(5), "env_steps": 60}
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (
+            ReplayDataModule,
+            {"replay": "prioritized"},
+            r"replay is 'prioritized'; it must be a Replay, .*recipes.prior",
+        ),
+        (ReplayDataModule, {"replay": LevelBuffer(5)}, r"replay is LevelBuffer\(.*levels are replayed with LevelDataM"),
+        (ReplayDataModule, {"replay": recipes.uniform}, "replay is <function uniform.*it must be a Replay"),
+        (
+            ReplayDataModule,
+            {"env": Counting()},
+            r"env is <.*Counting object.*; it must be a Gymnasium id, or a",
+        ),
+        (ReplayDataModule, {"env": SyncVectorEnv([Counting])}, "env is SyncVectorEnv.*; it must be a Gymnasium id"),
+        (ReplayDataModule, {"env": 3}, "env is 3; it must be a Gymnasium id, or a"),
+        (ReplayDataModule, {"env_kwargs": ["length"]}, r"env_kwargs is \['length'\]; it must be arguments"),
+        (ReplayDataModule, {"evaluation_env_kwargs": 3}, "evaluation_env_kwargs is 3; it must be arguments"),
+        (
+            ReplayDataModule,
+            {"progress": "mean"},
+            "progress is 'mean'; it must be an object of lightning_replay",
+        ),
+        (ReplayDataModule, {"progress": MeanReturn}, "progress is <class .*it must be an object"),
+        (ReplayDataModule, {"info_keys": "goal"}, "info_keys is 'goal'; it must be a sequence"),
+        (
+            LevelDataModule,
+            {"levels": make_replay()},
+            "(?s)levels is Replay.*; transitions are replayed with Repl",
+        ),
+        (LevelDataModule, {"levels": LevelBuffer}, r"levels is <class .*; it must be LevelBuffer\(...\)"),
+        (LevelDataModule, {"env": Stairs()}, "env is <.*Stairs object.*; it must be a Gymnasium id, or a"),
+        (LevelDataModule, {"env_kwargs": "reward=2"}, "env_kwargs is 'reward=2'; it must be arguments"),
+        (LevelDataModule, {"return_normalization": True}, "return_normalization is True; it must be a ReturnNormaliz"),
+        (LevelDataModule, {"held_out_levels": "100"}, "held_out_levels is '100'; it must be how many"),
+        (LevelDataModule, {"held_out_levels": [1.5]}, r"held_out_levels\[0\] is 1.5; it must be a whole number"),
+        (LevelDataModule, {"check": 3}, "check is 3; it must be True, False or at least two different ids"),
+    ],
+)
+def test_the_wrong_thing_is_refused_when_a_data_module_is_built(module, options, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        module(**((REPLAY if module is ReplayDataModule else LEVELS) | options))
+
+
+def test_the_wrong_thing_is_refused_when_a_callback_is_built() -> None:
+    with pytest.raises(TypeError, match="difficulty is 'hard'; it must be a function from a level's id to a number"):
+        LevelCurriculum(difficulty="hard")
+    for callback in (LearningCurve, LevelCurriculum, ScoreAgainstStaleness):
+        with pytest.raises(TypeError, match="path is 3; it must be a path, or None"):
+            callback(path=3)
+
+
+class Rewarding(Counting):
+    """Gives the same reward at each step, whatever it is."""
+
+    def __init__(self, reward: Any) -> None:
+        super().__init__(num_actions=2)
+        self.reward = reward
+
+    def step(self, action):
+        observation, _, *ends = super().step(action)
+        return observation, self.reward, *ends
+
+
+NO_NUMBERS = [np.array([1.0]), np.array([1.0, 2.0]), [1.0], None, "1.0", np.array("1.0")]
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0]), np.array([1.0, 2.0]), [1.0], None, "1.0", np.array("1.0")])
+def test_a_reward_that_is_no_number_is_refused_before_anything_is_stored(tmp_path, reward: Any) -> None:
+    message = r"<Rewarding.*> returned the reward .*; it must be one number"
+    options = {"env_kwargs": {"reward": reward}, "num_envs": 2}
+    data = ReplayDataModule(Rewarding, make_replay(), env_steps=60, warmup_steps=20, **options)
+    with pytest.raises(TypeError, match=message):
+        make_trainer(tmp_path).fit(DQN(observation_size=2, num_actions=2), datamodule=data)
+    assert len(data.replay) == 0
+    levels = UniformLevels(5, seed=0)
+    data = LevelDataModule(Rewarding, levels, env_steps=60, rollout_length=5, check=False, **options)
+    with pytest.raises(TypeError, match=message):
+        make_trainer(tmp_path).fit(Valuer(), datamodule=data)
+    assert data.env_steps_done == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # Gymnasium's, of an error in a process of its own
+def test_a_reward_that_is_no_number_is_refused_in_a_process_of_its_own(tmp_path) -> None:
+    def make() -> gymnasium.Env:  # a local function, so that the process does not import this module
+        return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: np.array([reward]))
+
+    data = ReplayDataModule(make, make_replay(), env_steps=60, warmup_steps=20, asynchronous=True)
+    with pytest.raises(TypeError, match=r"<TransformReward.*CartPole.*> returned the reward array\(\[1\.\]\)"):
+        make_trainer(tmp_path).fit(DQN(observation_size=4, num_actions=2), datamodule=data)
+    assert len(data.replay) == 0
+    data.collection.close()
+
+
+def test_a_reward_that_is_no_number_is_refused_in_evaluation(tmp_path) -> None:
+    data = ReplayDataModule(
+        Rewarding,
+        make_replay(),
+        env_steps=60,
+        warmup_steps=20,
+        env_kwargs={"reward": 1.0},
+        evaluation_env_kwargs={"reward": np.array([1.0])},
+    )
+    with pytest.raises(TypeError, match=r"<Rewarding.*> returned the reward array\(\[1\.\]\); it must be one number"):
+        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(Tiny(), datamodule=data)
+
+
+@pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1.0), np.int64(1), np.array(1.0), torch.tensor(1.0)])
+def test_rewards_without_dimensions_are_numbers(reward: Any) -> None:
+    env: gymnasium.Env = Counting()
+    assert checked_reward(reward, env) is reward

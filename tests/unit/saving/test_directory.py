@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory holds the old save or the new one, whoever saves, reads, dies or loses power."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_replay.saving import DamagedFileError, directory, read_state, write_state
+from lightning_replay.saving.directory import checksum_of, exclusive, read_manifest, read_save, replaced_save
+from tests.saves import files_of, forge, names_in
+
+
+def saved(folder: Path, value: int) -> None:
+    with replaced_save(folder, "it.json") as save:
+        (save.data / "value").write_text(str(value))
+        save.manifest["version"] = 1
+
+
+def manifest_in(folder: Path) -> dict:
+    return read_manifest(folder / "it.json", 1)
+
+
+def value_in(folder: Path) -> int:
+    def read(manifest: dict, data: Path) -> int:
+        try:
+            return int((data / "value").read_text())
+        except OSError as error:
+            raise DamagedFileError(str(error)) from error
+
+    return read_save(folder, lambda: manifest_in(folder), read)
+
+
+def test_a_save_replaces_the_one_before(tmp_path) -> None:
+    for value in range(3):
+        saved(tmp_path / "here", value)
+        assert value_in(tmp_path / "here") == value
+        assert names_in(tmp_path / "here") == ["data", "it.json"]
+
+
+def test_ids_differ_between_saves(tmp_path) -> None:
+    ids = set()
+    for value in range(3):
+        saved(tmp_path, value)
+        ids.add(manifest_in(tmp_path)["id"])
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_save_that_fails_leaves_the_directory_as_it_was(error, tmp_path) -> None:
+    saved(tmp_path, 1)
+    before = files_of(tmp_path)
+    with pytest.raises(error), replaced_save(tmp_path, "it.json") as save:
+        (save.data / "value").write_text("2")
+        raise error
+    assert files_of(tmp_path) == before and value_in(tmp_path) == 1
+
+
+def test_an_interrupt_after_the_swap_does_not_destroy_what_was_swapped_in(tmp_path, monkeypatch) -> None:
+    saved(tmp_path, 1)
+    replace = directory._replace
+
+    def interrupted(file: Path, text: str) -> None:
+        replace(file, text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(directory, "_replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        saved(tmp_path, 2)
+    monkeypatch.undo()
+    assert value_in(tmp_path) == 2
+    saved(tmp_path, 3)
+    assert names_in(tmp_path) == ["data", "it.json"]
+
+
+def test_what_killed_saves_left_is_removed_by_the_next_one(tmp_path) -> None:
+    saved(tmp_path, 1)
+    for left in ("data-0123", "data-4567"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "value").write_text("x" * 1000)
+    (tmp_path / "it.89ab.tmp").write_text("{")
+    (tmp_path / "other.89ab.tmp").write_text("of another manifest")
+    saved(tmp_path, 2)
+    assert names_in(tmp_path) == ["data", "it.json", "other.89ab.tmp"]
+
+
+def test_saves_of_two_kinds_live_side_by_side(tmp_path) -> None:
+    saved(tmp_path, 1)
+    with replaced_save(tmp_path, "rows.json", folder="rows") as save:
+        save.manifest["version"] = 1
+    saved(tmp_path, 2)
+    assert names_in(tmp_path) == ["data", "it.json", "rows", "rows.json"]
+
+
+def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_after(tmp_path, monkeypatch) -> None:
+    """The order that a power loss respects: every file, the folder's names, the manifest, its name."""
+    done: list[str] = []
+    names: dict[int, str] = {}
+    fsync, replace = os.fsync, os.replace
+
+    def name_of(handle: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{handle}")).name
+
+    def noted_fsync(handle: int) -> None:
+        names[handle] = name_of(handle)
+        done.append(f"sync {names[handle]}")
+        fsync(handle)
+
+    def noted_replace(source, target) -> None:
+        done.append(f"replace {Path(target).name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    write_state(tmp_path / "here", {"a": 1})
+    data = next(path.name for path in (tmp_path / "here").iterdir() if path.is_dir())
+    (manifest,) = (one for one in done if one.startswith("sync state."))
+    assert done == [
+        f"sync {tmp_path.name}",
+        "sync tensors.safetensors",
+        "sync values.json",
+        f"sync {data}",
+        manifest,
+        "replace state.json",
+        "sync here",
+    ]
+
+
+def test_writers_of_one_directory_take_turns(tmp_path) -> None:
+    """While one save is being written another one waits, and both leave a whole save."""
+    order: list[str] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        with replaced_save(tmp_path, "it.json") as save:
+            inside.set()
+            go_on.wait(10)
+            (save.data / "value").write_text("1")
+            save.manifest["version"] = 1
+        order.append("slow")
+
+    def fast() -> None:
+        saved(tmp_path, 2)
+        order.append("fast")
+
+    first, second = threading.Thread(target=slow), threading.Thread(target=fast)
+    first.start()
+    inside.wait(10)
+    second.start()
+    time.sleep(0.2)
+    assert second.is_alive() and order == []
+    go_on.set()
+    first.join()
+    second.join()
+    assert order == ["slow", "fast"] and value_in(tmp_path) == 2
+    assert names_in(tmp_path) == ["data", "it.json"]
+
+
+HOLDS_THE_LOCK = """
+import os, sys, time
+from pathlib import Path
+from lightning_replay.saving.directory import exclusive
+with exclusive(Path(sys.argv[1])):
+    if len(sys.argv) > 2 and os.fork() == 0:
+        time.sleep(60)  # a child that lives on holds no lock of its parent's
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("forked", [[], ["fork"]])
+def test_the_lock_of_a_killed_process_is_free(forked, tmp_path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_LOCK, str(tmp_path), *forked], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert other.stdout is not None
+    with other.stdout:
+        assert other.stdout.readline() == b"held\n"
+    waited = threading.Event()
+
+    def wait() -> None:
+        with exclusive(tmp_path):
+            waited.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not waited.wait(0.3)
+    other.kill()
+    other.wait()
+    assert waited.wait(10)
+    waiting.join()
+    subprocess.run(["pkill", "-g", str(other.pid)], check=False)
+
+
+def test_a_reader_beside_a_writer_gets_a_whole_save(tmp_path) -> None:
+    saved(tmp_path, 0)
+    stop, seen = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(value_in(tmp_path))
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for value in range(150):
+        saved(tmp_path, value)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert len(seen) > 100 and len(set(seen)) > 5
+
+
+def test_a_reader_that_is_always_late_takes_its_turn_among_the_writers(tmp_path) -> None:
+    saved(tmp_path, 0)
+    tries = []
+
+    def read(manifest: dict, data: Path) -> str:
+        tries.append(data)
+        if len(tries) <= directory._ATTEMPTS:
+            saved(tmp_path, len(tries))
+        if not data.exists():
+            raise DamagedFileError("replaced")
+        return (data / "value").read_text()
+
+    assert read_save(tmp_path, lambda: manifest_in(tmp_path), read) == str(directory._ATTEMPTS)
+    assert len(tries) == directory._ATTEMPTS + 1
+
+
+def test_a_damaged_save_that_nobody_replaces_is_refused_at_once(tmp_path) -> None:
+    saved(tmp_path, 1)
+    tries = []
+
+    def read(manifest: dict, data: Path) -> None:
+        tries.append(data)
+        raise DamagedFileError("broken")
+
+    with pytest.raises(DamagedFileError, match="broken"):
+        read_save(tmp_path, lambda: manifest_in(tmp_path), read)
+    assert len(tries) == 1
+
+
+def test_where_there_are_no_locks_other_folders_stay(tmp_path, monkeypatch) -> None:
+    """They may be of a save that another process is writing; the folder of the replaced save goes."""
+    saved(tmp_path, 1)
+    (tmp_path / "data-0123").mkdir()
+
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(directory.fcntl, "flock", refuse)
+    saved(tmp_path, 2)
+    assert names_in(tmp_path) == ["data", "data", "it.json"] and value_in(tmp_path) == 2
+    monkeypatch.setattr(directory, "fcntl", None)
+    saved(tmp_path, 3)
+    assert names_in(tmp_path) == ["data", "data", "it.json"] and value_in(tmp_path) == 3
+
+
+def test_every_changed_value_of_a_manifest_is_found(tmp_path) -> None:
+    saved(tmp_path, 1)
+    file = tmp_path / "it.json"
+    content = json.loads(file.read_text())
+    for key, value in content.items():
+        for other in (None, f"{value}x", [value], 0):
+            file.write_text(json.dumps(content | {key: other}))
+            with pytest.raises(DamagedFileError, match="damaged"):
+                manifest_in(tmp_path)
+        file.write_text(json.dumps({name: one for name, one in content.items() if name != key}))
+        with pytest.raises(DamagedFileError, match="damaged"):
+            manifest_in(tmp_path)
+    file.write_text(json.dumps(content | {"more": 1}))
+    with pytest.raises(DamagedFileError, match="checksum differs"):
+        manifest_in(tmp_path)
+    file.write_text(json.dumps(content, indent=7))  # another layout of the same values
+    assert manifest_in(tmp_path) == content
+    file.write_text(json.dumps(content | {"version": 3}))  # a digit changed, not a later version
+    with pytest.raises(DamagedFileError, match="checksum differs"):
+        manifest_in(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"version": true}', '{"version": 1.0}', "[" * 100_000])
+def test_what_is_no_manifest_is_refused_as_damaged(text, tmp_path) -> None:
+    (tmp_path / "it.json").write_text(text)
+    with pytest.raises(DamagedFileError, match="damaged"):
+        manifest_in(tmp_path)
+
+
+def test_early_versions_need_no_checksum_but_one_that_is_there_has_to_fit(tmp_path) -> None:
+    file = tmp_path / "it.json"
+    file.write_text(json.dumps({"version": 1}))
+    assert read_manifest(file, 2, checked_from=2) == {"version": 1}
+    saved(tmp_path, 1)
+    forge(file, version=2)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"version": 1}))
+    with pytest.raises(DamagedFileError, match="checksum differs"):
+        read_manifest(file, 2, checked_from=2)
+    assert checksum_of(content) == content["checksum"]
+
+
+def test_a_state_read_while_it_is_written_again_and_again(tmp_path) -> None:
+    """Values and counts of a state belong together."""
+    write_state(tmp_path, {"a": [0] * 50, "b": 0})
+    stop = threading.Event()
+    failed: list[object] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            state = read_state(tmp_path)
+            if set(state["a"]) != {state["b"]}:
+                failed.append(state)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for value in range(60):
+        write_state(tmp_path, {"a": [value] * 50, "b": value})
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not failed

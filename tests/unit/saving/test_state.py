@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.saving import DamagedFileError, read_state, state, write_state
+from lightning_replay.saving.directory import checksum_of
+from lightning_replay.saving.serialization import join_state, split_state, write_halves
+
+
+def test_nested_values_come_back(tmp_path) -> None:
+    state = {
+        "a": torch.arange(3),
+        "b": {"c": None, "d": [1, 2.5, "x", {"e": torch.zeros(2, 0)}], "f.g": True},
+        "strided": torch.arange(6).view(2, 3).T,
+        "word": torch.tensor(1.5, dtype=torch.bfloat16),
+    }
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert torch.equal(again["a"], state["a"]) and torch.equal(again["strided"], state["strided"])
+    assert again["word"].dtype == torch.bfloat16
+    assert again["b"]["d"][:3] == [1, 2.5, "x"] and again["b"]["d"][3]["e"].shape == (2, 0)
+    assert again["b"]["c"] is None and again["b"]["f.g"] is True
+
+
+def test_the_state_of_a_tensordict_keeps_its_nesting_and_batch_sizes(tmp_path) -> None:
+    """TensorDict's state has flat keys; what they meant is in an attribute of the dictionary."""
+    data = TensorDict({"a": torch.arange(6), "next": TensorDict({"b": torch.ones(6, 2)}, [6, 2])}, [6])
+    write_state(tmp_path, {"data": data.state_dict(), "shape": torch.Size([3]), "device": torch.device("cpu")})
+    again = read_state(tmp_path)
+    assert again["shape"] == torch.Size([3]) and again["device"] == torch.device("cpu")
+    loaded = TensorDict().load_state_dict(again["data"], strict=False)
+    assert loaded.batch_size == (6,) and loaded["next"].batch_size == (6, 2)
+    assert torch.equal(loaded["next", "b"], data["next", "b"]) and loaded.device == data.device
+
+
+def test_names_with_dots_do_not_meet(tmp_path) -> None:
+    state = {"a": {"b": torch.tensor(1), "c": [torch.tensor(2)]}, "a.b": torch.tensor(3), "a.c.0": torch.tensor(4)}
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert [again["a"]["b"], again["a"]["c"][0], again["a.b"], again["a.c.0"]] == [1, 2, 3, 4]
+
+
+def test_what_is_still_to_be_conjugated_is_written_as_it_reads(tmp_path) -> None:
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    negative = number[:1].conj().imag
+    state = {"conjugate": number.conj(), "negative": negative, "leaf": torch.ones(2, requires_grad=True)}
+    assert state["conjugate"].is_conj() and negative.is_neg() and negative.is_contiguous()
+    write_state(tmp_path, state)
+    again = read_state(tmp_path)
+    assert again["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+    assert again["negative"].tolist() == [-2]
+    assert again["leaf"].tolist() == [1, 1] and not again["leaf"].requires_grad
+
+
+def test_tensors_that_share_memory_come_apart(tmp_path) -> None:
+    rows = torch.arange(6)
+    write_state(tmp_path, {"all": rows, "some": rows[2:4], "again": rows})
+    again = read_state(tmp_path)
+    assert [again[name].tolist() for name in ("all", "some", "again")] == [
+        [0, 1, 2, 3, 4, 5],
+        [2, 3],
+        [0, 1, 2, 3, 4, 5],
+    ]
+
+
+def test_what_is_not_plain_is_refused_by_name(tmp_path) -> None:
+    with pytest.raises(TypeError, match=r"'sampler.clock' is a object"):
+        write_state(tmp_path, {"sampler": {"clock": object()}})
+
+
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "lengthen", "remove"])
+@pytest.mark.parametrize("which", ["tensors.safetensors", "values.json", "state.json", "000000.chunk"])
+def test_damage_of_any_file_is_found(which, damage, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(state, "LARGE_BYTES", 4000)
+    write_state(tmp_path, {"a": torch.arange(1000), "b": {"c": torch.arange(3), "d": [1, 2.5]}})
+    (file,) = (path for path in files_of(tmp_path) if path.name == which)
+    content = file.read_bytes()
+    middle = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    other = {"flip": middle, "truncate": content[:-1], "lengthen": content + b"0", "remove": None}[damage]
+    file.unlink()
+    if other is not None:
+        file.write_bytes(other)
+    if which == "state.json" and damage == "remove":  # nothing says that anything was saved
+        with pytest.raises(DamagedFileError, match="no state was saved"):
+            read_state(tmp_path)
+    else:
+        with pytest.raises(DamagedFileError, match=rf"{which}|damaged"):
+            read_state(tmp_path)
+
+
+@pytest.mark.parametrize("values", [{"$tensor": "b"}, {"a": 1}, {"$dict": 3}, {"$size": "x"}, {"$device": "nowhere"}])
+def test_values_that_do_not_fit_the_tensors_are_refused_as_damaged(values) -> None:
+    with pytest.raises(DamagedFileError, match="do not fit together"):
+        join_state(values, {"a": torch.arange(3)})
+
+
+def test_values_nested_without_end_are_refused_as_damaged() -> None:
+    values: dict = {"$dict": {}}
+    for _ in range(100_000):
+        values = {"$dict": {"a": values}}
+    with pytest.raises(DamagedFileError, match="RecursionError"):
+        join_state(values, {})
+
+
+def test_where_nothing_was_saved_is_refused_as_damaged(tmp_path) -> None:
+    with pytest.raises(DamagedFileError, match="no state was saved"):
+        read_state(tmp_path / "nowhere")
+
+
+def test_a_state_of_an_earlier_version_is_read_and_replaced(tmp_path) -> None:
+    """Two files and no manifest."""
+    values, tensors = split_state({"a": torch.arange(3), "b": 2})
+    write_halves(tmp_path, values, tensors)
+    assert read_state(tmp_path)["b"] == 2
+    write_state(tmp_path, {"b": 3})
+    assert read_state(tmp_path) == {"b": 3}
+    assert [path.name for path in sorted(tmp_path.iterdir()) if path.is_file()] == [".lock", "state.json"]
+
+
+def test_a_write_that_fails_leaves_the_state_that_was_there(tmp_path) -> None:
+    write_state(tmp_path, {"a": 1})
+    before = files_of(tmp_path)
+    with pytest.raises(TypeError, match="'b' is a object"):
+        write_state(tmp_path, {"b": object()})
+    assert files_of(tmp_path) == before and read_state(tmp_path) == {"a": 1}
+
+
+def test_a_newer_version_is_refused(tmp_path) -> None:
+    write_state(tmp_path, {"a": 1})
+    manifest = json.loads((tmp_path / "state.json").read_text())
+    del manifest["checksum"]
+    manifest["version"] = 99
+    (tmp_path / "state.json").write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))
+    with pytest.raises(ValueError, match=r"version 99.*Install a newer"):
+        read_state(tmp_path)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from lightning_replay import recipes
+from lightning_replay.argument_names import hint_for, with_named_arguments
+from lightning_replay.events import EventTable
+from lightning_replay.neighbors import NeighborLists
+from lightning_replay.recorded import recorded
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler, UniformSampler
+from lightning_replay.schedulers import Exp3S
+from lightning_replay.storage import PackedStorage
+from lightning_replay.transforms import GaussianNoise, MixPairs
+from lightning_replay.writers import FirstInFirstOutWriter
+
+
+@pytest.mark.parametrize(
+    ("owner", "given", "message"),
+    [
+        (PrioritizedSampler, "alpha", "PrioritizedSampler has no argument 'alpha'; it is named priority_exponent here"),
+        (PrioritizedSampler, "beta", "it is named importance_exponent here"),
+        (PrioritizedSampler, "eps", "it is named priority_offset here"),
+        (PrioritizedSampler, "max_capacity", "it is named capacity here"),
+        (MixPairs, "alpha", "MixPairs has no argument 'alpha'; it is named mixup_concentration here"),
+        (Exp3S, "alpha", "it is named weight_sharing here"),
+        (Exp3S, "gamma", "it is named exploration here"),
+        (NeighborhoodMixupSampler, "k", "it is named num_neighbors here"),
+        (PackedStorage, "max_size", "it is named capacity here"),
+        (PackedStorage, "scratch_dir", "it is named memmap here"),
+        (Replay, "gamma", "it is named discount here"),
+        (EventTable, "tau", "it is named history_length here"),
+        (GaussianNoise, "std", "it is named sigma here"),
+        (recipes.prioritized, "alpha", "prioritized has no argument 'alpha'; it is named priority_exponent here"),
+        (recipes.prioritized, "buffer_size", "it is named capacity here"),
+        (recipes.prioritized, "n_step", "it is named n_steps here"),
+        (recipes.neighborhood_mixup, "alpha", "it is named mixup_concentration or priority_exponent here"),
+        (recipes.parallel_curriculum, "max_size", "it is named capacity_per_task here"),
+        (recipes.uniform, "alpha", "uniform has no argument 'alpha'; accepted are capacity, batch_size, n_steps"),
+        (
+            PrioritizedSampler,
+            "priority_exponents",
+            r"'priority_exponents'. Did you mean 'priority_exponent'",
+        ),
+        (UniformSampler, "alpha", "UniformSampler has no argument 'alpha'; accepted are seed"),
+        (FirstInFirstOutWriter, "alpha", "has no argument 'alpha'; accepted are none"),
+    ],
+)
+def test_an_argument_of_another_name_is_refused_with_ours(owner, given: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        owner(**{given: 1})
+
+
+def test_errors_of_python_stay_what_they_are() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'capacity'"):
+        PrioritizedSampler()
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        UniformSampler(0, 1)
+    with pytest.raises(TypeError, match=r"prioritized\(\) missing 1 required positional argument: 'capacity'"):
+        recipes.prioritized()
+    with pytest.raises(TypeError, match=r"prioritized\(\) takes from 1 to 2 positional arguments"):
+        recipes.prioritized(10, 1, 0.5)
+
+
+def test_a_recipe_keeps_its_signature_and_its_documentation() -> None:
+    for name, recipe in recipes.known().items():
+        signature = inspect.signature(recipe)
+        assert {"batch_size", "n_steps", "seed"} <= set(signature.parameters)
+        assert signature.return_annotation in ("Replay", "TableReplay", "CurriculumReplay")
+        assert recipe.__name__ == name and "Args:" in recipe.__doc__ and recipe.__module__.startswith(recipes.__name__)
+
+
+class Halved(PrioritizedSampler):
+    """A subclass with a constructor of its own."""
+
+    def __init__(self, alpha: float = 1.0, **options: object) -> None:
+        super().__init__(4, alpha / 2, **options)
+
+
+@recorded
+class Anything:
+    def __init__(self, **options: object) -> None:
+        self.options = options
+
+
+def test_subclasses_have_arguments_of_their_own() -> None:
+    assert Halved(alpha=0.8, seed=0).priority_exponent == 0.4
+    with pytest.raises(TypeError, match="PrioritizedSampler has no argument 'beta'; it is named importance_exponent"):
+        Halved(beta=0.4)
+    assert Anything(alpha=1).options == {"alpha": 1}
+
+
+def test_a_hint_names_only_what_is_accepted() -> None:
+    assert hint_for("alpha", ["seed"]) == ""
+    assert hint_for("sed", ["seed", "capacity"]) == ". Did you mean 'seed'?"
+    assert with_named_arguments(NeighborLists)(4, num_neighbors=1).num_neighbors == 1

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_replay.validation import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    check_callable,
+    check_kind,
+    checked_bound,
+    checked_choice,
+    checked_count,
+    checked_counts,
+    checked_entries,
+    checked_flag,
+    checked_number,
+    checked_numbers,
+    checked_seed,
+    checked_share,
+    did_you_mean,
+    range_of,
+)
+
+
+@pytest.mark.parametrize("value", ["4", None, 2.5, 2.0, True, float("nan"), [4], 1j])
+def test_a_count_of_the_wrong_kind_is_a_type_error_with_name_and_value(value) -> None:
+    with pytest.raises(TypeError, match=r"^batch_size is .*; it must be a whole number from 1 on$") as refused:
+        checked_count("batch_size", value)
+    assert repr(value) in str(refused.value)
+
+
+@pytest.mark.parametrize(("value", "lowest"), [(0, 1), (-3, 0)])
+def test_a_count_out_of_range_is_a_value_error(value, lowest) -> None:
+    with pytest.raises(ValueError, match=rf"^n is {value}; it must be a whole number of steps from {lowest} on$"):
+        checked_count("n", value, lowest, of="steps")
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    assert type(checked_count("n", np.int64(3))) is int
+    assert type(checked_number("x", np.float32(0.5))) is float
+    assert type(checked_seed(np.int64(3))) is int
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused", "sentence"),
+    [
+        ({}, [-1e30, 0, 3], ["1", None, True, 1j], "a finite number"),
+        ({"lowest": 0.0}, [0, 7.5], [False], r"a finite number from 0 on"),
+        ({"lowest": ABOVE_ZERO}, [1e-300], [None], "a finite number above 0"),
+        ({"lowest": 0.0, "highest": 1.0}, [0, 1, 0.5], ["half"], r"a number in \[0, 1\]"),
+    ],
+)
+def test_numbers(options, accepted, refused, sentence) -> None:
+    for value in accepted:
+        assert checked_number("x", value, **options) == value
+    for value in refused:
+        with pytest.raises(TypeError, match=f"^x is .*; it must be {sentence}$"):
+            checked_number("x", value, **options)
+    for value in (float("nan"), float("inf"), *([-1.0] if "lowest" in options else [])):
+        with pytest.raises(ValueError, match=f"^x is .*; it must be {sentence}$"):
+            checked_number("x", value, **options)
+
+
+def test_shares_flags_choices_and_seeds() -> None:
+    assert checked_share("share", 0) == 0.0
+    with pytest.raises(ValueError, match=r"share is 0; it must be a number in \(0, 1\]"):
+        checked_share("share", 0, lowest=ABOVE_ZERO)
+    assert checked_flag("flag", False) is False
+    with pytest.raises(TypeError, match="flag is 1; it must be True or False"):
+        checked_flag("flag", 1)
+    assert checked_choice("backend", "torch", ("auto", "torch")) == "torch"
+    with pytest.raises(
+        ValueError, match=r"backend is 'torhc'; it must be one of 'auto', 'torch'. Did you mean 'torch'"
+    ):
+        checked_choice("backend", "torhc", ("auto", "torch"))
+    assert type(checked_choice("backend", np.str_("torch"), ("auto", "torch"))) is str
+    with pytest.raises(ValueError, match="it must be one of None, 1"):
+        checked_choice("option", True, (None, 1))
+    assert checked_seed(None) is None and checked_seed(2**64 - 1) == 2**64 - 1 and checked_seed(-(2**63)) == -(2**63)
+    for wrong, error in ((2**64, ValueError), ("a", TypeError), (1.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="seed is .*64 bits, or None"):
+            checked_seed(wrong)
+
+
+def test_ranges_in_words() -> None:
+    assert range_of(0.0, BELOW_ONE) == "a number in [0, 1)"
+    assert range_of(ABOVE_ZERO, BELOW_ONE) == "a number in (0, 1)"
+    with pytest.raises(ValueError, match=r"^c is 1.0; it must be a number in \[0, 1\)$"):
+        checked_number("c", 1.0, 0.0, BELOW_ONE)
+
+
+def test_objects_and_functions() -> None:
+    check_kind("path", None, str | None, "a path, or None")
+    check_callable("score", len, "a function")
+    for value in (3, str):  # neither another object nor the class itself
+        with pytest.raises(TypeError, match=r"^path is .*; it must be a path, or None$"):
+            check_kind("path", value, str | None, "a path, or None")
+        with pytest.raises(TypeError, match=r"^score is .*; it must be a function$"):
+            check_callable("score", value, "a function")
+
+
+def test_sequences_of_numbers() -> None:
+    for values in ([1, 2], (1, 2), np.array([1, 2]), range(1, 3)):
+        assert checked_counts("sizes", values) == [1, 2] and checked_numbers("goal", values) == [1.0, 2.0]
+    assert checked_counts("sizes", ()) == []
+    assert {type(size) for size in checked_counts("sizes", np.array([1, 2]))} == {int}
+    for values in ("12", 12, None, {1, 2}):
+        with pytest.raises(TypeError, match="sizes is .*; it must be a sequence of numbers"):
+            checked_counts("sizes", values)
+    with pytest.raises(TypeError, match=r"^sizes\[1\] is 2.5; it must be a whole number from 1 on$"):
+        checked_counts("sizes", [1, 2.5])
+    with pytest.raises(ValueError, match=r"^sizes\[0\] is 0; it must be a whole number from 1 on$"):
+        checked_counts("sizes", [0])
+    with pytest.raises(ValueError, match=r"^goal\[0\] is nan; it must be a finite number$"):
+        checked_numbers("goal", [float("nan")])
+    with pytest.raises(TypeError, match="order is 'near'; it must be names"):
+        checked_entries("order", "near", "names")
+
+
+def test_bounds() -> None:
+    assert [checked_bound("low", value) for value in (None, 3, float("-inf"))] == [None, 3.0, float("-inf")]
+    for value, error in (("3", TypeError), (True, TypeError), (float("nan"), ValueError)):
+        with pytest.raises(error, match="low is .*; it must be a number, or None where there is no bound"):
+            checked_bound("low", value)
+
+
+def test_similar_names_are_suggested() -> None:
+    assert did_you_mean("acton", ["action", "surprise"]) == ". Did you mean 'action'?"
+    assert did_you_mean("xyz", ["action"]) == did_you_mean(3, ["action"]) == ""
