@@ -11,7 +11,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint typecheck bench bench-torchrl experiments clean
+.PHONY: demo test attack lint typecheck bench bench-torchrl experiments clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -35,6 +35,9 @@ typecheck: .venv/.stamp  ## mypy on both packages
 
 test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
 	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+
+attack: .venv/.stamp  ## looks for wrong rows, lost saves and growing memory for an hour on two cores; tests/attack in its long form
+	$(SINGLE_THREAD) $(BIN)/python -m tests.attack
 
 bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run
 	@for script in tests/benchmarks/bench_*.py; do \

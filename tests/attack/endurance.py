@@ -72,7 +72,7 @@ def through_replay(variant: Variant) -> Callable[[int], int]:
 
 
 def through_levels() -> Callable[[int], int]:
-    """Returns what plays levels without end, of which a buffer keeps some; one actor of ten dies in every episode."""
+    """Returns what plays levels without end, of which a buffer keeps some; one actor of ten dies in every block."""
     levels = level_steps.buffer(None, capacity=500, generate=_any_level)
 
     def go_on(number: int) -> int:
@@ -80,6 +80,8 @@ def through_levels() -> Callable[[int], int]:
             level = levels.next_level(place)
             if place:
                 levels.update(place, level, level_steps.scored(float(level % 7)), episode_done=True)
+            else:
+                levels.abandon(place)
         return 10
 
     return go_on
@@ -89,9 +91,9 @@ def _any_level(generator: torch.Generator) -> int:
     return int(torch.randint(10**9, (), generator=generator))
 
 
-def attack(name: str, go_on: Callable[[int], int], rows: int) -> Report:
-    """So many rows; the process must not grow after a fifth of them."""
-    report = Report()
+def attack(name: str, rows: int) -> Report:
+    """So many rows through a buffer of :data:`KINDS`; the process must not grow after a fifth of them."""
+    report, go_on = Report(), KINDS[name]()
     with report.round(f"endurance of {name}"):
         stored = number = before = 0
         started = time.monotonic()
@@ -119,12 +121,3 @@ for _variant in VARIANTS:
     if not {"in_file", "frame_stack", "rule", "correction"} & _variant.chosen.keys():
         _crowded = Variant(_variant.recipe, (*_variant.options, ("max_trajectories", 2 * ENVIRONMENTS)))
         KINDS[str(_variant)] = partial(through_replay, _crowded if _variant.recipe == "event_tables" else _variant)
-
-
-if __name__ == "__main__":
-    import sys
-
-    for _name, _build in KINDS.items():
-        if sys.argv[2:] in ([], [_name.split("(")[0]]):
-            _rows = float(sys.argv[1]) / (100 if _name == "levels" else 1)
-            print(attack(_name, _build(), int(_rows)), flush=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lightning_replay.saving import DamagedFileError
 from tests.attack.report import Report
 from tests.attack.subjects import RecipeSubject, Subject
-from tests.attack.variants import VARIANTS
+from tests.attack.variants import VARIANTS, Variant
 from tests.saves import files_of
 
 
@@ -94,21 +95,10 @@ def attack(build: Callable[[Path], Subject], name: str, count: int) -> Report:
     return report
 
 
-def attack_recipes(seed: int, count: int) -> Report:
+def attack_recipes(seed: int, count: int, variants: list[Variant] = VARIANTS) -> Report:
     """So many damages to a save of every variant of every recipe."""
     report = Report()
-    for variant in VARIANTS:
-        report.add(attack(lambda folder, variant=variant: RecipeSubject(folder, seed, variant), str(variant), count))
+    for place, variant in enumerate(variants):
+        build = partial(RecipeSubject, seed=1_000 * seed + place, variant=variant)
+        report.add(attack(build, str(variant), count))
     return report
-
-
-if __name__ == "__main__":
-    import sys
-
-    from tests.attack.subjects import SUBJECTS
-
-    if sys.argv[1] == "recipes":
-        print(attack_recipes(int(sys.argv[2]), int(sys.argv[3])))
-    else:
-        kind = SUBJECTS[sys.argv[1]]
-        print(attack(lambda folder: kind(folder, int(sys.argv[2])), kind.name, int(sys.argv[3])))

@@ -204,9 +204,3 @@ def attack(seed: int, count: int = 60, variants: list[Variant] = VARIANTS) -> Re
             History(variant, 1000 * seed + place, Path(folder), report).go(count)
             report.count("histories")
     return report
-
-
-if __name__ == "__main__":
-    import sys
-
-    print(attack(int(sys.argv[1]), int(sys.argv[2])))

@@ -94,10 +94,10 @@ def attack(build: Callable[[], Contents], seconds: float) -> Report:
         first.save(1, place)
         until = time.monotonic() + seconds
         children = [_forked(build, place, seed, until) for seed in range(1, WRITERS // 2 + 1)]
-        writers = [
-            threading.Thread(target=write, args=(build, place, seed, until))
-            for seed in range(WRITERS // 2 + 1, WRITERS + 1)
-        ]
+
+        def save(seed: int) -> None:
+            with report.round("a save beside writers"):
+                write(build, place, seed, until)
 
         def read() -> None:
             contents = build()
@@ -107,10 +107,11 @@ def attack(build: Callable[[], Contents], seconds: float) -> Report:
                     assert len(found) == 1, f"a mixture of the saves {sorted(found)} was loaded"
                     seen.update(found)
 
-        readers = [threading.Thread(target=read) for _ in range(READERS)]
-        for thread in [*writers, *readers]:
+        writers = [threading.Thread(target=save, args=(seed,)) for seed in range(WRITERS // 2 + 1, WRITERS + 1)]
+        threads = [*writers, *(threading.Thread(target=read) for _ in range(READERS))]
+        for thread in threads:
             thread.start()
-        for thread in [*writers, *readers]:
+        for thread in threads:
             thread.join()
         with report.round("writers beside each other"):
             ends = [os.waitpid(child, 0)[1] for child in children]
@@ -132,10 +133,3 @@ def _forked(build: Callable[[], Contents], place: Path, seed: int, until: float)
         finally:
             os._exit(code)
     return child
-
-
-if __name__ == "__main__":
-    import sys
-
-    for kind in (Rows, Scores):
-        print(kind.__name__, attack(kind, float(sys.argv[1])))

@@ -75,6 +75,15 @@ def _ended_but_not_done(replay: Replay, rows: TensorDict) -> object:
     return replay.extend(rows)
 
 
+def _reward_of_no_step(replay: Replay, rows: TensorDict) -> object:
+    """The last step has a reward at which the functions of the variants raise; it ends, so that no return waits."""
+    rows = rows.clone()
+    rows["next", "reward"][-1] = 1000.0
+    for flag in ("terminated", "done"):
+        rows["next", flag][-1] = True
+    return replay.extend(rows)
+
+
 ROWS: dict[str, Refused] = {
     "NaN reward": _with(("next", "reward"), _last(float("nan"))),
     "infinite reward": _with(("next", "reward"), _last(float("-inf"))),
@@ -96,7 +105,7 @@ RETURNS: dict[str, Refused] = {
     "no terminated": _without(("next", "terminated")),
     "no next": _without("next"),
 }
-EVENTS: dict[str, Refused] = {"a condition that raises": _with(("next", "reward"), _last(1000.0))}
+FUNCTIONS: dict[str, Refused] = {"a function that raises": _reward_of_no_step}
 TASKS: dict[str, Refused] = {
     "unknown task": _with("task", _last(9)),
     "no task": _without("task"),
@@ -138,8 +147,8 @@ def refusals(replay: Replay, variant: Variant) -> dict[str, Refused]:
         found |= COLUMNS
     if len(replay) or variant.n_steps > 1:
         found |= RETURNS
-    if variant.recipe in ("event_tables", "reverse_sweep"):
-        found |= EVENTS
+    if variant.has_functions:
+        found |= FUNCTIONS
     if variant.recipe == "parallel_curriculum":
         found |= TASKS
     if replay.takes_feedback and len(replay):

@@ -36,4 +36,5 @@ class Report:
 
     def __str__(self) -> str:
         figures = ", ".join(f"{count:,} {name}" for name, count in self.figures.items())
-        return "\n".join([f"{figures}; {len(self.findings)} findings", *(f"  {one}" for one in self.findings[:20])])
+        findings = [f"    {one}" for one in self.findings[:20]]
+        return "\n".join([f"{figures or 'nothing done'}; {len(self.findings)} findings", *findings])

@@ -99,7 +99,8 @@ class RecipeSubject(Subject):
         self.variant = variant
         self.world = variant.world(seed)
         self.replay = variant.build(24, 6, seed, folder / "rows")
-        for _ in range(10):
+        self.replay.extend(self.world.take(24))
+        for _ in range(5):
             self.change()
 
     def change(self) -> None:

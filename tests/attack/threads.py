@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from lightning_replay import load_replay, save_replay
+from lightning_replay.saving import snapshot
 from tests.attack.histories import held_slots
 from tests.attack.report import Report
 from tests.attack.variants import DISCOUNT, VARIANTS, Variant
@@ -100,12 +103,25 @@ class Shared:
         self.replay.sample()
 
 
+@contextmanager
+def _crowded() -> Iterator[None]:
+    """Threads take turns often and snapshots are read in pieces below a row, as if the buffer were a large one."""
+    interval, piece = sys.getswitchinterval(), snapshot.PIECE_BYTES
+    sys.setswitchinterval(1e-5)
+    snapshot.PIECE_BYTES = 64
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        snapshot.PIECE_BYTES = piece
+
+
 def attack(seed: int, seconds: float, variants: list[Variant] = VARIANTS) -> Report:
     """So many seconds for each variant."""
     report = Report()
     for place, variant in enumerate(variants):
         own = Report()
-        with tempfile.TemporaryDirectory() as folder, own.round(f"threads of {variant}"):
+        with tempfile.TemporaryDirectory() as folder, own.round(f"threads of {variant}"), _crowded():
             until = time.monotonic() + seconds
             shared = Shared(variant, 1_000 * seed + place, Path(folder), own, until)
             calls = (shared.extend, shared.sample, shared.save, shared.fork)
@@ -116,9 +132,3 @@ def attack(seed: int, seconds: float, variants: list[Variant] = VARIANTS) -> Rep
                 thread.join()
         report.add(own)
     return report
-
-
-if __name__ == "__main__":
-    import sys
-
-    print(attack(int(sys.argv[1]), float(sys.argv[2])))

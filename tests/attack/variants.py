@@ -41,7 +41,8 @@ class Variant:
     options: tuple[tuple[str, Any], ...]
 
     def __str__(self) -> str:
-        return f"{self.recipe}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
+        options = (f"{name}={value.__name__ if callable(value) else repr(value)}" for name, value in self.options)
+        return f"{self.recipe}({', '.join(options)})"
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -63,6 +64,11 @@ class Variant:
     def is_ring(self) -> bool:
         """Whether the newest rows are held, as many as there is room for."""
         return self.recipe not in ("event_tables", "parallel_curriculum", "surprise_retention")
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether functions of the user see new rows, such as :class:`HighReward`."""
+        return self.recipe in ("event_tables", "reverse_sweep") or "initial_surprise" in self.chosen
 
     @property
     def learns_surprise(self) -> bool:
@@ -109,7 +115,8 @@ def _variants() -> list[Variant]:
     add("surprise_retention", frame_stack=2, frame_capacity=30, n_steps=3)
     for rule in (OldestLeaves, SmallestReturnLeaves, StochasticSurprise):
         add("surprise_retention", rule=rule, always_admit=rule is StochasticSurprise)
-    add("surprise_retention", initial_surprise=rewards_as_surprise, always_admit=True, prefetch=1)
+    for n_steps in (1, 3):
+        add("surprise_retention", initial_surprise=rewards_as_surprise, always_admit=True, prefetch=1, n_steps=n_steps)
     for recipe in ("neighborhood_mixup", "event_tables", "parallel_curriculum"):
         add(recipe, priority_exponent=0.7, prefetch=1)
     add("neighborhood_mixup", priority_exponent=0.7, update_partners=True, n_steps=3)
@@ -119,7 +126,11 @@ def _variants() -> list[Variant]:
 
 
 def rewards_as_surprise(rows: TensorDictBase) -> Tensor:
-    return rows["next", "reward"].flatten()
+    """The surprise of new rows; raises at a reward that no step of a :class:`World` has."""
+    reward = rows["next", "reward"].flatten()
+    if (reward >= 100.0).any():
+        raise ValueError("an initial surprise that raises")
+    return reward
 
 
 VARIANTS = _variants()

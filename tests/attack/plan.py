@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long form of every attack: how often, how long, and in which order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from tests.attack import endurance, flips, histories, kills, overlaps, threads
+from tests.attack.report import Report
+from tests.attack.subjects import SUBJECTS
+
+Task = Callable[[], Report]
+
+KILLS = 250  # of the saves of each subject
+DAMAGES = 1_000  # to a save of each subject
+DAMAGES_OF_RECIPES = 60  # to a save of each variant of a recipe
+HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
+SECONDS_OF_OVERLAPS = 180.0
+SECONDS_OF_THREADS = 8.0  # of each variant
+ROWS = 1e7
+# An update of levels is of one episode, and rows that look for neighbours take fifty times as long as others.
+ROWS_OF_SLOW_KINDS = 0.1
+
+
+def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
+    """Returns the tasks of each attack by its name, the longest first.
+
+    Args:
+        share: of the long form's counts and seconds.
+        seed: of all that is random.
+        rows: of each kind of buffer in the attack on memory.
+    """
+
+    def some(count: float) -> int:
+        return max(round(count * share), 1)
+
+    slow = {name for name in endurance.KINDS if name.startswith(("levels", "neighborhood_mixup"))}
+    kinds = sorted(endurance.KINDS, key=lambda name: name not in slow)
+    return {
+        "kills": [partial(kills.attack, kind, seed, some(KILLS)) for kind in reversed(SUBJECTS.values())],
+        "endurance": [
+            partial(endurance.attack, name, int(rows * (ROWS_OF_SLOW_KINDS if name in slow else 1))) for name in kinds
+        ],
+        "damages": [
+            *(
+                partial(flips.attack, partial(kind, seed=seed), kind.name, some(DAMAGES))
+                for kind in reversed(SUBJECTS.values())
+            ),
+            partial(flips.attack_recipes, seed, some(DAMAGES_OF_RECIPES)),
+        ],
+        "overlaps": [
+            partial(overlaps.attack, kind, SECONDS_OF_OVERLAPS * share) for kind in (overlaps.Rows, overlaps.Scores)
+        ],
+        "threads": [partial(threads.attack, seed, SECONDS_OF_THREADS * share)],
+        "histories": [partial(histories.attack, seed + number, CALLS) for number in range(some(HISTORIES))],
+    }
+
+
+def run(name: str, task: Task) -> tuple[str, Report, float]:
+    """Runs a task in a process of its own."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    return name, task(), time.monotonic() - started
