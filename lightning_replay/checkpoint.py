@@ -43,7 +43,7 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
     """Saves a replay buffer: rows, priorities, generators, counters and how it was built, as they are at one moment.
 
     Other threads may go on writing and drawing: they wait while the small parts of the state are copied (priorities,
-    links, lists), and after that for 256 KiB of rows at most, which are copied before they are overwritten.
+    links, lists). After that a write first copies the rows it overwrites, in pieces of 256 KiB, unless they are saved.
 
     The directory holds a manifest and the data it names. New data is written beside the old and synced to the disk, and
     the manifest is swapped last, so a save that is cut short (a crash, ``kill -9``, a power loss) leaves the previous

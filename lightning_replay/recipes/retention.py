@@ -46,10 +46,10 @@ def surprise_retention(
 
     "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022). A full buffer
     refuses a newcomer that is itself lowest; ``extend`` returns the slots of those that entered. Draws are prioritized
-    apart from that. After every update call ``replay.update_priority(batch["index"], td_error,
-    generation=batch["generation"], action_values=..., action=batch["action"])``, which sets both priorities; without
-    ``action_values``, as of agents with continuous actions, rows are kept by surprise alone. Not for sparse rewards:
-    where all surprise is 0 the first rows stay for ever.
+    apart from that. After every update call ``replay.update_priority(batch, td_error, action_values=...,
+    action=batch["action"])``, which sets both priorities; without ``action_values``, as of agents with continuous
+    actions, rows are kept by surprise alone. Not for sparse rewards: where all surprise is 0 the first rows stay for
+    ever.
 
     Args:
         capacity: most transitions kept.

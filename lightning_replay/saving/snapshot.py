@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["Snapshot", "Snapshots"]
 
-# Measured over 64 KiB to 4 MiB: a writer waits for one piece at most, and a row written at random copies one.
+# Measured over 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one.
 PIECE_BYTES = 256 << 10
 
 
@@ -19,7 +19,7 @@ class Snapshot:
     """The content of a tensor at the moment this is built, read once, in any order, while the tensor is written.
 
     Whoever changes the tensor calls :meth:`keep` before: the pieces to be changed are copied unless they were read
-    already. So neither side waits longer than for the copy of a piece, and memory is taken for changed pieces alone.
+    already. So a reader holds the lock for one piece at a time, and memory is taken for changed pieces alone.
 
     Args:
         tensor: contiguous, on any device.

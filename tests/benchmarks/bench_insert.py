@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T5: inserting one and a thousand transitions with priorities into a full buffer of a million."""
+"""T5: inserting 1, 64 and 1000 rows with priorities into a full buffer of a million; what the check of rows costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from peers import arguments, bursts, start_peers
 from timing import Table, burst_of
 from transitions import half_cheetah
 
-LIMITS = {1: 40, 1000: 60}
+from lightning_replay.replay import Replay
+
+LIMITS = {1: 40, 1000: 60}  # microseconds, where there is one
+CHECK_LIMIT = 1.05  # of the time without the check for NaN and infinity, at 64 rows
 
 
 def main() -> None:
@@ -26,7 +29,7 @@ def main() -> None:
         theirs["torchrl"] = contenders.torchrl_prioritized(options.rows)
     except Exception as error:  # whatever its missing extension raises
         table.missing["torchrl"] = f"its C++ extension does not load beside torch {torch.__version__}: {error}"[:200]
-    for count, limit in LIMITS.items():
+    for count in (1, 64, 1000):
         work = f"insert {count}"
         new = half_cheetah(count)
         contestants = {name: burst_of(lambda b=buffer: b.extend(new)) for name, buffer in replays.items()}  # noqa: B023
@@ -34,14 +37,26 @@ def main() -> None:
         contestants |= bursts(peers, table.missing, "insert prioritized", rows=options.rows, batch_size=count)
         table.measure(work, contestants, rounds=options.rounds)
         times = table.times[work]
-        table.at_most(f"T5 {work}: microseconds on this machine, now", times["prioritized"], limit)
+        if count in LIMITS:
+            table.at_most(f"T5 {work}: microseconds on this machine, now", times["prioritized"], LIMITS[count])
         table.faster("T5", work, "prioritized", "torchrl", 8)
         if "torchrl" not in times:
             # Its prioritized buffer costs more than its uniform one, so this ratio is a lower bound.
             table.faster("T5", work, "prioritized", "torchrl uniform", 8)
+    _measure_the_check(table, replays["uniform"])
     for peer in peers.values():
         peer.close()
     table.finish(save=options.save, name="insert")
+
+
+def _measure_the_check(table: Table, checked: Replay) -> None:
+    """What looking for NaN and infinity adds to an insert of 64."""
+    new = half_cheetah(64)
+    replays = {"uniform": checked, "check_finite=False": contenders.uniform(checked.capacity, 256, check_finite=False)}
+    work = "insert 64, in turns"
+    table.measure_in_turns(work, {name: lambda replay=replay: replay.extend(new) for name, replay in replays.items()})
+    times = table.times[work]
+    table.at_most(f"{work}: check_finite", times["uniform"] / times["check_finite=False"], CHECK_LIMIT)
 
 
 if __name__ == "__main__":

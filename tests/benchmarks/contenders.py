@@ -14,9 +14,9 @@ from lightning_replay.storage import PackedStorage
 EXPONENTS = {"priority_exponent": 0.6, "importance_exponent": 0.4}
 
 
-def uniform(rows: int, batch_size: int) -> Replay:
+def uniform(rows: int, batch_size: int, *, check_finite: bool = True) -> Replay:
     """Our uniform replay, full."""
-    replay = Replay(storage=PackedStorage(rows), batch_size=batch_size, seed=0)
+    replay = Replay(storage=PackedStorage(rows), batch_size=batch_size, check_finite=check_finite, seed=0)
     fill(replay, rows)
     return replay
 
