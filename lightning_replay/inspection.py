@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
@@ -193,6 +193,7 @@ def inspect_buffers(
     projection: str = "pca",
     max_points: int = 1_000,
     seed: int = 0,
+    trust: Sequence[str] = (),
 ) -> dict[str, Inspection]:
     """Ages, returns and projected observations of the rows of several buffers; no buffer is changed.
 
@@ -202,6 +203,7 @@ def inspect_buffers(
         projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
         max_points: rows of each buffer that are projected; of more so many are drawn, without replacement.
         seed: of these draws and of the projection.
+        trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
 
     Returns:
         By name.
@@ -216,16 +218,19 @@ def inspect_buffers(
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
     if not buffers:
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
-    read = {name: _read(name, each, observation_key, max_points, seed) for name, each in buffers.items()}
+    read = {
+        name: _read(name, _loaded(each, trust), observation_key, max_points, seed) for name, each in buffers.items()
+    }
     points = project({name: seen for name, (_, seen) in read.items()}, projection, seed)
     return {name: found._replace(points=points[name]) for name, (found, _) in read.items()}
 
 
-def _read(
-    name: str, buffer: Replay | str | Path, key: NestedKey | None, max_points: int, seed: int
-) -> tuple[Inspection, Tensor]:
+def _loaded(buffer: Replay | str | Path, trust: Sequence[str]) -> Replay:
+    return buffer if isinstance(buffer, Replay) else load_replay(buffer, trust=trust)
+
+
+def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
     """What is known of a buffer without the others, and the observations of its sampled rows."""
-    replay = buffer if isinstance(buffer, Replay) else load_replay(buffer)
     if len(replay) == 0:
         raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
     with replay._replay_lock:

@@ -29,7 +29,7 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioriti
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import EntryState, PackedStorage, stored_slots
-from lightning_replay.transition_check import TransitionCheck
+from lightning_replay.transition_check import TransitionCheck, with_done
 from lightning_replay.validation import checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -207,7 +207,8 @@ class Replay(TensorDictReplayBuffer):
         """Stores transitions; the rows are copied.
 
         Args:
-            tensordicts: TensorDict ``[N]``, rows of one trajectory in time order.
+            tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
+                ``terminated`` and ``truncated`` where it is absent.
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
@@ -224,9 +225,12 @@ class Replay(TensorDictReplayBuffer):
             raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
             raise _wrong_shape(tensordicts)
+        if self._takes_done:
+            tensordicts = with_done(tensordicts)
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
+            self._check_usable()
             before = self._entry_state()
             try:
                 if len(self._transforms):
@@ -255,6 +259,7 @@ class Replay(TensorDictReplayBuffer):
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
+            self._check_usable()
             for transform, _ in self._entry_state().pending:
                 before = self._entry_state()
                 try:
@@ -265,6 +270,12 @@ class Replay(TensorDictReplayBuffer):
                     self._undo_entry(before)
                     raise
         return torch.cat(slots)
+
+    @property
+    def _takes_done(self) -> bool:
+        """Whether a column ``("next", "done")`` fits what is stored; buffers saved early may be without."""
+        layout = self._storage.layout if isinstance(self._storage, PackedStorage) else None
+        return layout is None or ("next", "done") in layout.columns
 
     @property
     def _transforms(self) -> nn.ModuleList:
@@ -373,8 +384,7 @@ class Replay(TensorDictReplayBuffer):
             RuntimeError: the buffer is empty.
             ValueError: ``batch_size`` is not positive.
         """
-        if self._refusal is not None:
-            raise RuntimeError(self._refusal)
+        self._check_usable()
         if batch_size is None:
             batch_size = self._batch_size
         elif batch_size != self._batch_size:
@@ -414,7 +424,12 @@ class Replay(TensorDictReplayBuffer):
         with self._futures_lock:
             self._wait_for_draws()
             with self._replay_lock, self._write_lock:
+                self._check_usable()
                 yield
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
@@ -508,6 +523,7 @@ class Replay(TensorDictReplayBuffer):
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
+            self._check_usable()
             learns = getattr(self._writer, "learns", False)
             if td_error is None and self.is_prioritized:
                 raise ValueError(

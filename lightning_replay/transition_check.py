@@ -10,16 +10,32 @@ from typing import Any
 import numpy as np
 import torch
 from numpy import vdot
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.row_layout import Key
 
-__all__ = ["Column", "ColumnsCheck", "TransitionCheck"]
+__all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
 
 Column = Tensor | np.ndarray
 
 _DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
 _TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
+
+
+def with_done(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows that have ``("next", "done")``: derived from ``terminated`` and ``truncated`` where it is absent.
+
+    Rows with neither flag, or with flags that are not bool, are returned as they are.
+    """
+    following = rows.get("next", None)
+    if not isinstance(following, TensorDictBase) or following.get("done", None) is not None:
+        return rows
+    ends = [end for end in (following.get(key, None) for key in ("terminated", "truncated")) if end is not None]
+    if not ends or any(end.dtype != torch.bool for end in ends):
+        return rows
+    done = ends[0].clone() if len(ends) == 1 else ends[0] | ends[1]
+    return rows.copy().set(_DONE, done)
 
 
 class TransitionCheck:

@@ -31,7 +31,7 @@ _SAID_BY_RLLIB = {
 }
 CAPACITIES = ("capacity", "capacity_per_task")
 # A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
-DOOR_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
+RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 
 
 def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
@@ -126,7 +126,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     if recipe in _BY_IMPORTANCE:
         built["n_steps"], built["discount"] = _single_length(returns)
     # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
-    return call(function, {**DOOR_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
+    return call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
 
 
 def _single_length(returns: Returns) -> tuple[int, float]:

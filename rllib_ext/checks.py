@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_ext.building import CAPACITIES, DOOR_DEFAULTS
+from rllib_ext.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.module_options import ModuleOptions
 from rllib_ext.task_assignment import num_actors
@@ -132,7 +132,7 @@ def with_room_for_episodes(config: AlgorithmConfig) -> dict[str, Any]:
     environments = num_actors(config)
     most = given.get("max_trajectories")
     if most is None:
-        return {**given, "max_trajectories": max(2 * environments, DOOR_DEFAULTS["event_tables"]["max_trajectories"])}
+        return {**given, "max_trajectories": max(2 * environments, RECIPE_DEFAULTS["event_tables"]["max_trajectories"])}
     if most < environments:
         raise ValueError(
             f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "

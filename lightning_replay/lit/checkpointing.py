@@ -112,6 +112,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
                 shutil.rmtree(target, ignore_errors=True)
                 _begin(target)
                 shutil.copytree(self._newest[1], target, copy_function=os.link, dirs_exist_ok=True)
+                for folder in (*(path for path in target.rglob("*") if path.is_dir()), target, target.parent):
+                    sync(folder)
                 return
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
@@ -138,13 +140,15 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             return None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file, and lets the data module find the replay beside it.
+        """Reads the file, and lets the data module find the replay beside it before anything is restored.
 
         Raises:
-            DamagedFileError: it is not what was saved.
+            DamagedFileError: it is not what was saved, or the replay is another.
+            FileNotFoundError: the replay is not there.
         """
-        self.datamodule.checkpoint_path = _local(path)
-        return super().load_checkpoint(path, *args, **kwargs)
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        self.datamodule.find_replay(checkpoint, _local(path))
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes the file and the buffers beside it."""

@@ -111,7 +111,7 @@ class ReplayDataModule(EnvStepDataModule):
         self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
         self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
         self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
-        self.checkpoint_path: Path | None = None
+        self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
         self._tasks: list[str] = list(getattr(replay, "tasks", ()))
@@ -196,7 +196,7 @@ class ReplayDataModule(EnvStepDataModule):
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
-                "replay.update_priority(batch['index'], td_error, generation=batch['generation']) after each update."
+                "replay.update_priority(batch, td_error) after each update."
             )
         agent, collection, replay = self._agent, self.collection, self.replay
         steps = self.pace.steps_for(self.updates_done + 1)
@@ -211,7 +211,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
         """Gives the TD errors of a batch and other signals back to the replay, which ignores what it does not use."""
-        self.replay.update_priority(batch["index"], td_error, generation=batch.get("generation", None), **signals)
+        self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
         """Equal for two moments between which the replay was neither written, drawn from nor updated."""
@@ -223,13 +223,23 @@ class ReplayDataModule(EnvStepDataModule):
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None}
 
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Called with a checkpoint that was read, before the agent is restored from it.
+
+        Raises:
+            FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpointing.saved_replay`.
+        """
+        state = checkpoint.get(type(self).__qualname__)
+        if self._is_fitting and state is not None:
+            # Checkpoints of earlier versions hold no id.
+            self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
         if not self._is_fitting:
             return
-        assert self.checkpoint_path is not None
-        # Checkpoints of earlier versions hold no id.
-        self.replay.load(saved_replay(self.checkpoint_path, state["replay"], state.get("replay_id")))
+        assert self._saved_replay is not None
+        self.replay.load(self._saved_replay)
         super().load_state_dict(state)
 
     def teardown(self, stage: str) -> None:

@@ -61,10 +61,10 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") 
         manifest_name: its file; one directory may hold saves of several manifests with other folders.
         folder: how the names of the data folders begin.
     """
-    is_new = not directory.exists()
+    new = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    if is_new:
-        sync(directory.parent)
+    for place in new:
+        sync(place.parent)
     with exclusive(directory) as is_alone:
         before = _folder_named_in(directory / manifest_name)
         name = f"{folder}-{uuid.uuid4().hex[:12]}"
@@ -74,6 +74,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") 
         try:
             yield save
             sync(data)
+            sync(directory)  # the manifest must not name a folder that a power loss takes away
             text = json.dumps(save.manifest | {"checksum": checksum_of(save.manifest)}, indent=1)
             _replace(directory / manifest_name, text)
         except BaseException:

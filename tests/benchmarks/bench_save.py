@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import contenders
@@ -51,41 +52,47 @@ def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
     options = arguments(__doc__)
-    table = Table("Saving while another thread inserts 64 rows at a time (microseconds)")
-    replay = contenders.prioritized(options.rows, 256, "auto")
-    theirs = contenders.torchrl_uniform(options.rows)
+    table = Table("Saving while another thread inserts 64 rows at a time")
+    # One writes where the oldest rows are, the other wherever a row is evicted.
+    for name, fill in (("first in, first out", contenders.prioritized), ("retention", contenders.retention)):
+        _measure(table, name, fill(options.rows, 256))
+    buffer = contenders.torchrl_uniform(options.rows)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        alone, beside, inserts, dumps = [], [], [], []
-        for number in range(ROUNDS):
-            place = Path(folder) / str(number)
-            alone.append(microseconds(lambda: save_replay(replay, place)))  # noqa: B023
-            shutil.rmtree(place)
-            took, times = Writer(replay).beside(lambda: save_replay(replay, place))  # noqa: B023
-            beside.append(took * 1e6)
-            inserts.append(times)
-            shutil.rmtree(place)
-            dumps.append(microseconds(lambda: theirs.dumps(place)))  # noqa: B023
-            shutil.rmtree(place)
-        quiet = Writer(replay).beside(lambda: time.sleep(statistics.median(beside) / 1e6))[1]
-    table.times = {
-        f"save {options.rows:,} rows, {replay.nbytes / 1e6:.0f} MB": {
-            "nobody inserts": statistics.median(alone),
-            "beside inserts": statistics.median(beside),
-            "torchrl dumps, not synced": statistics.median(dumps),
-        },
-        "insert 64": {
-            "no save": statistics.median(quiet),
-            "beside a save, median": statistics.median(time for times in inserts for time in times),
-            "beside a save, longest": statistics.median(map(max, inserts)),
-            "no save, longest": max(quiet),
-        },
-    }
-    for work, times in table.times.items():
-        print(f"{work}: " + "  ".join(f"{name} {value:,.0f}" for name, value in times.items()) + "  (us)")
-    print(f"inserts during a save: {[len(times) for times in inserts]}")
-    longest = table.times["insert 64"]["beside a save, longest"]
-    table.at_most("longest wait of an insert over the seconds of the save", longest / statistics.median(beside), 0.05)
+        dumps = [microseconds(lambda: buffer.dumps(Path(folder) / str(number))) for number in range(ROUNDS)]  # noqa: B023
+    _keep(table, f"dumps {options.rows:,} rows", {"torchrl uniform, not synced": statistics.median(dumps)})
     table.finish(save=options.save, name="save")
+
+
+def _measure(table: Table, name: str, replay: Replay) -> None:
+    """Saves with and without a thread that inserts, and inserts with and without a save."""
+    alone, beside, inserts = [], [], []
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        for number in range(2 * ROUNDS):
+            work = partial(save_replay, replay, Path(folder) / str(number))
+            if number % 2:
+                alone.append(microseconds(work))
+            else:
+                took, times = Writer(replay).beside(work)
+                beside.append(took * 1e6)
+                inserts.append(times)
+            shutil.rmtree(Path(folder) / str(number))
+    quiet = Writer(replay).beside(lambda: time.sleep(statistics.median(beside) / 1e6))[1]
+    saves = {"alone": statistics.median(alone), "beside inserts": statistics.median(beside)}
+    _keep(table, f"save {len(replay):,} rows, {replay.nbytes / 1e6:.0f} MB, {name}", saves)
+    waits = {
+        "alone": statistics.median(quiet),
+        "alone, longest": max(quiet),
+        "beside a save": statistics.median(time for times in inserts for time in times),
+        "beside a save, longest": statistics.median(map(max, inserts)),
+    }
+    _keep(table, f"insert {ROWS_AT_ONCE}, {name}", waits)
+    share = waits["beside a save, longest"] / saves["beside inserts"]
+    table.at_most(f"{name}: longest insert beside a save over the time of the save", share, 0.1)
+
+
+def _keep(table: Table, work: str, times: dict[str, float]) -> None:
+    table.times[work] = times
+    print(f"{work}: " + "  ".join(f"{name} {value:,.0f}" for name, value in times.items()) + "  (us)", flush=True)
 
 
 if __name__ == "__main__":

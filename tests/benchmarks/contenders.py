@@ -7,9 +7,10 @@ import torch
 from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 from transitions import in_chunks
 
-from lightning_replay import Replay
+from lightning_replay import Replay, recipes
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage import PackedStorage
+from lightning_replay.writers import SurpriseOnly
 
 EXPONENTS = {"priority_exponent": 0.6, "importance_exponent": 0.4}
 
@@ -21,10 +22,20 @@ def uniform(rows: int, batch_size: int, *, check_finite: bool = True) -> Replay:
     return replay
 
 
-def prioritized(rows: int, batch_size: int, backend: str) -> Replay:
+def prioritized(rows: int, batch_size: int, backend: str = "auto") -> Replay:
     """Our prioritized replay, full, with random TD errors."""
     sampler = PrioritizedSampler(capacity=rows, **EXPONENTS, backend=backend, seed=0)
     replay = Replay(storage=PackedStorage(rows), sampler=sampler, batch_size=batch_size)
+    fill(replay, rows)
+    for start in range(0, rows, 100_000):
+        index = torch.arange(start, min(rows, start + 100_000))
+        replay.update_priority(index, torch.randn(len(index)))
+    return replay
+
+
+def retention(rows: int, batch_size: int) -> Replay:
+    """Our buffer that keeps the most surprising rows, full, with random TD errors."""
+    replay = recipes.surprise_retention(capacity=rows, batch_size=batch_size, rule=SurpriseOnly(), seed=0)
     fill(replay, rows)
     for start in range(0, rows, 100_000):
         index = torch.arange(start, min(rows, start + 100_000))

@@ -314,7 +314,35 @@ def test_td_errors_that_cannot_be_priorities_are_refused_with_their_rows(td_erro
     assert len(replay) == 7 and replay.awaits_priorities, "rows are no feedback"
 
 
-@pytest.mark.parametrize("missing", ["reward", "terminated", "done"])
+@pytest.mark.parametrize("n_steps", [1, 2])
+@pytest.mark.parametrize("missing", [("done",), ("done", "truncated"), ("done", "terminated")])
+def test_done_is_derived_where_it_is_absent(missing, n_steps) -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2, n_steps=n_steps, seed=0)
+    steps = numbered_steps(0, 4)
+    steps["next", "terminated"][1] = steps["next", "truncated"][2] = True
+    given = steps.exclude(*(("next", name) for name in missing))
+    if missing == ("done", "terminated") and n_steps == 2:
+        with pytest.raises(ValueError, match=r"no \('next', 'terminated'\)"):
+            replay.extend(given)
+        return
+    replay.extend(given)
+    terminated, truncated = "terminated" not in missing, "truncated" not in missing
+    assert replay[:]["next", "done"].flatten().tolist() == [False, terminated, truncated, False]
+    assert "done" not in given["next"]
+    replay.extend(given[:1])
+    assert len(replay) == 5
+
+
+def test_a_buffer_saved_without_done_takes_rows_without_it() -> None:
+    storage = PackedStorage(8)
+    steps = numbered_steps(0, 4).exclude(("next", "done"))
+    storage.set(range(4), steps)
+    replay = Replay(storage=storage, batch_size=2)
+    replay.extend(steps)
+    assert "done" not in replay[:]["next"]
+
+
+@pytest.mark.parametrize("missing", ["reward", "terminated"])
 def test_rows_of_which_no_return_can_be_formed_are_refused_before_they_are_stored(missing) -> None:
     replay = recipes.uniform(capacity=8, batch_size=2, n_steps=2)
     steps = numbered_steps(0, 4)

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_replay.lit import ReplayDataModule
 from lightning_replay.lit.checkpointing import replays_beside
+from lightning_replay.saving import DamagedFileError
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
@@ -200,6 +201,19 @@ def test_a_missing_replay_is_said(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run" / "by_hand.7.replay")
     with pytest.raises(FileNotFoundError, match="saved with the replay by_hand.7.replay, which is not beside it"):
         make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
+
+
+def test_the_replay_of_another_run_is_refused_before_the_agent_is_restored(tmp_path: Path) -> None:
+    for run, seed in (("run", 0), ("other", 1)):
+        save = SaveAt(7, tmp_path / run / "by_hand.ckpt")
+        make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(seed=seed))
+    shutil.rmtree(tmp_path / "run" / "by_hand.7.replay")
+    shutil.copytree(tmp_path / "other" / "by_hand.7.replay", tmp_path / "run" / "by_hand.7.replay")
+    agent = Tiny()
+    weights = {name: value.clone() for name, value in agent.state_dict().items()}
+    with pytest.raises(DamagedFileError, match="was saved with another replay.*Nothing was restored"):
+        make_trainer(tmp_path).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
+    assert all(torch.equal(value, weights[name]) for name, value in agent.state_dict().items())
 
 
 def test_weights_only_saves_no_replay(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_all_signals_reach_the_replay_with_their_batch(updates_per_training_step
     replay = make_replay()  # draws uniformly: whether it learns of anything is its own affair
     given = []
     monkeypatch.setattr(
-        replay, "update_priority", lambda index, td_error, **rest: given.append((index, td_error, rest))
+        replay, "update_priority", lambda batch, td_error, **rest: given.append((batch["index"], td_error, rest))
     )
     data = ReplayDataModule(
         Counting, replay, env_steps=26, warmup_steps=20, updates_per_training_step=updates_per_training_step, seed=0
@@ -62,7 +62,7 @@ def test_all_signals_reach_the_replay_with_their_batch(updates_per_training_step
     fit(data, agent, tmp_path)
     assert len(given) == 6 and [index.tolist() for index, *_ in given] == agent.seen
     for index, td_error, rest in given:
-        assert set(rest) == {"generation", "surprise", "action_values", "action"}
+        assert set(rest) == {"surprise", "action_values", "action"}
         total = replay.storage.get(index)["observation"].sum(-1)
         assert torch.equal(rest["surprise"], total + 1)
         assert torch.equal(rest["action_values"], torch.stack([total, -total], -1))

@@ -100,7 +100,7 @@ def test_saves_of_two_kinds_live_side_by_side(tmp_path) -> None:
 
 
 def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_after(tmp_path, monkeypatch) -> None:
-    """The order that a power loss respects: every file, the folder's names, the manifest, its name."""
+    """The order that a power loss respects: every file, their names, the folder's name, the manifest, its name."""
     done: list[str] = []
     names: dict[int, str] = {}
     fsync, replace = os.fsync, os.replace
@@ -127,6 +127,7 @@ def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_af
         "sync tensors.safetensors",
         "sync values.json",
         f"sync {data}",
+        "sync here",
         manifest,
         "replace state.json",
         "sync here",
