@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
@@ -195,16 +196,14 @@ def _magnitude(td_error: Tensor) -> Tensor:
 
 def _released(storage: Storage, slots: Tensor) -> Tensor | None:
     """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
-    tables, live = getattr(storage, "tables", None), getattr(storage, "live_slots", None)
-    places = slots.cpu().numpy()
-    if tables is not None:
-        # A row that left every table may still be held by the history of a running episode, and is drawn by nobody.
-        is_there = (tables.position[:, places] >= 0).any(0)
-    elif live is not None:
-        is_there = live.contains(places)
-    else:
+    tables: Any = getattr(storage, "tables", None)
+    live: Any = getattr(storage, "live_slots", None)
+    if tables is None and live is None:
         return None
-    return torch.from_numpy(~is_there).to(slots.device)
+    places = slots.cpu().numpy()
+    # A row that left every table may still be held by the history of a running episode, and is drawn by nobody.
+    held: np.ndarray = live.contains(places) if tables is None else (tables.position[:, places] >= 0).any(0)
+    return torch.from_numpy(~held).to(slots.device)
 
 
 def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:

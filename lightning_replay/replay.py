@@ -357,7 +357,8 @@ class Replay(TensorDictReplayBuffer):
 
     def mark_update(self, index: Tensor | int) -> None:
         """Called by the writer when slots were written: sampler and episodes learn of the new rows."""
-        index = torch.as_tensor(index).reshape(-1)
+        if not isinstance(index, Tensor) or index.ndim != 1:
+            index = torch.as_tensor(index).reshape(-1)
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)
@@ -433,11 +434,12 @@ class Replay(TensorDictReplayBuffer):
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
-            if self._is_plain and not self._sampler_may_fail:
-                return self._draw(batch_size)
-            drawing = _Drawing([self._sampler, *self._transforms])
+            is_plain = self._is_plain
+            if is_plain and not self._sampler_may_fail:
+                return self._draw(batch_size, is_plain=True)
+            drawing = _Drawing([self._sampler] if is_plain else [self._sampler, *self._transforms])
             try:
-                return self._draw(batch_size)
+                return self._draw(batch_size, is_plain=is_plain)
             except BaseException:  # a draw that fails is none: the next one is what it would have been
                 drawing.undo()
                 raise
@@ -447,11 +449,11 @@ class Replay(TensorDictReplayBuffer):
         """Whether the sampler may have changed when it refuses to draw."""
         return type(self._sampler) not in (UniformSampler, Prioritized)
 
-    def _draw(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+    def _draw(self, batch_size: int, *, is_plain: bool) -> tuple[TensorDictBase, dict[str, Any]]:
         index, info = self._sampler.sample(self._storage, batch_size)
         if isinstance(index, tuple):  # TorchRL's slices
             index = index[0]
-        elif self._is_plain:
+        elif is_plain:
             return self._gather(index, info), info
         if isinstance(self._storage, PackedStorage):
             data = self._storage.get(index, extra={"index": index})
@@ -517,15 +519,15 @@ class Replay(TensorDictReplayBuffer):
             self._check_signals(signals)
         if td_error is not None:
             td_error = real_numbers("td_error", td_error, "No priority was changed")
-        if not self.takes_feedback:
+        learns, is_prioritized = getattr(self._writer, "learns", False), self.is_prioritized
+        if not learns and not is_prioritized:
             self._feedback.draws_since_update = 0
             return
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
             self._check_usable()
-            learns = getattr(self._writer, "learns", False)
-            if td_error is None and self.is_prioritized:
+            if td_error is None and is_prioritized:
                 raise ValueError(
                     f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
                     "of the batch. No priority was changed"
@@ -535,9 +537,9 @@ class Replay(TensorDictReplayBuffer):
             source = getattr(self._sampler, "first", self._sampler)
             device = self._storage.device  # None where TorchRL's storage was given none
             on_cpu = device is None or device.type == "cpu"
-            sampler_checks = self.is_prioritized and isinstance(source, Seeded) and on_cpu
+            sampler_checks = is_prioritized and isinstance(source, Seeded) and on_cpu
             checked = self._feedback.check(index, td_error, generation, self._storage, sampler_checks=sampler_checks)
-            if self.is_prioritized:
+            if is_prioritized:
                 try:
                     self._sampler.update_priority(checked.index, checked.magnitude, storage=self._storage)
                 except (ValueError, IndexError):

@@ -321,10 +321,14 @@ class PackedStorage(LazyTensorStorage):
     def _next_generation(self, slots: slice | Tensor) -> None:
         generation = self._generations
         if generation is not None:
-            index = slots if isinstance(slots, slice) else slots.numpy()
-            generation[index] += 1
-            if self._least_generation:
-                generation[index] = np.maximum(generation[index], self._least_generation + 1)
+            if isinstance(slots, slice):
+                view = generation[slots]
+                view += 1  # in place: generation[slots] += 1 would write twice
+                if self._least_generation:
+                    np.maximum(view, self._least_generation + 1, out=view)
+            else:
+                index = slots.numpy()
+                generation[index] = np.maximum(generation[index], self._least_generation) + 1
         else:
             assert self._generation is not None
             self._generation[slots] += 1

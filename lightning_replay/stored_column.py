@@ -64,7 +64,7 @@ class RowReader:
         takes_arrays = device is not None and device.type == "cpu"
         for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
             value: Tensor = values[place]
-            if takes_arrays and array_dtype is not None and value.device.type == "cpu":
+            if takes_arrays and array_dtype is not None and value.is_cpu:
                 array = value.detach().numpy() if value.requires_grad else value.numpy()
                 # Cheaper to look at than the tensor's own.
                 if array.dtype is not array_dtype or array.shape[1:] != shape:

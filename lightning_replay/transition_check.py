@@ -29,7 +29,7 @@ def with_done(rows: TensorDictBase) -> TensorDictBase:
     Rows with neither flag, or with flags that are not bool, are returned as they are.
     """
     following = rows.get("next", None)
-    if not isinstance(following, TensorDictBase) or following.get("done", None) is not None:
+    if not isinstance(following, TensorDictBase) or "done" in following:
         return rows
     ends = [end for end in (following.get(key, None) for key in ("terminated", "truncated")) if end is not None]
     if not ends or any(end.dtype != torch.bool for end in ends):

@@ -85,7 +85,7 @@ class ScheduledSampler(WithinTables):
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: that of tables, and the scheduler's state."""
-        return super().draw_state(), copy.deepcopy(self.scheduler.state_dict())
+        return super().draw_state(), self.scheduler.state_dict()
 
     def undo_draw(self, state: Any) -> None:
         """Makes the draws since :meth:`draw_state` undone."""

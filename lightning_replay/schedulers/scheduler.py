@@ -68,7 +68,8 @@ class Scheduler(ABC):
     def drawn(self, task: int, probability: float) -> None:
         """Told that a batch of ``task`` was drawn, and with which probability. Here: checked, then ignored."""
         self._check_task(task)
-        checked_share("probability", probability, ABOVE_ZERO)
+        if type(probability) is not float or not 0.0 < probability <= 1.0:
+            checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
         """Takes a new progress signal of ``task``. Here: checked, then ignored.
@@ -97,7 +98,7 @@ class Scheduler(ABC):
         return self.tasks.index(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load_state_dict` restores everything."""
+        """Returns plain values from which :meth:`load_state_dict` restores everything, in lists of their own."""
         return {"tasks": list(self.tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,6 +126,8 @@ class Scheduler(ABC):
     def _check_task(self, task: int) -> None:
         self._check_started()
         last = len(self.tasks) - 1
+        if type(task) is int and 0 <= task <= last:  # without the texts of an error, in every draw
+            return
         check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
 
     def _check_actors(self, num_actors: int) -> None:

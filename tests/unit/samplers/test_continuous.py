@@ -118,7 +118,7 @@ def test_an_interrupted_episode_that_was_truncated_is_not_continued() -> None:
 def test_rows_that_do_not_say_where_episodes_end_are_refused_before_they_are_stored() -> None:
     replay = Replay(storage=PackedStorage(8), sampler=ContinuousTransitionSampler(), batch_size=2)
     steps = make_steps([0, 1])
-    del steps["next", "done"]
+    steps = steps.exclude(*(("next", name) for name in ("done", "terminated", "truncated")))
     with pytest.raises(ValueError, match=r"no \('next', 'done'\).*nothing was stored"):
         replay.extend(steps)
     assert len(replay) == 0

@@ -227,9 +227,10 @@ def test_bad_options_are_refused(options, message: str) -> None:
         recipes.event_tables(**{"capacity": 10, "batch_size": 1} | options)
 
 
-def test_rows_without_done_are_refused() -> None:
+def test_rows_without_ends_are_refused() -> None:
     replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table()])
-    unchanged_by(replay, event_steps(0, 4, {}, []).exclude(("next", "done")), ValueError, r"\('next', 'done'\)")
+    endless = event_steps(0, 4, {}, []).exclude(*(("next", name) for name in ("done", "terminated", "truncated")))
+    unchanged_by(replay, endless, ValueError, r"\('next', 'done'\)")
 
 
 def test_it_writes_into_packed_storage_of_enough_rows() -> None:
