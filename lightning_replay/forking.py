@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -59,12 +60,15 @@ class SharedWrites:
 
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
+_living_lock = threading.Lock()  # others are built in other threads meanwhile
+_fork_lock = threading.Lock()  # of two threads that fork, the second waits until the first has forked
 _stopped: list[Forkable] = []
 
 
 def register(one: Forkable) -> None:
     """Stops an object before each fork of this process and lets it go on after, for as long as it lives."""
-    _living.add(one)
+    with _living_lock:
+        _living.add(one)
 
 
 def acquired(lock: Any) -> bool:
@@ -73,14 +77,21 @@ def acquired(lock: Any) -> bool:
 
 
 def _before() -> None:
-    for one in sorted(_living, key=lambda one: one.fork_rank):
+    _fork_lock.acquire()
+    with _living_lock:
+        living = list(_living)
+    for one in sorted(living, key=lambda one: one.fork_rank):
         one.before_fork()
         _stopped.append(one)
 
 
 def _after(in_child: bool) -> None:
+    global _living_lock
+    if in_child:  # another thread may have held it
+        _living_lock = threading.Lock()
     while _stopped:
         _stopped.pop().after_fork(in_child=in_child)
+    _fork_lock.release()
 
 
 if hasattr(os, "register_at_fork"):

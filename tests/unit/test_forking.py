@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks of processes that hold buffers: one at a time, each of which releases the locks it took."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+THREADS_THAT_FORK = """
+import os, threading, time
+from lightning_replay import recipes
+from lightning_replay import forking  # later: hooks of concurrent.futures then do not take turns for it
+
+forking._PATIENCE_S = 2.0
+replay = recipes.uniform(capacity=100, batch_size=4)
+
+# Comes last, so that the second thread wants to fork while the first holds the locks of the buffer.
+class Slow:
+    fork_rank = 9
+
+    def before_fork(self):
+        time.sleep(0.1)
+
+    def after_fork(self, *, in_child):
+        pass
+
+slow = Slow()
+forking.register(slow)
+
+def fork(times):
+    for _ in range(times):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+threads = [threading.Thread(target=fork, args=(3,), daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(30)
+assert not any(thread.is_alive() for thread in threads), "forks wait for each other"
+assert replay._replay_lock.acquire(timeout=1), "a fork kept a lock"
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_threads_that_fork_at_the_same_time_release_all_locks() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS_THAT_FORK], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "un-acquired" not in done.stderr
