@@ -231,13 +231,16 @@ class PackedStorage(LazyTensorStorage):
             data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` in it is ignored.
 
         Raises:
+            IndexError: an int that is no slot; nothing is written.
             ValueError: keys, shapes, dtypes or device are not those of the first rows; nothing is written.
         """
         if isinstance(data, list):
             data = torch.stack(data)
         if isinstance(cursor, int):
+            if not 0 <= cursor < self.capacity:
+                raise IndexError(f"cursor is {cursor}; it must be a slot from 0 to {self.capacity - 1}")
             data, cursor = data.unsqueeze(0), slice(cursor, cursor + 1)
-        slots = _as_slots(cursor)
+        slots = _as_slots(cursor, self.capacity)
         values = self.checked_values(data)
         if set_cursor:
             self._set_last_cursor(cursor)
@@ -440,6 +443,7 @@ class PackedStorage(LazyTensorStorage):
                     self._allocate(layout)
                 self._take_rows(state_dict)
             elif self._generation is not None:
+                self.begin_write(slice(0, self._reached))
                 self._generation[: self._reached] += 1  # these rows leave, and none comes in their place
             self._least_generation = least
             self._given_device = None
@@ -463,6 +467,12 @@ class PackedStorage(LazyTensorStorage):
             raise ValueError(
                 f"the saved rows {list(rows.shape)} are not {length} of {layout.row_bytes} bytes in a storage of "
                 f"{self.capacity}; nothing was loaded"
+            )
+        emptied = state_dict.get("emptied")
+        if emptied is not None and (emptied.ndim != 1 or len(emptied) > self.capacity - length):
+            raise ValueError(
+                f"the saved generations {list(emptied.shape)} of emptied slots are not those of at most "
+                f"{self.capacity - length} slots; nothing was loaded"
             )
         return layout
 
@@ -577,9 +587,10 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
     return columns
 
 
-def _as_slots(cursor: Any) -> slice | Tensor:
-    if isinstance(cursor, range):
-        return slice(cursor.start, cursor.stop, cursor.step)
+def _as_slots(cursor: Any, capacity: int) -> slice | Tensor:
+    """Returns a slice of consecutive slots with a start and a stop, or int64 ``[N]``."""
     if isinstance(cursor, slice):
-        return cursor
+        cursor = range(*cursor.indices(capacity))
+    if isinstance(cursor, range) and cursor.step == 1:
+        return slice(cursor.start, cursor.stop)
     return torch.as_tensor(cursor, dtype=torch.int64)

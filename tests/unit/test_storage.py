@@ -139,6 +139,35 @@ def test_a_row_at_an_int_slot() -> None:
     assert storage[2]["observation"].tolist() == [7, 7, 7]
 
 
+def test_slices_of_every_kind_write_the_slots_they_name_and_ints_must_be_slots() -> None:
+    storage = PackedStorage(capacity=6)
+    storage.set(slice(None), numbered_steps(0, 6))
+    storage.set(slice(4, None, -3), numbered_steps(10, 2))
+    assert storage.get(torch.arange(6))["next", "reward"].flatten().tolist() == [0, 11, 2, 3, 10, 5]
+    for slot in (-1, 6):
+        with pytest.raises(IndexError, match=f"cursor is {slot}; it must be a slot from 0 to 5"):
+            storage.set(slot, numbered_steps(0, 1)[0])
+
+
+def test_an_empty_state_that_is_loaded_during_a_save_does_not_change_what_is_saved() -> None:
+    storage = PackedStorage(capacity=6)
+    storage.set(slice(0, 6), numbered_steps(0, 6))
+    before = storage.state_dict()["rows"].clone()
+    with storage.frozen_state() as state:
+        storage.load_state_dict(PackedStorage(capacity=6).state_dict())
+        assert (state["rows"].tensor() == before).all()
+
+
+def test_a_state_with_too_many_emptied_slots_is_refused_and_nothing_is_loaded() -> None:
+    storage, other = PackedStorage(capacity=6), PackedStorage(capacity=6)
+    storage.set(slice(0, 6), numbered_steps(0, 6))
+    other.set(slice(0, 4), numbered_steps(10, 4))
+    before = storage.state_dict()["rows"].clone()
+    with pytest.raises(ValueError, match="at most 2 slots; nothing was loaded"):
+        storage.load_state_dict(other.state_dict() | {"emptied": torch.zeros(3, dtype=torch.int64)})
+    assert (storage.state_dict()["rows"] == before).all()
+
+
 def test_state_restores_rows_and_refuses_another_capacity() -> None:
     storage = filled(numbered_steps(0, 4))
     again = PackedStorage(10)
