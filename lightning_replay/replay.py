@@ -100,7 +100,8 @@ class Replay(TensorDictReplayBuffer):
             ("sampler", sampler, Sampler),
             ("writer", writer, Writer),
         ):
-            if not isinstance(part, kind) and (part is not None or part is storage):
+            is_optional = name != "storage"
+            if not (isinstance(part, kind) or (part is None and is_optional)):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
         batch_size = checked_count("batch_size", batch_size, of="transitions")
         if storage.max_size < batch_size:
@@ -593,11 +594,12 @@ class Replay(TensorDictReplayBuffer):
             generation: int64 ``[N]``, of these rows.
         """
         assert isinstance(self._storage, PackedStorage), "truncate needs a PackedStorage"
-        index = index[self._storage.generation_of(index) == generation]
-        if len(index):
-            if self._prefetch_queue:
-                self._wait_for_draws()
-            with self._replay_lock, self._write_lock:
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:
+            self._check_usable()
+            index = index[self._storage.generation_of(index) == generation]
+            if len(index):
                 self._storage.set_flags([("next", "truncated"), ("next", "done")], index)
                 self.cut(index)
 
@@ -624,9 +626,11 @@ class Replay(TensorDictReplayBuffer):
                 checked_count(name, reading, 0)
         if self._prefetch_queue:
             self._wait_for_draws()
-        for part in (self._sampler, self._writer):
-            if hasattr(part, "advance"):
-                part.advance(env_steps=env_steps, updates=updates)
+        with self._replay_lock, self._write_lock:
+            self._check_usable()
+            for part in (self._sampler, self._writer):
+                if hasattr(part, "advance"):
+                    part.advance(env_steps=env_steps, updates=updates)
 
     def seed(self, seed: int) -> None:
         """Starts the draws of sampler, transforms and writer anew from ``seed``."""
@@ -634,9 +638,11 @@ class Replay(TensorDictReplayBuffer):
             raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
         if self._prefetch_queue:
             self._wait_for_draws()
-        for offset, part in enumerate([self._sampler, *self._transforms, self._writer]):
-            if hasattr(part, "reseed"):
-                part.reseed(seed + offset)
+        with self._replay_lock, self._write_lock:
+            self._check_usable()
+            for offset, part in enumerate([self._sampler, *self._transforms, self._writer]):
+                if hasattr(part, "reseed"):
+                    part.reseed(seed + offset)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets every transition, the prefetched ones too; the slots' generations go on."""

@@ -26,13 +26,13 @@ _TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
 def with_done(rows: TensorDictBase) -> TensorDictBase:
     """Returns rows that have ``("next", "done")``: derived from ``terminated`` and ``truncated`` where it is absent.
 
-    Rows with neither flag, or with flags that are not bool, are returned as they are.
+    Rows with neither flag, or with flags that are not bool or of two shapes, are returned as they are.
     """
     following = rows.get("next", None)
     if not isinstance(following, TensorDictBase) or "done" in following:
         return rows
     ends = [end for end in (following.get(key, None) for key in ("terminated", "truncated")) if end is not None]
-    if not ends or any(end.dtype != torch.bool for end in ends):
+    if not ends or any(end.dtype != torch.bool or end.shape != ends[0].shape for end in ends):
         return rows
     done = ends[0].clone() if len(ends) == 1 else ends[0] | ends[1]
     return rows.copy().set(_DONE, done)
@@ -147,7 +147,7 @@ def _check_flags(done: Any, ends: list[Any]) -> None:
             return
     elif not bool((ended > done).any()):
         return
-    rows = torch.as_tensor(ended > done).flatten(1).any(1).nonzero().flatten().tolist()
+    rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
     raise ValueError(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"

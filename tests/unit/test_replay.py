@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from functools import partial
 
 import pytest
@@ -331,6 +332,36 @@ def test_done_is_derived_where_it_is_absent(missing, n_steps) -> None:
     assert "done" not in given["next"]
     replay.extend(given[:1])
     assert len(replay) == 5
+
+
+def test_flags_without_a_dimension_of_their_own_are_checked_and_flags_of_two_shapes_derive_nothing() -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2, seed=0)
+    steps = numbered_steps(0, 4).exclude(("next", "done"))
+    steps["next", "terminated"] = torch.tensor([False, True, False, False])
+    replay.extend(steps)
+    assert "done" not in replay[:]["next"]
+    steps["next", "done"] = torch.zeros(4, dtype=torch.bool)
+    steps["next", "truncated"] = torch.zeros(4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"rows \[1\] are terminated or truncated"):
+        recipes.uniform(capacity=8, batch_size=2, seed=0).extend(steps)
+
+
+@pytest.mark.parametrize("change", ["advance", "seed", "truncate"])
+def test_clocks_seeds_and_ends_of_episodes_wait_while_a_save_needs_one_moment(change) -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2, seed=0)
+    index = replay.extend(numbered_steps(0, 4))
+    calls = {
+        "advance": partial(replay.advance, updates=3),
+        "seed": partial(replay.seed, 1),
+        "truncate": partial(replay.truncate, index[-1:], torch.ones(1, dtype=torch.int64)),
+    }
+    thread = threading.Thread(target=calls[change])
+    with replay.unchanged():
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_a_buffer_saved_without_done_takes_rows_without_it() -> None:
