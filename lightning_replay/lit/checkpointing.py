@@ -15,7 +15,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning_replay.checkpoint import save_id
 from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.saving.directory import exclusive
+from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class CheckedCheckpointIO(CheckpointIO):
 class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
-    The checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
+    A folder that is there is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
     another buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old buffer
     goes: killed at any time, the file finds the buffer it was saved with. What a killed save left is removed by the
     next one. :class:`~lightning_replay.lit.ReplayDataModule` installs it.
@@ -91,35 +92,37 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             return
         file = _local(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(file.parent):
+        with exclusive(file.parent) as is_alone:
             before = replays_beside(file)
-            target = file.with_name(f"{file.stem}.{state['updates']}.replay")
-            self._save_replay(target)
+            target = self._save_replay(file, state["updates"])
             state["replay"], state["replay_id"] = target.name, save_id(target)
             super().save_checkpoint(checkpoint, path, storage_options)
             (target / _UNFINISHED).unlink(missing_ok=True)
-            for stale in [*before, *self._abandoned(file)]:
+            # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
+            for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
                 if stale != target:
                     shutil.rmtree(stale, ignore_errors=True)
 
-    def _save_replay(self, target: Path) -> None:
+    def _save_replay(self, file: Path, updates: int) -> Path:
         """Saves, or links the files of a save of the very same state; ``save_last=True`` makes two of each."""
         stamp = self.datamodule.replay_stamp()
-        if self._newest is not None and self._newest[0] == stamp and self._newest[1].is_dir():
-            if self._newest[1] == target:
-                return
+        before, newest = self._newest or (None, None)
+        if newest is not None and before == stamp and newest.is_dir():
+            if newest in replays_beside(file):
+                return newest
+            target = _new_replay(file, updates)
             try:
-                shutil.rmtree(target, ignore_errors=True)
-                _begin(target)
-                shutil.copytree(self._newest[1], target, copy_function=os.link, dirs_exist_ok=True)
+                left_out = shutil.ignore_patterns(LOCK_FILE, _UNFINISHED)
+                shutil.copytree(newest, target, copy_function=os.link, ignore=left_out, dirs_exist_ok=True)
                 for folder in (*(path for path in target.rglob("*") if path.is_dir()), target, target.parent):
                     sync(folder)
-                return
+                return target
             except OSError:  # a file system without hard links
                 shutil.rmtree(target, ignore_errors=True)
-        _begin(target)
-        self.datamodule.replay.save(target, previous=None if self._newest is None else self._newest[1])
+        target = _new_replay(file, updates)
+        self.datamodule.replay.save(target, previous=newest)
         self._newest = (stamp, target)
+        return target
 
     def _abandoned(self, file: Path) -> list[Path]:
         """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
@@ -200,14 +203,20 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
     )
 
 
-def _begin(target: Path) -> None:
-    target.mkdir(exist_ok=True)
+def _new_replay(file: Path, updates: int) -> Path:
+    """Creates the folder of a replay: not one that is there, which the checkpoint may name until it is overwritten."""
+    target, number = file.with_name(f"{file.stem}.{updates}.replay"), 0
+    while target.exists():
+        number += 1
+        target = file.with_name(f"{file.stem}.{updates}-{number}.replay")
+    target.mkdir()
     (target / _UNFINISHED).touch()
+    return target
 
 
 def _stem_of(replay: Path) -> str | None:
     """Returns the stem of the checkpoint file that a replay was saved with."""
-    match = re.fullmatch(r"(.+)\.\d+\.replay", replay.name)
+    match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
     return None if match is None else match[1]
 
 

@@ -195,6 +195,24 @@ def test_overwriting_at_the_same_update_keeps_the_replay(tmp_path: Path) -> None
     assert checkpoints_in(tmp_path / "run") == (["end.ckpt"], ["end.40.replay"])
 
 
+def test_an_overwrite_at_the_same_update_that_is_killed_leaves_the_old_replay(tmp_path: Path) -> None:
+    """Steps are collected in between, so that the second replay is another one."""
+    data, path = make_data(), tmp_path / "run" / "end.ckpt"
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=data)
+    trainer.save_checkpoint(path)
+    data.replay.sample()
+    inner = trainer.strategy.checkpoint_io.wrapped
+    save = inner.save_checkpoint
+    inner.save_checkpoint = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.save_checkpoint(path)
+    assert trainer.strategy.checkpoint_io.load_checkpoint(path), "the file and its replay belong together"
+    inner.save_checkpoint = save
+    trainer.save_checkpoint(path)
+    assert checkpoints_in(tmp_path / "run") == (["end.ckpt"], ["end.40-1.replay"])
+
+
 def test_a_missing_replay_is_said(tmp_path: Path) -> None:
     save = SaveAt(7, tmp_path / "run" / "by_hand.ckpt")
     make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data())
