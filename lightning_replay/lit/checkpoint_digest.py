@@ -40,20 +40,23 @@ def check_digest(checkpoint: dict[str, Any], path: str | Path) -> None:
 
 
 def digest_of(value: Any) -> str:
-    """Returns a hash of nested dictionaries, lists, tensors, arrays and plain values; of other objects, their class."""
+    """Returns a hash of nested dictionaries, lists, dense tensors, arrays and plain values; of others, their class."""
     digest = hashlib.blake2b(digest_size=20)
     _feed(value, digest.update)
     return digest.hexdigest()
 
 
 def _feed(value: Any, update: Callable[[Any], None]) -> None:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
         update(f"tensor {value.dtype} {list(value.shape)}".encode())
         content = value.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
         update(content.view(torch.uint8).numpy().data if content.numel() else b"")
     elif isinstance(value, np.ndarray):
         update(f"array {value.dtype} {list(value.shape)}".encode())
-        update(np.ascontiguousarray(value).tobytes())
+        if value.dtype.hasobject:  # its bytes are addresses
+            _feed(value.tolist(), update)
+        else:
+            update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
         update(f"dict {len(value)}".encode())
         for key, item in value.items():
