@@ -61,7 +61,8 @@ def restore_state(replay: Replay, state: dict[str, Any]) -> None:
         ValueError: the buffer is built from other parts, or a part refuses its state; nothing is changed then.
     """
     _refuse_other_parts(state["built_from"], _parts_of(replay))
-    batches = [_ready(batch) for batch in state["prefetched"]]
+    # Without prefetching nothing takes batches from the queue, and every call would wait for them.
+    batches = [_ready(batch) for batch in state["prefetched"]] if replay._prefetch else []
     with replay.unchanged():
         _restore_all(_restorations(replay, state))
         for future in replay._prefetch_queue:

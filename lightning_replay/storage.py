@@ -509,6 +509,7 @@ class PackedStorage(LazyTensorStorage):
             )
         state = super().__getstate__()
         state["packed"] = self.state_dict()
+        self.check_read()
         del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are laid out anew.
         unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")

@@ -89,6 +89,14 @@ def test_prefetched_batches_are_saved_too(tmp_path) -> None:
     assert torch.equal(replay.sample()["index"], again.sample()["index"])
 
 
+def test_a_buffer_without_prefetching_drops_the_prefetched_batches_of_a_save(tmp_path) -> None:
+    replay = recipes.uniform(capacity=50, batch_size=8, prefetch=2, seed=3)
+    used(replay).save(tmp_path)
+    again = recipes.uniform(capacity=50, batch_size=8, seed=3)
+    again.load(tmp_path)
+    assert not again._prefetch_queue and len(again.sample()) == 8
+
+
 def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:
     replay = used(recipes.uniform(capacity=50, batch_size=8))
     replay.save(tmp_path)

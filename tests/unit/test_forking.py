@@ -51,3 +51,30 @@ def test_threads_that_fork_at_the_same_time_release_all_locks() -> None:
     done = subprocess.run([sys.executable, "-c", THREADS_THAT_FORK], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "un-acquired" not in done.stderr
+
+
+COPIED_IN_A_FORK = """
+import copy, os, sys
+from lightning_replay import recipes
+from tests.transitions import numbered_steps
+
+replay = recipes.uniform(capacity=50, batch_size=4, memmap=sys.argv[1])
+replay.extend(numbered_steps(0, 50))
+written, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(written, 1)
+    try:
+        copy.deepcopy(replay)
+    except RuntimeError as error:
+        os._exit(0 if "which has written into it since the fork" in str(error) else 2)
+    os._exit(1)
+replay.extend(numbered_steps(100, 3))
+os.write(tell, b"1")
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_a_fork_does_not_copy_rows_on_disk_that_its_parent_has_written_since(tmp_path) -> None:
+    subprocess.run([sys.executable, "-c", COPIED_IN_A_FORK, str(tmp_path)], check=True, timeout=120)
