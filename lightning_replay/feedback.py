@@ -128,7 +128,7 @@ class Feedback:
         return magnitude
 
     def forget(self) -> None:
-        """Nothing is drawn any more that an update could come for; the counts stay."""
+        """Drops what refers to drawn rows, which are gone; the counts stay."""
         self.draws_since_update = 0
         self.last_index = None
 

@@ -33,7 +33,7 @@ class Forkable(Protocol):
 
 
 class SharedWrites:
-    """Counts writes into a file that forked processes share: a fork that reads it learns of those that came since."""
+    """Counts writes into a file that forked processes share, so that a fork can refuse rows written since."""
 
     def __init__(self) -> None:
         self._count = np.frombuffer(mmap.mmap(-1, 8), dtype=np.int64)  # anonymous, and shared with forked processes

@@ -405,7 +405,7 @@ class Replay(TensorDictReplayBuffer):
         """Takes the oldest batch drawn ahead, and starts to draw others.
 
         One thread draws them, in order, and whatever changes the buffer waits until they are drawn: every batch is that
-        of the moment at which it was asked for, whatever the threads' timing.
+        of the moment at which it was requested, whatever the threads' timing.
         """
         with self._futures_lock:
             queue, sampler = self._prefetch_queue, self._sampler
@@ -717,7 +717,7 @@ class _Drawing:
         self._before = [(part, part.draw_state()) for part in parts if isinstance(part, Seeded)]
 
     def undo(self) -> None:
-        """Makes the draws since then undone."""
+        """Undoes the draws since then."""
         for part, state in self._before:
             part.undo_draw(state)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions checked where they enter: flags that contradict each other, and numbers that spoil what is learned."""
+"""Checks of transitions before they are stored: flags that contradict each other, numbers that are not finite."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
 
     def _probabilities(self, tables: Tables, table: np.ndarray) -> dict[str, Tensor]:
-        """How likely a draw has each row's table, and the sum of all priorities over the row's own."""
+        """Returns the probability of each row's table, and the sum of all priorities over the row's own."""
         holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
         rows = np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
         priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
@@ -128,7 +128,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return super().draw_state(), self.rows_drawn
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, self.rows_drawn = state
         super().undo_draw(generator)
 

@@ -188,7 +188,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         return super().draw_state(), dict(self._clocks)
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, self._clocks = state
         super().undo_draw(generator)
 

@@ -97,11 +97,11 @@ class ReverseSweepSampler(UniformSampler):
         if self._links is None:
             if rows.get(self._done_key, None) is None:
                 raise ValueError(
-                    f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
+                    f"the transitions have no {self._done_key!r}, which marks where episodes end; nothing was stored. "
                     "Store it with every transition, or name your key with done_key="
                 )
             require_one_each(rows, self._done_key, "sweeps along episodes", is_flag=True)
-        # A copy: it is asked again, once, for each row that is stored, and may remember what it saw.
+        # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
@@ -228,7 +228,7 @@ class ReverseSweepSampler(UniformSampler):
         return super().draw_state(), self._cursor
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, self._cursor = state
         super().undo_draw(generator)
 

@@ -88,7 +88,7 @@ class ScheduledSampler(WithinTables):
         return super().draw_state(), self.scheduler.state_dict()
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         within, scheduler = state
         super().undo_draw(within)
         self.scheduler.load_state_dict(scheduler)

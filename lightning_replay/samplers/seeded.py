@@ -44,7 +44,7 @@ class Seeded:
         return self._rng.get_state()
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone: the next one is what the first of them was."""
+        """Undoes the draws since :meth:`draw_state`: the next one is what the first of them was."""
         self._rng.set_state(state)
 
     def generator_state(self) -> Tensor:

@@ -165,7 +165,7 @@ class TableShares(WithinTables):
     def _probabilities(
         self, share: np.ndarray, corrected: np.ndarray | None, ratio: np.ndarray | None
     ) -> dict[str, Tensor]:
-        """How likely each row's table is, and the row's weight over no largest one."""
+        """Returns the probability of each row's table, and each row's weight, not divided by the largest."""
         raw = np.ones(len(share)) if corrected is None else corrected
         if ratio is not None:
             raw = raw * ratio**-self.beta
@@ -175,7 +175,7 @@ class TableShares(WithinTables):
         """Probability that a draw of this batch comes from each table, float64 ``[L]``."""
         if self.multinomial and not self.at_least_one:
             return self.ready_shares(tables)
-        # With a fixed number of rows from each table, rounding makes the shares drawn other than those asked for.
+        # With a fixed number of rows from each table, rounding makes the drawn shares differ from the configured ones.
         return np.bincount(table, minlength=len(tables)) / len(table)
 
     def _is_drawn_from(self, table: int) -> bool:

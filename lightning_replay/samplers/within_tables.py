@@ -264,7 +264,7 @@ class WithinTables(Seeded, TorchRLNames):
         return super().draw_state(), dict(self._clocks), self.rows_drawn.copy()
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, self._clocks, self.rows_drawn = state
         super().undo_draw(generator)
 

@@ -134,7 +134,7 @@ class MixPairs(Seeded, Transform):
         return super().draw_state(), self._coefficients.ahead
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, self._coefficients.ahead = state
         super().undo_draw(generator)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What buffers learn of rows just written, and of rows among them that were not stored."""
+"""Rows just written, and rows among them that were not stored, passed on to the buffers of a storage."""
 
 from __future__ import annotations
 

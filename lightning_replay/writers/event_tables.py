@@ -229,7 +229,7 @@ class EventTableWriter(TableWriter):
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:
-        """Lets conditions forget episodes that go on no more, as of lost workers: they would remember them for ever."""
+        """Drops what conditions keep of episodes that do not continue, such as those of lost workers."""
         if names:
             for table in self._event_tables:
                 table.end_episodes(names)

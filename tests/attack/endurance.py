@@ -92,7 +92,7 @@ def _any_level(generator: torch.Generator) -> int:
 
 
 def attack(name: str, rows: int) -> Report:
-    """So many rows through a buffer of :data:`KINDS`; the process must not grow after a fifth of them."""
+    """Writes rows through a buffer of :data:`KINDS`; the process must not grow after a fifth of them."""
     report, go_on = Report(), KINDS[name]()
     with report.round(f"endurance of {name}"):
         stored = number = before = 0

@@ -78,7 +78,7 @@ class Damager:
 
 
 def attack(build: Callable[[Path], Subject], name: str, count: int) -> Report:
-    """So many damages to the files of one save, all of them in turn."""
+    """Damages the files of one save in turn, ``count`` times."""
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "saves"
@@ -96,7 +96,7 @@ def attack(build: Callable[[Path], Subject], name: str, count: int) -> Report:
 
 
 def attack_recipes(seed: int, count: int, variants: list[Variant] = VARIANTS) -> Report:
-    """So many damages to a save of every variant of every recipe."""
+    """Damages a save of every variant of every recipe, ``count`` times each."""
     report = Report()
     for place, variant in enumerate(variants):
         build = partial(RecipeSubject, seed=1_000 * seed + place, variant=variant)

@@ -121,7 +121,7 @@ class History:
         self.report.count("updates")
 
     def refuse(self, rows: TensorDict | None = None) -> None:
-        """A call that must raise; the state afterwards is the state before."""
+        """Makes a call that must raise; the state afterwards is the state before."""
         name, call = self.random.choice(list(refusals(self.replay, self.variant).items()))
         if rows is None:
             count = len(self.world.steps)
@@ -197,7 +197,7 @@ def places_of(batch: TensorDict) -> list[tuple[int, int]]:
 
 
 def attack(seed: int, count: int = 60, variants: list[Variant] = VARIANTS) -> Report:
-    """One history of every variant."""
+    """Runs one history of every variant."""
     report = Report()
     for place, variant in enumerate(variants):
         with tempfile.TemporaryDirectory() as folder, report.round(f"history {seed} of {variant}"):

@@ -42,7 +42,7 @@ class Killer:
         return child
 
     def kill(self) -> None:
-        """A save of a changed subject in a forked process, which is killed at some moment of it."""
+        """Saves a changed subject in a forked process, which is killed during the save."""
         subject = self.subject
         subject.change()
         new = subject.state()
@@ -65,7 +65,7 @@ class Killer:
 
 
 def attack(kind: type[Subject], seed: int, kills: int) -> Report:
-    """So many kills of saves into one place; those that came after the save had ended are not counted."""
+    """Kills saves into one place; kills that came after the save had ended are not counted."""
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         subject = kind(Path(folder), seed)
@@ -83,7 +83,7 @@ def attack(kind: type[Subject], seed: int, kills: int) -> Report:
 
 
 def check_nothing_left(subject: Subject, report: Report) -> None:
-    """After a save that ends nothing of the killed ones is left: as many files as in a place of its own."""
+    """Compares the files after a save that ends with those of a save elsewhere: nothing of the killed ones is left."""
     files = count_files(subject.place.parent)
     with tempfile.TemporaryDirectory() as fresh:
         subject.place = Path(fresh) / subject.place.name

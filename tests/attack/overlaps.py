@@ -86,7 +86,7 @@ def write(build: Callable[[], Contents], place: Path, seed: int, until: float) -
 
 
 def attack(build: Callable[[], Contents], seconds: float) -> Report:
-    """So many seconds of two threads and two processes that save, and three threads that load."""
+    """Runs two threads and two processes that save, and three threads that load."""
     report, seen = Report(), Counter[float]()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "place"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that every buffer refuses, or some: whatever refuses them, nothing may have changed."""
+"""Calls that all or some buffers refuse, after which nothing may have changed."""
 
 from __future__ import annotations
 

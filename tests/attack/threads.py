@@ -61,7 +61,7 @@ class Shared:
         replay.sample()
 
     def fork(self) -> None:
-        """A forked process goes on with the buffer, or is told that it cannot; it does not hang."""
+        """A forked process goes on with the buffer, or its calls are refused; it does not hang."""
         child = os.fork()
         if child == 0:
             os._exit(self._go_on_alone())
@@ -117,7 +117,7 @@ def _crowded() -> Iterator[None]:
 
 
 def attack(seed: int, seconds: float, variants: list[Variant] = VARIANTS) -> Report:
-    """So many seconds for each variant."""
+    """Runs each variant for ``seconds``."""
     report = Report()
     for place, variant in enumerate(variants):
         own = Report()
