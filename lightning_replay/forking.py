@@ -11,11 +11,13 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Forkable", "SharedWrites", "acquired", "register"]
+__all__ = ["Forkable", "SharedWrites", "acquired", "finished", "register"]
 
 _PATIENCE_S = 30.0  # a thread that holds a lock for longer may be waiting for the one that forks
 
@@ -74,6 +76,11 @@ def register(one: Forkable) -> None:
 def acquired(lock: Any) -> bool:
     """Takes a lock; ``False`` where another thread holds it for too long."""
     return bool(lock.acquire(timeout=_PATIENCE_S))
+
+
+def finished(futures: Iterable[Future[Any]]) -> bool:
+    """Waits for futures; ``False`` where they take too long."""
+    return not wait(tuple(futures), timeout=_PATIENCE_S).not_done
 
 
 def _before() -> None:

@@ -147,11 +147,10 @@ class Replay(TensorDictReplayBuffer):
     def before_fork(self) -> None:
         """Called in the thread that forks: waits until nobody writes, draws or updates."""
         self._held_locks = []
-        for lock in (self._futures_lock, self._replay_lock):
-            if forking.acquired(lock):
-                self._held_locks.append(lock)
-            if lock is self._futures_lock and self._held_locks:
-                self._wait_for_draws()
+        if forking.acquired(self._futures_lock):
+            self._held_locks.append(self._futures_lock)
+            if forking.finished(self._prefetch_queue) and forking.acquired(self._replay_lock):
+                self._held_locks.append(self._replay_lock)
 
     def after_fork(self, *, in_child: bool) -> None:
         """Called in parent and child after a fork; threads are not copied."""

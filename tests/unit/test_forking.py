@@ -78,3 +78,37 @@ assert os.waitpid(child, 0)[1] == 0
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_a_fork_does_not_copy_rows_on_disk_that_its_parent_has_written_since(tmp_path) -> None:
     subprocess.run([sys.executable, "-c", COPIED_IN_A_FORK, str(tmp_path)], check=True, timeout=120)
+
+
+FORKED_BESIDE_A_DRAW = """
+import os, threading
+from lightning_replay import forking, recipes
+from tests.transitions import numbered_steps
+
+forking._PATIENCE_S = 0.5
+replay = recipes.uniform(capacity=50, batch_size=4, prefetch=2)
+replay.extend(numbered_steps(0, 50))
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        try:
+            replay.sample()
+        except RuntimeError as error:
+            os._exit(0 if "half-changed here" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    forked.set()
+
+forked = threading.Event()
+with replay._replay_lock, replay._write_lock:
+    replay._prefetch_queue.append(replay._prefetch_executor.submit(replay._sample, 4))
+    threading.Thread(target=fork, daemon=True).start()
+    assert forked.wait(20), "the fork waits for a draw that waits for this thread"
+replay.sample()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_a_fork_does_not_wait_for_ever_for_a_draw_that_cannot_end() -> None:
+    subprocess.run([sys.executable, "-c", FORKED_BESIDE_A_DRAW], check=True, timeout=120)
