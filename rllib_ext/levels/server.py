@@ -12,6 +12,7 @@ import torch
 from ray import cloudpickle
 
 from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving.state import STATE_MANIFEST
 from rllib_ext.levels.episodes import Episode, Episodes
 from rllib_ext.levels.fragment import Fragment
 
@@ -193,7 +194,7 @@ class LevelServer:
 
     def _resume(self) -> None:
         """After a loss of this process."""
-        if self._spare.exists() and any(self._spare.iterdir()):
+        if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
             state = read_state(self._spare)
             self._restarts = int(state.pop("restarts")) + 1
             self.load_state(state)

@@ -95,6 +95,14 @@ def test_what_was_broken_off_or_lost_is_forgotten(tmp_path: Path) -> None:
     assert server.report(lost_runners=[1, 2])["in_flight"] == 0
 
 
+def test_a_server_that_was_lost_during_its_first_write_starts_anew(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / "data-0123").mkdir()
+    assert server_of(buffer(), tmp_path).stats()["restarts"] == 0
+    assert server_of(buffer(), tmp_path).stats()["restarts"] == 1
+    assert [path.name for path in tmp_path.glob("data-*")] != ["data-0123"]
+
+
 def test_resuming_repeats_the_next_choices_and_then_forgets_what_was_in_flight(tmp_path: Path) -> None:
     server, again = server_of(buffer(), tmp_path / "one"), server_of(buffer(seed=7), tmp_path / "other")
     played(server, 4)
