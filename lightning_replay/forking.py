@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -60,11 +61,14 @@ class SharedWrites:
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 _stopped: list[Forkable] = []
+_registering = threading.Lock()  # an object that is added while the set is read would end the reading
+_forking = threading.RLock()  # of the thread that forks: a second one would overwrite which locks the first holds
 
 
 def register(one: Forkable) -> None:
     """Stops an object before each fork of this process and lets it go on after, for as long as it lives."""
-    _living.add(one)
+    with _registering:
+        _living.add(one)
 
 
 def acquired(lock: Any) -> bool:
@@ -73,14 +77,23 @@ def acquired(lock: Any) -> bool:
 
 
 def _before() -> None:
-    for one in sorted(_living, key=lambda one: one.fork_rank):
+    _forking.acquire()
+    with _registering:
+        living = sorted(_living, key=lambda one: one.fork_rank)
+    for one in living:
         one.before_fork()
         _stopped.append(one)
 
 
 def _after(in_child: bool) -> None:
-    while _stopped:
-        _stopped.pop().after_fork(in_child=in_child)
+    global _registering
+    if in_child:
+        _registering = threading.Lock()  # another thread may have held it
+    try:
+        while _stopped:
+            _stopped.pop().after_fork(in_child=in_child)
+    finally:
+        _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
