@@ -214,7 +214,9 @@ class PackedStorage(LazyTensorStorage):
         if self._layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
-            return super().get(index)
+            views = super().get(index)
+            self.check_read()
+            return views
         slots = index if index.ndim == 1 else index.flatten()
         if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
             slots = slots.to(self._rows.device)
