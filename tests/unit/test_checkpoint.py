@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
@@ -20,9 +21,12 @@ from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving import state as saved_state
+from lightning_replay.schedules import Linear
 from lightning_replay.storage import PackedStorage
+from tests.attack.states import fingerprint
 from tests.recipe_options import built, fitting
 from tests.saves import files_of, forge, names_in
 from tests.transitions import numbered_steps
@@ -87,6 +91,39 @@ def test_prefetched_batches_are_saved_too(tmp_path) -> None:
     again = load_replay(tmp_path)
     assert torch.equal(replay.sample()["index"], again.sample()["index"])
     assert torch.equal(replay.sample()["index"], again.sample()["index"])
+
+
+def with_tree(backend: str, prefetch: int | None) -> Replay:
+    sampler = PrioritizedSampler(50, importance_exponent=Linear(0.4, 1.0, duration=20), backend=backend)
+    return Replay(storage=PackedStorage(50), sampler=sampler, batch_size=8, n_steps=3, prefetch=prefetch, seed=3)
+
+
+def trained(replay: Replay, rows: list[TensorDict]) -> list[TensorDict]:
+    """The batches of a run that stores rows, draws, and feeds back errors that are known from the batch."""
+    batches = []
+    for some in rows:
+        replay.extend(some)
+        batches.append(replay.sample())
+        replay.update_priority(batches[-1], batches[-1]["action"][:, 0])
+    return batches
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 3])
+@pytest.mark.parametrize("name", [*sorted(recipes.known()), "numba", "torch"])
+def test_a_run_that_is_saved_and_loaded_in_the_middle_draws_as_one_without_a_break(name, prefetch, tmp_path) -> None:
+    def start() -> Replay:
+        if name in ("numba", "torch"):
+            return with_tree(name, prefetch)
+        return built(name, capacity=50, batch_size=8, n_steps=3, prefetch=prefetch, seed=3)
+
+    rows = [fitting(start(), numbered_steps(12 * number, 12, done_every=10)) for number in range(12)]
+    whole = trained(start(), rows)
+    replay = start()
+    resumed = trained(replay, rows[:6])
+    replay.save(tmp_path)
+    resumed += trained(load_replay(tmp_path), rows[6:])
+    for one, other in zip(whole, resumed, strict=True):
+        assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
 
 
 def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:
