@@ -21,7 +21,7 @@ from lightning_replay import forking
 from lightning_replay.memory import allocate_rows
 from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.tables import Tables
@@ -487,7 +487,7 @@ class PackedStorage(LazyTensorStorage):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

@@ -18,7 +18,7 @@ from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorD
 
 from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
 from lightning_replay.recorded import recorded
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
@@ -365,4 +365,4 @@ class RetentionWriter(TensorDictRoundRobinWriter):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
