@@ -26,6 +26,7 @@ from lightning_replay.saving.state import (
     SavedState,
     chunks_of,
     open_data,
+    refusing_other_states,
     write_data,
 )
 
@@ -140,12 +141,8 @@ def load_into(replay: Replay, path: str | Path) -> None:
     """Restores a saved buffer into ``replay``, which must have been built with the same options; imports nothing."""
     directory = Path(path)
     _, state = _read(directory)
-    try:
+    with refusing_other_states(directory):
         replay.load_state_dict(state)
-    except (AttributeError, IndexError, KeyError, RecursionError, StopIteration, TypeError) as error:
-        raise DamagedFileError(
-            f"the state saved in {directory} is not one of a {type(replay).__name__} ({error!r}); nothing was loaded"
-        ) from error
 
 
 def verify_replay(path: str | Path) -> dict[str, Any]:

@@ -62,14 +62,14 @@ class SharedWrites:
 
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
-_living_lock = threading.Lock()  # others are built in other threads meanwhile
-_fork_lock = threading.Lock()  # of two threads that fork, the second waits until the first has forked
 _stopped: list[Forkable] = []
+_registering = threading.Lock()  # an object that is added while the set is read would end the reading
+_forking = threading.RLock()  # of the thread that forks: a second one would overwrite which locks the first holds
 
 
 def register(one: Forkable) -> None:
     """Stops an object before each fork of this process and lets it go on after, for as long as it lives."""
-    with _living_lock:
+    with _registering:
         _living.add(one)
 
 
@@ -84,21 +84,23 @@ def finished(futures: Iterable[Future[Any]]) -> bool:
 
 
 def _before() -> None:
-    _fork_lock.acquire()
-    with _living_lock:
-        living = list(_living)
-    for one in sorted(living, key=lambda one: one.fork_rank):
+    _forking.acquire()
+    with _registering:
+        living = sorted(_living, key=lambda one: one.fork_rank)
+    for one in living:
         one.before_fork()
         _stopped.append(one)
 
 
 def _after(in_child: bool) -> None:
-    global _living_lock
-    if in_child:  # another thread may have held it
-        _living_lock = threading.Lock()
-    while _stopped:
-        _stopped.pop().after_fork(in_child=in_child)
-    _fork_lock.release()
+    global _registering
+    if in_child:
+        _registering = threading.Lock()  # another thread may have held it
+    try:
+        while _stopped:
+            _stopped.pop().after_fork(in_child=in_child)
+    finally:
+        _forking.release()
 
 
 if hasattr(os, "register_at_fork"):

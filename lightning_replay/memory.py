@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+_SMALL_BYTES = 1 << 24  # which are not worth the 60 us that asking takes
+
 
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that can still be allocated on ``device``; ``None`` where the system does not tell."""
@@ -33,6 +35,27 @@ def _container_bytes() -> int:
         return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
         return 2**63 - 1
+
+
+def check_free(num_bytes: int, what: str, device: torch.device | None = None) -> None:
+    """Refuses what would take more memory than is free, before any of it is taken.
+
+    Args:
+        num_bytes: at least so many.
+        what: they are needed for, for the error.
+        device: the CPU if absent.
+
+    Raises:
+        MemoryError: with both numbers.
+    """
+    if num_bytes < _SMALL_BYTES:
+        return
+    device = torch.device("cpu") if device is None else device
+    free = free_bytes(device)
+    if free is not None and num_bytes > free:
+        raise MemoryError(
+            f"{num_bytes:,} bytes are needed for {what}, and {free:,} are free on {device}. Lower the capacity"
+        )
 
 
 def allocate_rows(

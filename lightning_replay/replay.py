@@ -238,6 +238,8 @@ class Replay(TensorDictReplayBuffer):
                         self._check_columns(tensordicts)
                     tensordicts = self._transform.inv(tensordicts)
                     if tensordicts is None:
+                        if hasattr(self._writer, "offer_nothing"):
+                            self._writer.offer_nothing()
                         return torch.zeros(0, dtype=torch.int64)
                 return self._store(tensordicts, update_priority is not False)
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform

@@ -21,7 +21,7 @@ from lightning_replay import forking
 from lightning_replay.memory import allocate_rows
 from lightning_replay.recorded import recorded
 from lightning_replay.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.tables import Tables
@@ -214,7 +214,9 @@ class PackedStorage(LazyTensorStorage):
         if self._layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
-            return super().get(index)
+            views = super().get(index)
+            self.check_read()
+            return views
         slots = index if index.ndim == 1 else index.flatten()
         if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
             slots = slots.to(self._rows.device)
@@ -499,7 +501,7 @@ class PackedStorage(LazyTensorStorage):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

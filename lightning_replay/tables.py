@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_replay.memory import check_free
 from lightning_replay.slots import Slots
 from lightning_replay.state_action_counts import StateActionCounts
 from lightning_replay.validation import checked_count
@@ -45,13 +46,17 @@ class Tables:
         for name, capacity in capacities.items():
             checked_count(f"capacity of table {name!r}", capacity, of="rows")
         checked_count("extra_slots", extra_slots, 0)
+        num_entries = sum(capacities.values())
+        self.num_slots = num_entries + extra_slots
+        # Entries, and for each slot its positions, its age, its references and its place among the free ones.
+        num_bytes = 8 * num_entries + (4 * len(capacities) + 20) * self.num_slots
+        check_free(num_bytes, f"tables over {self.num_slots:,} slots")
         self.names = list(capacities)
         self.capacity = np.fromiter(capacities.values(), np.int64, len(capacities))
         self.offset = np.concatenate(([0], np.cumsum(self.capacity)[:-1]))
-        self.num_slots = int(self.capacity.sum()) + extra_slots
         self.pool = Slots(self.num_slots)
         # The rings of all tables, one after the other: entry k of a table lies at offset + k % capacity.
-        self.entries = np.zeros(int(self.capacity.sum()), dtype=np.int64)
+        self.entries = np.zeros(num_entries, dtype=np.int64)
         self.appended = np.zeros(len(capacities), dtype=np.int64)
         self._first = np.zeros(len(capacities), dtype=np.int64)  # entries before it left early, see leave_early
         # int32: a ring of more than two thousand million rows fits no memory.

@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers import Sampler, Storage
 from lightning_replay.levels.fractions import fraction, seeded_generator
 from lightning_replay.levels.prioritization import Prioritization, Rank
 from lightning_replay.levels.sum_tree import StalenessTree
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.validation import checked_share
 
 __all__ = ["LevelSampler"]
@@ -277,7 +277,7 @@ class LevelSampler(Sampler):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
         """Called by the buffer's ``empty``: forgets all levels, not the clock."""

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, checked_actor
 from lightning_replay.levels.segment import Segment
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 
 __all__ = ["LevelSource"]
 
@@ -193,8 +193,10 @@ class LevelSource(ABC):
         """Restores :meth:`state_dict` of a source built with the same arguments.
 
         Raises:
-            ValueError: the state is of another format, another class or other levels.
+            ValueError: the state is of another format, another class or other levels; nothing is changed.
         """
+        if not isinstance(state, dict):
+            raise TypeError(f"the state is a {type(state).__name__}; it must be what state_dict() returned")
         if state.get("kind") != type(self).__name__:
             raise ValueError(
                 f"the state is that of a {state.get('kind')}; this is a {type(self).__name__}. Load it into the "
@@ -202,17 +204,24 @@ class LevelSource(ABC):
             )
         if state.get("version") != _FORMAT:
             raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
-        expected = set(self.state_dict())
-        if set(state) != expected:
+        before = self.state_dict()
+        if set(state) != set(before):
             raise ValueError(
-                f"the state lacks or adds {sorted(set(state) ^ expected)}; it was not saved by state_dict()"
+                f"the state lacks or adds {sorted(set(state) ^ set(before))}; it was not saved by state_dict()"
             )
+        try:
+            self._load_all(state)
+        except BaseException:
+            self._load_all(before)
+            raise
+
+    def _load_all(self, state: dict[str, Any]) -> None:
         self._load(state)
         self.running.load_state_dict(state["running"])
 
     @abstractmethod
     def _load(self, state: dict[str, Any]) -> None:
-        """Restores what the subclass adds to the state; changes nothing if the state does not fit."""
+        """Restores what the subclass adds to the state."""
 
     def save(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""
@@ -225,4 +234,4 @@ class LevelSource(ABC):
             DamagedFileError: a file is missing or damaged.
             ValueError: see :meth:`load_state_dict`.
         """
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)

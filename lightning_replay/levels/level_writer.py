@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.levels.level_sampler import LevelSampler
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 
 __all__ = ["REFUSED", "LevelWriter"]
 
@@ -161,7 +161,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         """Called by the buffer's ``empty``."""

@@ -7,6 +7,8 @@ import struct
 
 import numpy as np
 
+from lightning_replay.memory import check_free
+
 SHIFT = 6
 FAN_OUT = 1 << SHIFT
 WIDEST_TOP = 1024  # searched as one row
@@ -37,6 +39,7 @@ class LeavingOrder:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        check_free(8 * capacity, f"the order in which rows leave, of {capacity:,} slots")
         self._levels = [np.full(_rounded_up(capacity), ABSENT)]
         while len(self._levels) == 1 or len(self._levels[-1]) > WIDEST_TOP:
             self._levels.append(np.full(_rounded_up(len(self._levels[-1]) // FAN_OUT), ABSENT))

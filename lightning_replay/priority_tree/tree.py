@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_replay.memory import check_free
 from lightning_replay.priority_tree.torch_tree import TorchTree
 from lightning_replay.validation import checked_choice, checked_count
 
@@ -61,6 +62,7 @@ class PriorityTree:
         self.capacity = checked_count("capacity", capacity, of="slots")
         self.device = _with_number(device)
         self.backend = _choose_backend(backend, self.device)
+        check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
         self._tree: Any
         if self.backend == "numba":
             from lightning_replay.priority_tree.numba_tree import NumbaTree

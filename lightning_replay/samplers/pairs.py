@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers import Sampler, Storage
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler, any_slots
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage import stored_before
 from lightning_replay.tables import Tables
 from lightning_replay.validation import check_kind, checked_flag
@@ -216,7 +216,7 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
     @property
     def _rng(self) -> torch.Generator:

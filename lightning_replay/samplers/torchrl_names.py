@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.schedules import Schedule, checked_schedule
 
 
@@ -82,4 +82,4 @@ class TorchRLNames(TorchRLPrioritizedSampler):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)

@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 
 
 @recorded
@@ -80,7 +80,7 @@ class UniformSampler(Seeded, RandomSampler):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)
 
 
 def any_slots(storage: Storage, count: int, generator: torch.Generator) -> Tensor:

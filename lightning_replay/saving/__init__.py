@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from lightning_replay.saving.serialization import DamagedFileError
-from lightning_replay.saving.state import SavedSize, read_state, write_state
+from lightning_replay.saving.state import SavedSize, load_state, read_state, write_state
 
-__all__ = ["DamagedFileError", "SavedSize", "read_state", "write_state"]
+__all__ = ["DamagedFileError", "SavedSize", "load_state", "read_state", "write_state"]

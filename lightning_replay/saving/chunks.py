@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import stat
 import zlib
@@ -61,7 +62,7 @@ class ChunkedTensor(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor."""
-        return self.shape.numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize  # torch.Size.numel would wrap around
 
 
 def write_chunks(
@@ -119,7 +120,7 @@ def locate_chunks(
                 dtype, shape, [(directory / Path(file).name, files[file]) for file in record["files"]]
             )
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"the chunks of {name} in {directory} are not known: {error!r}") from error
         if missing:
             raise DamagedFileError(f"the chunks of {name} in {directory} lack {missing:,} bytes; load an earlier save")

@@ -66,7 +66,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") 
     for place in new:
         sync(place.parent)
     with exclusive(directory) as is_alone:
-        before = _folder_named_in(directory / manifest_name)
+        before = _folder_named_in(directory / manifest_name, folder)
         name = f"{folder}-{uuid.uuid4().hex[:12]}"
         data = directory / name
         data.mkdir()
@@ -78,7 +78,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") 
             text = json.dumps(save.manifest | {"checksum": checksum_of(save.manifest)}, indent=1)
             _replace(directory / manifest_name, text)
         except BaseException:
-            if _folder_named_in(directory / manifest_name) != name:  # an interrupt may come after the swap
+            if _folder_named_in(directory / manifest_name, folder) != name:  # an interrupt may come after the swap
                 shutil.rmtree(data, ignore_errors=True)
             raise
         save.bytes_of_manifest = len(text.encode())
@@ -151,7 +151,10 @@ def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Cal
 
 
 def _data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
-    return directory / Path(manifest["data"]).name
+    name = manifest.get("data")
+    if not isinstance(name, str) or not Path(name).name.strip("."):
+        raise DamagedFileError(f"the manifest in {directory} names no folder of data; load an earlier save")
+    return directory / Path(name).name
 
 
 @contextmanager
@@ -196,12 +199,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_all_go)
 
 
-def _folder_named_in(file: Path) -> str | None:
-    """Returns the data folder of the save that is there; ``None`` where it cannot be read."""
+def _folder_named_in(file: Path, folder: str) -> str | None:
+    """Returns the data folder of the save that is there; ``None`` where it cannot be read, or is none of a save's."""
     try:
-        return Path(json.loads(file.read_text())["data"]).name
+        name = Path(json.loads(file.read_text())["data"]).name
     except (OSError, *MALFORMED):
         return None
+    return name if name.startswith(f"{folder}-") else None
 
 
 def _replace(file: Path, text: str) -> None:

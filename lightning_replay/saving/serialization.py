@@ -24,7 +24,10 @@ VALUES_FILE = "values.json"
 
 
 # What values that are not those of a state raise where they are taken apart.
-MALFORMED = (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, StopIteration, TypeError, ValueError)
+MALFORMED = (
+    *(AttributeError, IndexError, KeyError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError),
+    ValueError,
+)
 
 
 class DamagedFileError(RuntimeError):

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,17 @@ from lightning_replay.saving.serialization import (
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["SavedSize", "SavedState", "chunks_of", "open_data", "read_state", "write_data", "write_state"]
+__all__ = [
+    "SavedSize",
+    "SavedState",
+    "chunks_of",
+    "load_state",
+    "open_data",
+    "read_state",
+    "refusing_other_states",
+    "write_data",
+    "write_state",
+]
 
 STATE_MANIFEST = "state.json"
 STATE_VERSION = 1
@@ -103,6 +114,29 @@ def read_state(path: str | Path) -> dict[str, Any]:
     if not file.exists():
         return join_state(*read_halves(directory))
     return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
+
+
+def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
+    """Reads what :func:`write_state` wrote, and calls ``load`` with it.
+
+    Raises:
+        DamagedFileError: a file is missing, truncated or changed, or holds the state of something else.
+        ValueError: ``load`` refuses the state, or a newer version of this library wrote it.
+    """
+    state = read_state(path)
+    with refusing_other_states(path):
+        load(state)
+
+
+@contextmanager
+def refusing_other_states(path: str | Path) -> Iterator[None]:
+    """Context manager in whose body a state is loaded; what one of another shape raises there is said as damage."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError) as error:
+        raise DamagedFileError(
+            f"the state saved in {path} is not one of what it is loaded into ({error!r}); nothing was loaded"
+        ) from error
 
 
 def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:

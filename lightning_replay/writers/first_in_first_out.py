@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.recorded import recorded
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.transition_check import Column
 
@@ -130,4 +130,4 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)

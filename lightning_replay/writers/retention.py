@@ -18,7 +18,7 @@ from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorD
 
 from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
 from lightning_replay.recorded import recorded
-from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage import PackedStorage
 from lightning_replay.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
@@ -92,8 +92,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
         self.initial_surprise = initial_surprise
         self.always_admit = checked_flag("always_admit", always_admit)
-        self.entered = torch.zeros(0, dtype=torch.int64)
-        self._evicted_slots = np.zeros(0, dtype=np.int64)
+        self.offer_nothing()
         self._generator = torch.Generator()
         self._generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         self._rows: RetainedRows
@@ -169,6 +168,11 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         For those who mirror the buffer: these rows are gone, and those in the slots that ``extend`` returned are new.
         """
         return torch.from_numpy(self._evicted_slots)
+
+    def offer_nothing(self) -> None:
+        """Nothing entered and nothing left: the last ``extend`` kept its rows until others follow, or there is none."""
+        self.entered = torch.zeros(0, dtype=torch.int64)
+        self._evicted_slots = np.zeros(0, dtype=np.int64)
 
     def _store(self, values: Sequence[Column], decisions: Decisions) -> None:
         rows, slots = decisions.entered, decisions.slots
@@ -321,6 +325,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)
         self._rows.clear()
+        self.offer_nothing()
         self._offered = 0
         if empty_write_count:
             self._refused = self._evicted = 0
@@ -344,6 +349,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
         self._rows.load_state_dict(state_dict["rows"])
+        self.offer_nothing()
         self._offered, self._refused = state_dict["offered"], state_dict["refused"]
         self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
         self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
@@ -359,4 +365,4 @@ class RetentionWriter(TensorDictRoundRobinWriter):
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        self.load_state_dict(read_state(path))
+        load_state(path, self.load_state_dict)

@@ -107,7 +107,7 @@ class History:
         if not self.drawn or not self.replay.takes_feedback:
             return
         batch = self.random.choice(self.drawn)
-        self.late += sum(place not in self.held for place in places_of(batch))
+        self.late += sum(place not in self.held or not self.is_in_a_table(place[0]) for place in places_of(batch))
         td_error = torch.tensor([self.random.choice([0.0, 0.5, 1.0, 3.0]) for _ in range(len(batch))])
         if self.random.random() < 0.5:
             self.replay.update_priority(batch, td_error)
@@ -119,6 +119,10 @@ class History:
         )
         self.audit()
         self.report.count("updates")
+
+    def is_in_a_table(self, slot: int) -> bool:
+        """False for a row that left every table and is held by the history of an episode that goes on."""
+        return not isinstance(self.replay, TableReplay) or bool((self.replay.tables.position[:, slot] >= 0).any())
 
     def refuse(self, rows: TensorDict | None = None) -> None:
         """Makes a call that must raise; the state afterwards is the state before."""

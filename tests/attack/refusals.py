@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,8 +64,10 @@ def _load_state_of_another(replay: Replay, rows: TensorDict) -> None:
 
 
 def _load_half_a_state(replay: Replay, rows: TensorDict) -> None:
-    """The state of the sampler is read, then that of the writer is refused."""
-    state = replay.state_dict()
+    """The state of another sampler is taken over, then that of the writer is refused."""
+    other = copy.deepcopy(replay)
+    other.seed(99)
+    state = other.state_dict()
     state["writer"] = {"nothing": 0}
     replay.load_state_dict(state)
 

@@ -12,17 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
+from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving import state as saved_state
+from lightning_replay.schedules import Linear
 from lightning_replay.storage import PackedStorage
+from tests.attack.states import fingerprint
+from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
 from tests.saves import files_of, forge, names_in
 from tests.transitions import numbered_steps
@@ -97,6 +103,39 @@ def test_a_buffer_without_prefetching_drops_the_prefetched_batches_of_a_save(tmp
     assert not again._prefetch_queue and len(again.sample()) == 8
 
 
+def with_tree(backend: str, prefetch: int | None) -> Replay:
+    sampler = PrioritizedSampler(50, importance_exponent=Linear(0.4, 1.0, duration=20), backend=backend)
+    return Replay(storage=PackedStorage(50), sampler=sampler, batch_size=8, n_steps=3, prefetch=prefetch, seed=3)
+
+
+def trained(replay: Replay, rows: list[TensorDict]) -> list[TensorDict]:
+    """The batches of a run that stores rows, draws, and feeds back errors that are known from the batch."""
+    batches = []
+    for some in rows:
+        replay.extend(some)
+        batches.append(replay.sample())
+        replay.update_priority(batches[-1], batches[-1]["action"][:, 0])
+    return batches
+
+
+@pytest.mark.parametrize("prefetch", [None, 1, 3])
+@pytest.mark.parametrize("name", [*sorted(recipes.known()), "numba", "torch"])
+def test_a_run_that_is_saved_and_loaded_in_the_middle_draws_as_one_without_a_break(name, prefetch, tmp_path) -> None:
+    def start() -> Replay:
+        if name in ("numba", "torch"):
+            return with_tree(name, prefetch)
+        return built(name, capacity=50, batch_size=8, n_steps=3, prefetch=prefetch, seed=3)
+
+    rows = [fitting(start(), numbered_steps(12 * number, 12, done_every=10)) for number in range(12)]
+    whole = trained(start(), rows)
+    replay = start()
+    resumed = trained(replay, rows[:6])
+    replay.save(tmp_path)
+    resumed += trained(load_replay(tmp_path), rows[6:])
+    for one, other in zip(whole, resumed, strict=True):
+        assert fingerprint(one.to_dict()) == fingerprint(other.to_dict())
+
+
 def test_saving_again_replaces_the_earlier_save(tmp_path) -> None:
     replay = used(recipes.uniform(capacity=50, batch_size=8))
     replay.save(tmp_path)
@@ -123,6 +162,58 @@ def test_options_that_cannot_be_rebuilt_are_saved_but_not_built(tmp_path) -> Non
     again = built()
     again.load(tmp_path)
     assert torch.equal(replay.sample()["index"], again.sample()["index"])
+
+
+def test_a_save_does_not_say_where_files_are_made(tmp_path) -> None:
+    """The directory of the rows is one of the machine that saved; whoever loads names one of its own."""
+    used(recipes.uniform(50, 8, memmap=str(tmp_path / "theirs"), seed=3)).save(tmp_path / "save")
+    shutil.rmtree(tmp_path / "theirs")
+    in_memory = load_replay(tmp_path / "save")
+    on_disk = load_replay(tmp_path / "save", memmap=tmp_path / "mine")
+    assert not (tmp_path / "theirs").exists()
+    assert in_memory.storage._memmap is None and in_memory.storage.init_arguments["memmap"] is None
+    assert on_disk.storage._memmap == str(tmp_path / "mine") and (tmp_path / "mine").exists()
+    for batches in zip(draws(in_memory), draws(on_disk), strict=True):
+        assert torch.equal(*batches)
+
+
+@pytest.mark.parametrize("kind", ["class", "import"])
+@pytest.mark.parametrize("place", [[], ["storage"], ["writer", "rule"]], ids=str)
+def test_a_module_that_lies_beside_a_save_and_is_named_in_it_does_not_run(kind, place, tmp_path, monkeypatch) -> None:
+    """Also where Python looks for modules; trusted, it runs."""
+    recipes.surprise_retention(50, 8, seed=3).save(tmp_path)
+    (tmp_path / "lying_beside.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef thing(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    built_by = json.loads((tmp_path / MANIFEST).read_text())["built_by"]
+    part = built_by
+    for name in place:
+        part = part["arguments"][name]
+    part.clear()
+    part.update({kind: "lying_beside:thing", "arguments": {}})
+    forge(tmp_path / MANIFEST, built_by=built_by)
+    with pytest.raises(NotRebuildableError, match=r"module lying_beside is not imported.*trust=\['lying_beside'\]"):
+        load_replay(tmp_path)
+    recipes.surprise_retention(50, 8, seed=3).load(tmp_path)
+    assert verify_replay(tmp_path)["length"] == 0
+    assert not (tmp_path / "ran").exists() and "lying_beside" not in sys.modules
+    with pytest.raises((NotRebuildableError, DamagedFileError)):
+        load_replay(tmp_path, trust=["lying_beside"])
+    assert (tmp_path / "ran").exists()
+    del sys.modules["lying_beside"]
+
+
+def test_what_is_trusted_is_a_list_of_packages(tmp_path) -> None:
+    tables = [EventTable("one", condition=IsTrue("one"), history_length=2, capacity=4, min_size=1)]
+    replay = recipes.event_tables(50, 8, tables=tables)
+    replay.save(tmp_path)
+    with pytest.raises(TypeError, match=r"trust is 'tests'; it must be a list of packages, as trust=\['tests'\]"):
+        load_replay(tmp_path, trust="tests")
+    for others in ([], ["test"], ["tests.event_steps.more"], ["tests.unit"]):
+        with pytest.raises(NotRebuildableError, match=r"tests.event_steps is not imported.*trust=\['tests'\]"):
+            load_replay(tmp_path, trust=others)
+    for trusted in (["tests"], ["tests.event_steps"], ("other", "tests")):
+        assert load_replay(tmp_path, trust=trusted).tables.names == ["default", "one"]
 
 
 def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:

@@ -154,6 +154,47 @@ def test_a_curriculum_may_be_drawn_from_in_pairs() -> None:
     assert replay.probabilities() == {"target": 0.5, "far": 0.5, "near": 0.0}
 
 
+def returns(replay: CurriculumReplay) -> dict[int, tuple[float, int]]:
+    """Of the row of each number that is drawn: the return, and over how many steps."""
+    batch = torch.cat([replay.sample() for _ in range(40)])  # of one task each
+    columns = (batch["observation"][:, 0], batch["next", "reward"].flatten(), batch["steps_to_next_obs"].flatten())
+    return {
+        int(number): (total, steps) for number, total, steps in zip(*map(torch.Tensor.tolist, columns), strict=True)
+    }
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 8])
+def test_returns_never_cross_a_row_that_was_dropped(at_once: int) -> None:
+    """One stream of two tasks, of each of which the last 2 rows stay; rewards are the numbers, 3 steps, discount 1/2::
+
+    task     t  f  f  f  t  t  t  f  |  t
+    stays             3     5  6  7           3    5 + 6/2 + 7/4    6 + 7/2          7
+    then              3        6  7     8     3                     6 + 7/2 + 8/4    7 + 8/2    8
+    """
+    replay = recipes.parallel_curriculum(["t", "f"], 2, 4, min_size=1, n_steps=3, discount=0.5, seed=0)
+    rows = rows_of([0, 1, 1, 1, 0, 0, 0, 1])
+    for start in range(0, 8, at_once):
+        replay.extend(rows[start : start + at_once])
+    assert returns(replay) == {3: (3.0, 1), 5: (9.75, 3), 6: (9.5, 2), 7: (7.0, 1)}
+    replay.extend(rows_of([0], first=8))
+    assert returns(replay) == {3: (3.0, 1), 6: (11.5, 3), 7: (11.0, 2), 8: (8.0, 1)}
+
+
+def test_returns_of_episodes_side_by_side_never_cross_a_row_that_was_dropped() -> None:
+    """Of the second task rows 0, 2 and 3 do not stay; row 3 lies in the middle of its episode::
+
+    episode 7      1 t      3 f      5 t             1      5       then 7 t     5 + 7/2    7
+    episode 8   0 f      2 f      4 f      6 f       4 + 6/2     6
+    """
+    replay = recipes.parallel_curriculum(["t", "f"], 2, 4, min_size=1, n_steps=3, discount=0.5, seed=0)
+    rows = rows_of([1, 0, 1, 1, 1, 0, 1])
+    rows["trajectory"] = torch.tensor([8, 7, 8, 7, 8, 7, 8])
+    replay.extend(rows)
+    assert returns(replay) == {1: (1.0, 1), 4: (7.0, 2), 5: (5.0, 1), 6: (6.0, 1)}
+    replay.extend(rows_of([0], first=7).set("trajectory", torch.tensor([7])))
+    assert returns(replay) == {4: (7.0, 2), 5: (8.5, 2), 6: (6.0, 1), 7: (7.0, 1)}
+
+
 def test_the_same_seed_gives_the_same_draws() -> None:
     buffers = [curriculum(seed=seed) for seed in (5, 5, 6)]
     for replay in buffers:

@@ -1,12 +1,238 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks of processes that hold buffers: one at a time, each of which releases the locks it took."""
+"""What a forked process may do with its parent's buffer: it writes no rows of others and never waits for ever."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+
+from lightning_replay import forking, recipes
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
+from tests.transitions import numbered_steps
+
+PATIENCE_S = 20.0  # after which a process hangs
+
+
+class Fork:
+    """A forked process that makes one call and says how it ended, once it is let go.
+
+    The process that forked it asks by :meth:`said`.
+    """
+
+    def __init__(self, call: Callable[[], object], *, waits: bool = False) -> None:
+        told, tell = os.pipe()
+        gate, let_go = os.pipe()
+        self.id = os.fork()
+        if self.id == 0:
+            os.close(let_go)
+            if waits:
+                os.read(gate, 1)
+            os.write(tell, _ending_of(call).encode())
+            os._exit(0)
+        os.close(tell)
+        os.close(gate)
+        self._told, self._let_go = told, let_go
+
+    def said(self) -> str:
+        """What the call returned, or the error it ended in."""
+        os.close(self._let_go)
+        deadline = time.monotonic() + PATIENCE_S
+        while os.waitpid(self.id, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(self.id, signal.SIGKILL)
+                os.waitpid(self.id, 0)
+                raise AssertionError("the forked process hangs")
+            time.sleep(0.002)
+        text = os.read(self._told, 1 << 16).decode()
+        os.close(self._told)
+        return text
+
+
+def _ending_of(call: Callable[[], object]) -> str:
+    try:
+        return str(call())
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def in_fork(call: Callable[[], object]) -> str:
+    return Fork(call).said()
+
+
+def numbers(replay: Replay) -> list[int]:
+    return replay.storage.get(torch.arange(len(replay)))["observation"][:, 0].int().tolist()
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Replay:
+    """Rows 0 to 3 of 8 in a file."""
+    replay = recipes.prioritized(8, 4, memmap=str(tmp_path), seed=0)
+    replay.extend(numbered_steps(0, 4))
+    return replay
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda replay: replay.extend(numbered_steps(50, 2)),
+        lambda replay: replay.empty(),
+        lambda replay: replay.truncate(torch.tensor([3]), torch.tensor([1])),
+        lambda replay: replay.load_state_dict(replay.state_dict()),
+    ],
+    ids=["extend", "empty", "truncate", "load_state_dict"],
+)
+def test_a_forked_process_cannot_write_rows_that_lie_in_its_parents_file(on_disk, write, generation) -> None:
+    before = on_disk.state_dict()["storage"]["rows"]
+
+    def call() -> object:
+        return in_fork(lambda: write(on_disk)) if generation == 2 else write(on_disk)
+
+    assert in_fork(call).startswith("RuntimeError: the rows of this PackedStorage lie in a file that a forked process")
+    assert torch.equal(on_disk.state_dict()["storage"]["rows"], before)
+    on_disk.extend(numbered_steps(4, 2))
+    assert numbers(on_disk) == [0, 1, 2, 3, 4, 5]
+
+
+READS = {
+    "sample": lambda replay: replay.sample()["index"].tolist(),
+    "get": numbers,
+    "slice": lambda replay: replay[:4]["generation"].tolist(),
+    "column": lambda replay: replay.storage.column("action", torch.tensor([0])).shape,
+    "state_dict": lambda replay: replay.state_dict()["length"],
+}
+
+
+@pytest.mark.parametrize("read", list(READS.values()), ids=list(READS))
+def test_a_forked_process_reads_until_its_parent_has_written(on_disk, read) -> None:
+    unwritten = Fork(lambda: read(on_disk), waits=True)
+    assert "Error" not in unwritten.said()
+    written = Fork(lambda: read(on_disk), waits=True)
+    on_disk.extend(numbered_steps(4, 2))
+    assert written.said().startswith("RuntimeError: the rows of this PackedStorage lie in a file")
+
+
+def test_a_process_forked_by_a_fork_cannot_read_what_changed_after_the_first_fork(on_disk) -> None:
+    """It knows of the rows what its parent knew, which is what they were before the parent's parent wrote."""
+    child = Fork(lambda: in_fork(on_disk.sample), waits=True)
+    on_disk.extend(numbered_steps(4, 2))
+    assert "has written into it since the fork" in child.said()
+
+
+def test_a_save_in_a_forked_process_is_refused_once_its_parent_has_written(on_disk, tmp_path) -> None:
+    child = Fork(lambda: on_disk.save(tmp_path / "save"), waits=True)
+    on_disk.extend(numbered_steps(4, 2))
+    assert "has written into it since the fork" in child.said()
+    assert not list((tmp_path / "save").glob("*.json"))
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_rows_in_memory_are_a_forked_processs_own(prefetch) -> None:
+    replay = recipes.prioritized(8, 4, prefetch=prefetch, seed=0)
+    replay.extend(numbered_steps(0, 4))
+    replay.sample()
+
+    def go_on() -> list[int]:
+        replay.extend(numbered_steps(50, 2))
+        replay.update_priority(replay.sample(), torch.ones(4))
+        return numbers(replay)
+
+    assert in_fork(go_on) == "[0, 1, 2, 3, 50, 51]"
+    assert numbers(replay) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"in_file": True}], ids=str)
+def test_a_fork_while_a_thread_extends_goes_on_with_whole_rows(options, tmp_path) -> None:
+    """Of a buffer of 8 slots, written three rows at a time, every fork sees the newest 8 numbers and can draw."""
+    memmap = str(tmp_path) if options.pop("in_file", False) else None
+    replay = recipes.prioritized(8, 4, memmap=memmap, seed=0, **options)
+    replay.extend(numbered_steps(0, 9))
+    running = True
+
+    def write() -> None:
+        first = 9
+        while running:
+            replay.extend(numbered_steps(first, 3))
+            first += 3
+
+    def look() -> list[int]:
+        found = numbers(replay)
+        replay.sample()
+        if memmap is None:
+            replay.extend(numbered_steps(0, 1))
+        return found
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        endings = [in_fork(look) for _ in range(20)]
+    finally:
+        running = False
+        thread.join()
+    for ending in endings:
+        if memmap is None or "has written into it since the fork" not in ending:
+            found = sorted(int(number) for number in ending.strip("[]").split(","))
+            assert found == list(range(found[0], found[0] + 8))
+
+
+def test_a_fork_does_not_wait_for_ever_for_a_thread_that_uses_the_buffer(monkeypatch) -> None:
+    """The thread may be waiting for the one that forks; its buffer is then of no use to the forked process."""
+    monkeypatch.setattr(forking, "_PATIENCE_S", 0.01)
+    replay = recipes.uniform(8, 4, seed=0)
+    replay.extend(numbered_steps(0, 4))
+    holds, may_end = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with replay.unchanged():
+            holds.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    holds.wait()
+    try:
+        ending = in_fork(replay.sample)
+    finally:
+        may_end.set()
+        thread.join()
+    assert "this process was forked while another thread used this Replay" in ending
+    assert len(replay.sample()) == 4
+
+
+def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    until = time.monotonic() + 1.0
+    endings: list[str] = []
+
+    def build() -> None:
+        while time.monotonic() < until:
+            _ = [PackedStorage(4) for _ in range(50)]
+
+    def fork() -> None:
+        while time.monotonic() < until:
+            endings.append(Fork(lambda: PackedStorage(3).capacity).said())
+
+    threads = [threading.Thread(target=call) for call in (build, build, fork, fork)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(endings) > 1 and set(endings) == {"3"}
+
 
 THREADS_THAT_FORK = """
 import os, threading, time

@@ -33,6 +33,43 @@ def test_arguments_are_remembered_defaults_included() -> None:
     assert Wheel(rim="thin").init_arguments == {"spokes": 8, "rim": "thin"}
 
 
+@recorded
+class Bell:
+    """Has nothing to choose, and no constructor."""
+
+
+@recorded
+class Lamp:
+    """Takes options that it does not name."""
+
+    def __init__(self, watts: float, **more: object) -> None:
+        self.watts, self.more = watts, more
+
+
+def test_a_class_without_a_constructor_is_built_again() -> None:
+    assert Bell().init_arguments == {}
+    assert type(build(json.loads(json.dumps(describe(Bell()))), trust=["tests"])) is Bell
+    for wrong in (lambda: Bell(3), lambda: Bell(loud=True)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_options_that_a_class_does_not_name_are_remembered_beside_the_others() -> None:
+    lamp = Lamp(3.0, colour="red", rim=Wheel(4))
+    assert lamp.init_arguments == {"watts": 3.0, "colour": "red", "rim": lamp.more["rim"]}
+    again = build(json.loads(json.dumps(describe(lamp))), trust=["tests"])
+    assert (again.watts, again.more["colour"], again.more["rim"].spokes) == (3.0, "red", 4)
+
+
+def test_a_class_that_takes_arguments_without_names_is_not_recorded() -> None:
+    class Chain:
+        def __init__(self, *links: int) -> None:
+            self.links = links
+
+    with pytest.raises(TypeError, match=r"Chain takes \*arguments; a recorded class names them"):
+        recorded(Chain)
+
+
 def test_a_tree_of_objects_is_built_again_from_json() -> None:
     options = {"pair": (1, 2), "device": torch.device("cpu"), "path": Path("x"), "list": [None, True]}
     bicycle = Bicycle(Wheel(3), Tyre(rim=os.path.basename), options=options)

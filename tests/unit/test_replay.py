@@ -15,7 +15,7 @@ from torchrl.envs import RewardScaling
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import PrioritizedSampler
+from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler
 from lightning_replay.storage import PackedStorage
 from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
@@ -134,6 +134,35 @@ def test_constructor_refuses_what_cannot_work() -> None:
         recipes.uniform(capacity=4, batch_size=2).extend([1, 2])
     with pytest.raises(RuntimeError, match="empty"):
         recipes.uniform(capacity=4, batch_size=2).sample()
+
+
+@pytest.mark.parametrize("of_pairs", [False, True])
+def test_a_sampler_of_fewer_slots_than_the_storage_is_refused(of_pairs) -> None:
+    """It would fail once the storage has filled up so far, after the rows were stored."""
+    storage, sampler = PackedStorage(8), PrioritizedSampler(7)
+    with pytest.raises(ValueError, match=r"is 7 and that of the storage 8; build the sampler with capacity=8"):
+        Replay(storage=storage, sampler=RandomPairSampler(first=sampler) if of_pairs else sampler, batch_size=4)
+    assert not storage._attached_entities, "the storage may be given to another buffer"
+    replay = Replay(storage=PackedStorage(8), sampler=PrioritizedSampler(9), batch_size=4, seed=0)
+    for start in range(0, 20, 5):
+        replay.extend(numbered_steps(start, 5))
+    assert len(replay) == 8 and len(replay.sample()) == 4
+
+
+@pytest.mark.parametrize("stored", [0, 4])
+@pytest.mark.parametrize("flag", ["done", "terminated"])
+def test_flags_that_are_numbers_are_refused_before_anything_is_stored(flag, stored) -> None:
+    replay = recipes.prioritized(capacity=8, batch_size=4, n_steps=3, seed=0)
+    if stored:
+        replay.extend(numbered_steps(0, stored))
+    before = replay.state_dict()
+    steps = numbered_steps(stored, 4)
+    steps["next", flag] = steps["next", flag].float()
+    with pytest.raises((TypeError, ValueError), match=f"{flag}.*float32"):
+        replay.extend(steps)
+    assert_equal(before, replay.state_dict())
+    replay.extend(numbered_steps(stored, 4))
+    assert len(replay) == stored + 4 and replay.sample()["steps_to_next_obs"].max() > 1
 
 
 def test_n_step_rows() -> None:

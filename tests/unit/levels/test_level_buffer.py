@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_replay.levels import (
+    Boltzmann,
     Greedy,
     LevelBuffer,
     LevelSource,
@@ -19,6 +21,7 @@ from lightning_replay.levels import (
     UniformLevels,
 )
 from lightning_replay.levels import scores as level_scores
+from tests.attack.states import fingerprint
 from tests.level_steps import buffer, column, first_reward, play, scored, segment
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -403,6 +406,25 @@ def test_a_save_is_read_by_torch_without_pickled_objects(tmp_path):
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert column(other, "score") == {2: 0.5}
     assert [other.next_level(0) for _ in range(10)] == [levels.next_level(0) for _ in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("prioritization", "score_of"),
+    [(Proportional(), lambda log: math.exp(log / 10)), (Boltzmann(), lambda log: log / 10)],
+    ids=["proportional", "boltzmann"],
+)
+def test_what_weights_are_measured_from_survives_a_save(prioritization, score_of, tmp_path):
+    """The highest weight ever, of logarithm 400, though no level has it any more: sums are rounded as before."""
+    levels = buffer(6, prioritization=prioritization, score_temperature=0.1, staleness_weight=0.3)
+    for level_id, log in [(0, 400), (1, 390), (0, 240), (1, 250), (2, 249), (3, 248.5)]:
+        play(levels, level_id, score_of(log))
+    state = levels.state_dict()
+    assert state["sampler"]["prioritization"] == {"reference": pytest.approx(400)}
+    levels.save(tmp_path)
+    again = buffer(6, prioritization=prioritization, score_temperature=0.1, staleness_weight=0.3, seed=1)
+    again.load(tmp_path)
+    assert fingerprint(again.state_dict()) == fingerprint(state)
+    assert [again.next_level(0) for _ in range(50)] == [levels.next_level(0) for _ in range(50)]
 
 
 def test_best_returns_of_levels_that_left_are_forgotten():

@@ -221,17 +221,104 @@ def test_a_missing_replay_is_said(tmp_path: Path) -> None:
         make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
 
 
-def test_the_replay_of_another_run_is_refused_before_the_agent_is_restored(tmp_path: Path) -> None:
-    for run, seed in (("run", 0), ("other", 1)):
-        save = SaveAt(7, tmp_path / run / "by_hand.ckpt")
-        make_trainer(tmp_path, [save]).fit(Tiny(), datamodule=make_data(seed=seed))
-    shutil.rmtree(tmp_path / "run" / "by_hand.7.replay")
-    shutil.copytree(tmp_path / "other" / "by_hand.7.replay", tmp_path / "run" / "by_hand.7.replay")
+def saved_at(path: Path, update: int = 7, **options) -> Path:
+    """A checkpoint of a run after some updates, and its replay beside it."""
+    make_trainer(path.parent, [SaveAt(update, path)]).fit(Tiny(), datamodule=make_data(**options))
+    return path
+
+
+def resume(path: Path) -> ReplayDataModule:
+    data = make_data()
+    make_trainer(path.parent).fit(Tiny(), datamodule=data, ckpt_path=path)
+    return data
+
+
+def rewrite(path: Path, change) -> None:
+    """Changes a checkpoint without a new digest, as a disk or a hand does."""
+    checkpoint = torch.load(path, weights_only=False)
+    change(checkpoint)
+    torch.save(checkpoint, path)
+
+
+def another_weight(checkpoint: dict) -> None:
+    checkpoint["state_dict"]["weight"] = torch.tensor([0.25])
+
+
+def another_step(checkpoint: dict) -> None:
+    checkpoint["global_step"] += 1
+
+
+def another_clock(checkpoint: dict) -> None:
+    checkpoint["ReplayDataModule"]["updates"] += 1
+
+
+def another_learning_rate(checkpoint: dict) -> None:
+    checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] = 2e-4
+
+
+def no_loops(checkpoint: dict) -> None:
+    del checkpoint["loops"]
+
+
+@pytest.mark.parametrize("change", [another_weight, another_step, another_clock, another_learning_rate, no_loops])
+def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path, change) -> None:
+    path = saved_at(tmp_path / "by_hand.ckpt")
+    rewrite(path, change)
+    with pytest.raises(DamagedFileError, match="by_hand.ckpt was changed since it was saved; nothing was restored"):
+        resume(path)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_neither_digest_nor_id_and_resumes(tmp_path: Path) -> None:
+    path = saved_at(tmp_path / "by_hand.ckpt")
+
+    def forget(checkpoint: dict) -> None:
+        del checkpoint["lightning_replay_digest"], checkpoint["ReplayDataModule"]["replay_id"]
+
+    rewrite(path, forget)
+    assert resume(path).updates_done == 40
+
+
+def test_a_checkpoint_beside_the_replay_of_another_run_is_refused_before_the_agent_is_restored(tmp_path: Path) -> None:
+    mine, other = saved_at(tmp_path / "mine" / "a.ckpt"), saved_at(tmp_path / "other" / "a.ckpt")
+    shutil.rmtree(mine.with_name("a.7.replay"))
+    shutil.copytree(other.with_name("a.7.replay"), mine.with_name("a.7.replay"))
     agent = Tiny()
     weights = {name: value.clone() for name, value in agent.state_dict().items()}
-    with pytest.raises(DamagedFileError, match="was saved with another replay.*Nothing was restored"):
-        make_trainer(tmp_path).fit(agent, datamodule=make_data(), ckpt_path=tmp_path / "run" / "by_hand.ckpt")
-    assert all(torch.equal(value, weights[name]) for name, value in agent.state_dict().items())
+    with pytest.raises(DamagedFileError, match=r"a.ckpt was saved with another replay than the one in .*a.7.replay"):
+        make_trainer(mine.parent).fit(agent, datamodule=make_data(), ckpt_path=mine)
+    assert all(torch.equal(value, weights[name]) for name, value in agent.state_dict().items()), "nothing was restored"
+
+
+def test_a_checkpoint_beside_its_replay_of_another_moment_is_refused(tmp_path: Path) -> None:
+    """Also under its own name: what a save is recognised by is in the save."""
+    early, late = saved_at(tmp_path / "a.ckpt", 7), saved_at(tmp_path / "b.ckpt", 9)
+    shutil.rmtree(early.with_name("a.7.replay"))
+    shutil.move(late.with_name("b.9.replay"), early.with_name("a.7.replay"))
+    with pytest.raises(DamagedFileError, match="another run or another moment"):
+        resume(early)
+
+
+def test_of_several_replays_beside_a_checkpoint_its_own_is_found(tmp_path: Path) -> None:
+    path = saved_at(tmp_path / "a.ckpt")
+    shutil.move(tmp_path / "a.7.replay", tmp_path / "a.70.replay")
+    shutil.copytree(saved_at(tmp_path / "other" / "a.ckpt").with_name("a.7.replay"), tmp_path / "a.7.replay")
+    assert resume(path).updates_done == 40
+
+
+def test_the_next_save_removes_what_killed_saves_left_and_nothing_else(tmp_path: Path) -> None:
+    """A replay is marked as unfinished until the checkpoint that names it is written."""
+    path = saved_at(tmp_path / "run" / "a.ckpt")
+    kept = ["a.7.replay", "b.3.replay", "mine"]
+    shutil.copytree(path.with_name("a.7.replay"), path.with_name("b.3.replay"))
+    for left in ("a.8.replay", "c.5.replay"):  # of a checkpoint that was written over, and of one never written
+        shutil.copytree(path.with_name("a.7.replay"), path.with_name(left))
+        (path.with_name(left) / ".unfinished").touch()
+    (path.with_name("a.7.replay") / ".unfinished").touch()  # killed after the checkpoint, before the mark was removed
+    path.with_name("mine").mkdir()
+    saved_at(tmp_path / "run" / "d.ckpt", 9)
+    folders = sorted(one.name for one in path.parent.iterdir() if one.is_dir() and one.name != "other")
+    assert folders == sorted([*kept, "d.9.replay"])
+    assert resume(path).updates_done == 40
 
 
 def test_weights_only_saves_no_replay(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
-from lightning_replay.events import Event, EventTable, reward_at_least, sustained
+from lightning_replay.events import Event, EventTable, every_of, first_in_episode, reward_at_least, sustained
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.event_tables import EventTableWriter
@@ -162,6 +162,30 @@ def test_more_running_episodes_than_there_is_room_for_are_refused() -> None:
     forgetful.extend(rows[:3])
     forgetful.extend(rows[3:])
     assert forgetful.stats()["histories_forgotten"] == 1
+
+
+@pytest.mark.parametrize("history_length", [1, 4])
+def test_what_is_remembered_of_abandoned_episodes_is_bounded(history_length: int) -> None:
+    """300 episodes begin, two at a time, and none ends; of the last three the histories and the conditions know."""
+    goal = IsTrue("goal")
+    table = EventTable(
+        "goal",
+        condition=every_of(first_in_episode(goal), sustained(goal, 3)),
+        history_length=history_length,
+        capacity=9,
+        min_size=1,
+    )
+    replay = recipes.event_tables(10, 1, tables=[table], max_trajectories=3, forget_stale=True)
+    for first in range(0, 300, 2):
+        rows = event_steps(first, 2, {0: {"goal"}, 1: {"goal"}}, ["goal"], ends=False)
+        rows["trajectory"] = torch.arange(first, first + 2)
+        replay.extend(rows)
+    state = replay.state_dict()["writer"]
+    assert state["histories"]["trajectory"].tolist() == [297, 298, 299]
+    for part in state["conditions"][0]["conditions"]:
+        assert part["trajectory"].tolist() == [297, 298, 299]
+    assert replay.stats()["histories_forgotten"] == 297
+    assert len(replay) <= 10 + 3 * (history_length - 1) + 9
 
 
 def test_room_for_episodes_is_needed_in_the_middle_of_rows_that_are_written_in_parts() -> None:

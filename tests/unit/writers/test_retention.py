@@ -106,6 +106,37 @@ def test_rows_driven_out_by_later_ones_of_the_same_extend_are_not_returned() -> 
     assert replay.stats()["admitted"] == 5 and replay.stats()["evicted"] == 2
 
 
+def test_the_slots_of_rows_that_left_are_told() -> None:
+    """Capacity 3, priorities the squares of rewards; a newcomer that is driven out by a later one never was there."""
+    replay = small()
+    told = []
+    for some in ([1.0, 2.0], [3.0, 4.0], [1.0], [5.0, 2.5], [9.0, 8.0, 7.0]):
+        replay.extend(rewarded(some))
+        told.append(sorted(replay.writer.evicted.tolist()))
+    #      the first fit    4 for 1   1 refused   5 for 2, 2.5 refused   7 for 3, and so on
+    assert told == [[], [0], [], [1], [0, 1, 2]]
+    assert sorted(rewards(replay)) == [7.0, 8.0, 9.0]
+    replay.empty()
+    assert replay.writer.evicted.tolist() == []
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("rule", [OldestLeaves, StochasticSurprise, SurpriseOnly])
+def test_who_follows_what_enters_and_what_leaves_holds_what_the_buffer_holds(rule, n_steps) -> None:
+    """A mirror of the slots, also beside calls in which nothing is offered because a return waits for its steps."""
+    replay = recipes.surprise_retention(5, 4, rule=rule(), n_steps=n_steps, initial_surprise=first_number, seed=0)
+    mirror: set[int] = set()
+    for number in range(40):
+        index = replay.extend(numbered_steps(number * 3, 1 + number % 2, trajectory=number // 4))
+        mirror -= set(replay.writer.evicted.tolist())
+        mirror |= set(index.tolist())
+        assert len(replay.writer.entered) == len(index)
+        assert mirror == set(range(len(replay)))
+        if number == 20:
+            replay.load_state_dict(replay.state_dict())
+            assert not len(replay.writer.evicted)
+
+
 def test_without_a_first_surprise_newcomers_get_the_largest_priority_and_are_never_refused() -> None:
     replay = small(initial_surprise=None)
     replay.extend(rewarded([0.0, 0.0, 0.0, 0.0]))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rows are refused at the door, and that rows which look like them are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+
+from lightning_replay import recipes
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
+from tests.transitions import numbered_steps
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(params=[PackedStorage, LazyTensorStorage])
+def replay(request) -> Replay:
+    return Replay(storage=request.param(16), batch_size=2, seed=0)
+
+
+def steps_with(key, row: int, value: object) -> TensorDict:
+    """Four rows, of which one has another value."""
+    steps = numbered_steps(0, 4)
+    steps[key][row] = value
+    return steps
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+@pytest.mark.parametrize("earlier", [0, 4], ids=["first rows", "later rows"])
+def test_an_episode_that_ended_is_done(replay, flag, earlier) -> None:
+    if earlier:
+        replay.extend(numbered_steps(0, earlier))
+    with pytest.raises(ValueError, match=r"rows \[2\] are terminated or truncated, and .*done.* is false there"):
+        replay.extend(steps_with(("next", flag), 2, True))
+    assert len(replay) == earlier
+    both = steps_with(("next", flag), 2, True).set(("next", "done"), torch.tensor([[0], [0], [1], [0]]).bool())
+    replay.extend(both)
+    assert len(replay) == earlier + 4
+
+
+def test_a_done_row_need_be_neither_terminated_nor_truncated(replay) -> None:
+    replay.extend(steps_with(("next", "done"), 1, True))
+    assert len(replay) == 4
+
+
+def test_rows_without_done_contradict_nothing(replay) -> None:
+    replay.extend(steps_with(("next", "terminated"), 1, True).exclude(("next", "done")))
+    assert len(replay) == 4
+
+
+@pytest.mark.parametrize("key", ["trajectory", ("collector", "traj_ids")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_episodes_are_told_apart_by_whole_numbers_also_after_rows_that_were_refused(replay, key, dtype) -> None:
+    steps = numbered_steps(0, 4)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="it names the episode of each row.*Nothing was stored"):
+            replay.extend(steps.clone().set(key, torch.zeros(4, dtype=dtype)))
+    replay.extend(steps.clone().set(key, torch.tensor([3, 3, 4, 4], dtype=torch.int32)))
+    assert replay[:][key].tolist() == [3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("key", ["observation", ("next", "observation"), ("next", "reward")])
+@pytest.mark.parametrize("earlier", [0, 4], ids=["first rows", "later rows"])
+def test_what_is_learned_from_is_finite(replay, key, value, earlier) -> None:
+    if earlier:
+        replay.extend(numbered_steps(0, earlier))
+    with pytest.raises(ValueError, match=rf"is {value} in rows \[3\] of 4; it must be finite.*check_finite=False"):
+        replay.extend(steps_with(key, 3, value))
+    assert len(replay) == earlier
+    replay.extend(numbered_steps(0, 4))
+    assert len(replay) == earlier + 4
+
+
+def test_infinities_that_cancel_each_other_are_found(replay) -> None:
+    steps = steps_with("observation", 0, torch.tensor([INF, -INF, 0.0]))
+    steps["next", "observation"][0] = 0.0
+    with pytest.raises(ValueError, match=r"'observation' is inf in rows \[0\]"):
+        replay.extend(steps)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large"),
+    [(torch.float16, 6e4), (torch.bfloat16, 3e38), (torch.float32, 3e38), (torch.float64, 1.7e308)],
+    ids=str,
+)
+def test_large_numbers_whose_products_are_infinite_are_finite(replay, dtype, large) -> None:
+    steps = numbered_steps(0, 4)
+    for key, sign in (("observation", 1), (("next", "observation"), -1), (("next", "reward"), -1)):
+        steps[key] = torch.full_like(steps[key], sign * large, dtype=dtype)
+    replay.extend(steps)
+    assert (replay[:]["observation"] == torch.tensor(large, dtype=dtype)).all()
+
+
+def nested(change: Callable[[TensorDict], object]) -> TensorDict:
+    """Observations of a camera, whose bytes are always finite, and of a speed."""
+    steps = numbered_steps(0, 4)
+    for where in (steps, steps["next"]):
+        speed = where["observation"]
+        where["observation"] = TensorDict({"camera": torch.full((4, 2, 2), 255, dtype=torch.uint8), "speed": speed}, 4)
+    change(steps)
+    return steps
+
+
+@pytest.mark.parametrize("side", [(), ("next",)])
+def test_parts_of_an_observation_are_looked_at_each(replay, side) -> None:
+    def spoil(steps: TensorDict) -> None:
+        steps[*side, "observation", "speed"][1, 2] = NAN
+
+    with pytest.raises(ValueError, match=r"'observation', 'speed'\) is nan in rows \[1\]"):
+        replay.extend(nested(spoil))
+    replay.extend(nested(lambda steps: None))
+    assert len(replay) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_are_finite(replay, dtype) -> None:
+    steps = numbered_steps(0, 4)
+    for where in (steps, steps["next"]):
+        where["observation"] = where["observation"].to(dtype)
+    replay.extend(steps)
+    assert replay[:]["observation"].dtype == dtype
+
+
+def test_any_column_that_also_stands_under_next_is_a_state(replay) -> None:
+    steps = numbered_steps(0, 4)
+    steps["position"], steps["next", "position"] = torch.zeros(4), torch.zeros(4)
+    steps["next", "position"][2] = NAN
+    with pytest.raises(ValueError, match=r"\('next', 'position'\) is nan in rows \[2\]"):
+        replay.extend(steps)
+
+
+def test_other_columns_may_be_infinite(replay) -> None:
+    """Logits of actions that are not allowed are minus infinity."""
+    replay.extend(numbered_steps(0, 4).set("logits", torch.full((4, 2), -INF)))
+    assert len(replay) == 4
+
+
+@pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
+@pytest.mark.parametrize("key", ["observation", ("next", "observation"), ("next", "reward")])
+def test_whoever_asks_for_it_may_store_what_is_not_finite(storage, key) -> None:
+    replay = Replay(storage=storage(16), batch_size=2, check_finite=False, seed=0)
+    replay.extend(steps_with(key, 1, NAN))
+    assert replay[:][key][1].isnan().all()
+    with pytest.raises(ValueError, match="is false there"):
+        replay.extend(steps_with(("next", "terminated"), 1, True))
+
+
+@pytest.mark.parametrize("recipe", [recipes.uniform, partial(recipes.surprise_retention, n_steps=3)])
+def test_recipes_pass_the_choice_on(recipe) -> None:
+    steps = steps_with(("next", "reward"), 0, INF)
+    with pytest.raises(ValueError, match="must be finite"):
+        recipe(16, 2).extend(steps)
+    replay = recipe(16, 2, check_finite=False)
+    replay.extend(steps)
+    assert replay[:]["next", "reward"][0].isinf().all()
