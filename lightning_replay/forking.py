@@ -79,8 +79,10 @@ def acquired(lock: Any) -> bool:
 
 
 def finished(futures: Iterable[Future[Any]]) -> bool:
-    """Waits for futures; ``False`` where they take too long."""
-    return not wait(tuple(futures), timeout=_PATIENCE_S).not_done
+    """Waits until futures are done and nobody holds their locks; ``False`` where it takes too long."""
+    done, not_done = wait(tuple(futures), timeout=_PATIENCE_S)
+    # The thread that finishes one wakes the waiter while it holds the lock, which done() has to take.
+    return not not_done and all(future.done() for future in done)
 
 
 def _before() -> None:
