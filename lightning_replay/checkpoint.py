@@ -79,7 +79,7 @@ def save_replay(replay: Replay, path: str | Path, *, previous: str | Path | None
             "itself: levels.save(path), levels.load(path)"
         )
     directory = Path(path)
-    with replaced_save(directory, MANIFEST) as save:
+    with replaced_save(directory, MANIFEST, folder="data") as save:
         earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
         if previous is not None:
             earlier |= _chunks_in(Path(previous))

@@ -61,14 +61,14 @@ def restore_state(replay: Replay, state: dict[str, Any]) -> None:
         ValueError: the buffer is built from other parts, or a part refuses its state; nothing is changed then.
     """
     _refuse_other_parts(state["built_from"], _parts_of(replay))
-    # Without prefetching nothing takes batches from the queue, and every call would wait for them.
-    batches = [_ready(batch) for batch in state["prefetched"]] if replay._prefetch else []
+    batches = [_ready(batch) for batch in state["prefetched"]]
     with replay.unchanged():
         _restore_all(_restorations(replay, state))
         for future in replay._prefetch_queue:
             future.cancel()
         replay._prefetch_queue.clear()
-        replay._prefetch_queue.extend(batches)
+        if replay._prefetch:  # nothing else takes batches from the queue, and every call would wait for them
+            replay._prefetch_queue.extend(batches)
 
 
 def _state_of(replay: Replay) -> dict[str, Any]:

@@ -497,7 +497,7 @@ class PackedStorage(LazyTensorStorage):
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
         with self.frozen_state() as state:
-            write_state(path, state)
+            write_state(path, state, of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""

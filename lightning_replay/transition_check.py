@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -71,8 +72,14 @@ class TransitionCheck:
 
         Raises:
             TypeError: ``trajectory`` is not of an integer dtype.
+            ValueError: ``trajectory`` is not one number for each row.
         """
         for key in _TRAJECTORY:
+            if key in columns and math.prod(columns[key].shape[1:]) != 1:
+                raise ValueError(
+                    f"the column {_shown(key)} has shape {list(columns[key].shape)}; it names the episode of each row "
+                    "and must be [N] or [N, 1]. Nothing was stored"
+                )
             if key in columns and not _is_integer(columns[key]):
                 raise TypeError(
                     f"the column {_shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "

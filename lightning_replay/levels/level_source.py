@@ -225,7 +225,7 @@ class LevelSource(ABC):
 
     def save(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""
-        write_state(path, self.state_dict())
+        write_state(path, self.state_dict(), of=type(self).__name__)
 
     def load(self, path: str | Path) -> None:
         """Reads what :meth:`save` wrote.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +51,7 @@ class NewSave:
 
 
 @contextmanager
-def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") -> Iterator[NewSave]:
+def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterator[NewSave]:
     """Context manager in whose body a save is written that replaces the one in ``directory`` at the end.
 
     Waits while another process or thread saves there. What saves that were killed left behind is removed. An exception
@@ -59,7 +60,7 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") 
     Args:
         directory: created when missing.
         manifest_name: its file; one directory may hold saves of several manifests with other folders.
-        folder: how the names of the data folders begin.
+        folder: how the names of its data folders begin; one for each manifest.
     """
     new = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,12 @@ def _folder_named_in(file: Path, folder: str) -> str | None:
         name = Path(json.loads(file.read_text())["data"]).name
     except (OSError, *MALFORMED):
         return None
-    return name if name.startswith(f"{folder}-") else None
+    return name if _is_of_a_save(name, folder) else None
+
+
+def _is_of_a_save(name: str, folder: str) -> bool:
+    """Whether a folder has a name that :func:`replaced_save` gives: others are the user's."""
+    return re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name) is not None
 
 
 def _replace(file: Path, text: str) -> None:
@@ -222,7 +228,7 @@ def _replace(file: Path, text: str) -> None:
 def _remove_remains(directory: Path, stem: str, folder: str, name: str) -> None:
     """Removes the data of earlier saves, and what saves that were killed left behind; all but the folder ``name``."""
     for stale in directory.glob(f"{folder}-*"):
-        if stale.name != name:
+        if stale.name != name and _is_of_a_save(stale.name, folder):
             shutil.rmtree(stale, ignore_errors=True)
     for unfinished in directory.glob(f"{stem}.*.tmp"):
         unfinished.unlink(missing_ok=True)

@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 STATE_MANIFEST = "state.json"
+STATE_FOLDER = "state"
 STATE_VERSION = 1
 LARGE_BYTES = 1 << 20  # tensors from here on are kept in chunk files
 
@@ -82,7 +83,7 @@ class SavedState(NamedTuple):
         check_chunks(self.chunked)
 
 
-def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
+def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = None) -> None:
     """Writes a nested dictionary of tensors and plain values into the directory ``path``.
 
     A state that is there is replaced as a whole: killed at any moment, the directory holds the old state or the new.
@@ -90,16 +91,32 @@ def write_state(path: str | Path, state: Mapping[str, Any]) -> None:
     Args:
         path: directory, created when missing.
         state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
+        of: class of what has this state; the state of another one is not replaced.
 
     Raises:
         TypeError: a value is none of these; the message names its key.
+        ValueError: the directory holds the state of something else; nothing is written.
     """
     directory = Path(path)
-    with replaced_save(directory, STATE_MANIFEST) as save:
-        save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION}
+    with replaced_save(directory, STATE_MANIFEST, folder=STATE_FOLDER) as save:
+        there = _owner_of(directory / STATE_MANIFEST)
+        if of is not None and there not in (None, of):
+            raise ValueError(
+                f"{directory} holds the state of a {there}, and that of a {of} would replace it; nothing was written. "
+                "Give each a directory of its own"
+            )
+        save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION, "of": of}
         write_data(save, state)
     for early in (TENSORS_FILE, VALUES_FILE):  # of a save by an earlier version of this library
         (directory / early).unlink(missing_ok=True)
+
+
+def _owner_of(file: Path) -> str | None:
+    """Returns the class whose state is saved there; ``None`` where nothing is, or nothing that can be read."""
+    try:
+        return read_manifest(file, STATE_VERSION).get("of")
+    except (OSError, ValueError, DamagedFileError):
+        return None
 
 
 def read_state(path: str | Path) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict())
+        write_state(path, self.state_dict(), of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""

@@ -91,7 +91,8 @@ class RemoteLevels:
         """Writes what :meth:`~lightning_replay.levels.LevelSource.load` reads."""
         from lightning_replay.saving import write_state
 
-        write_state(path, self.state_dict())
+        state = self.state_dict()
+        write_state(path, state, of=state["kind"])
 
     def stop(self) -> None:
         """Ends the process."""

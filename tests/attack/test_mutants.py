@@ -48,7 +48,7 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
     write = state.write_data
 
     def over_the_old(save: directory.NewSave, *more: Any) -> Any:
-        for old in save.data.parent.glob("data-*"):
+        for old in save.data.parent.glob(f"{save.data.name[:-12]}*"):
             if old != save.data:
                 shutil.rmtree(old)
         time.sleep(0.02)

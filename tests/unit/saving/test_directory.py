@@ -19,7 +19,7 @@ from tests.saves import files_of, forge, names_in
 
 
 def saved(folder: Path, value: int) -> None:
-    with replaced_save(folder, "it.json") as save:
+    with replaced_save(folder, "it.json", folder="data") as save:
         (save.data / "value").write_text(str(value))
         save.manifest["version"] = 1
 
@@ -57,7 +57,7 @@ def test_ids_differ_between_saves(tmp_path) -> None:
 def test_a_save_that_fails_leaves_the_directory_as_it_was(error, tmp_path) -> None:
     saved(tmp_path, 1)
     before = files_of(tmp_path)
-    with pytest.raises(error), replaced_save(tmp_path, "it.json") as save:
+    with pytest.raises(error), replaced_save(tmp_path, "it.json", folder="data") as save:
         (save.data / "value").write_text("2")
         raise error
     assert files_of(tmp_path) == before and value_in(tmp_path) == 1
@@ -82,7 +82,7 @@ def test_an_interrupt_after_the_swap_does_not_destroy_what_was_swapped_in(tmp_pa
 
 def test_what_killed_saves_left_is_removed_by_the_next_one(tmp_path) -> None:
     saved(tmp_path, 1)
-    for left in ("data-0123", "data-4567"):
+    for left in ("data-0123456789ab", "data-456789abcdef"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "value").write_text("x" * 1000)
     (tmp_path / "it.89ab.tmp").write_text("{")
@@ -140,7 +140,7 @@ def test_writers_of_one_directory_take_turns(tmp_path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def slow() -> None:
-        with replaced_save(tmp_path, "it.json") as save:
+        with replaced_save(tmp_path, "it.json", folder="data") as save:
             inside.set()
             go_on.wait(10)
             (save.data / "value").write_text("1")
@@ -252,7 +252,7 @@ def test_a_damaged_save_that_nobody_replaces_is_refused_at_once(tmp_path) -> Non
 def test_where_there_are_no_locks_other_folders_stay(tmp_path, monkeypatch) -> None:
     """They may be of a save that another process is writing; the folder of the replaced save goes."""
     saved(tmp_path, 1)
-    (tmp_path / "data-0123").mkdir()
+    (tmp_path / "data-0123456789ab").mkdir()
 
     def refuse(handle: int, operation: int) -> None:
         raise OSError(37, "No locks available")

@@ -7,9 +7,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from lightning_replay import load_replay, recipes
 from lightning_replay.saving import DamagedFileError, read_state, state, write_state
 from lightning_replay.saving.directory import checksum_of
 from lightning_replay.saving.serialization import join_state, split_state, write_halves
+from tests import level_steps
+from tests.saves import names_in
+from tests.transitions import numbered_steps
 
 
 def test_nested_values_come_back(tmp_path) -> None:
@@ -142,3 +146,28 @@ def test_a_newer_version_is_refused(tmp_path) -> None:
     (tmp_path / "state.json").write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))
     with pytest.raises(ValueError, match=r"version 99.*Install a newer"):
         read_state(tmp_path)
+
+
+def test_parts_in_one_directory_do_not_replace_each_other(tmp_path) -> None:
+    replay = recipes.prioritized(capacity=8, batch_size=2, seed=0)
+    replay.sampler.dumps(tmp_path)
+    replay.sampler.dumps(tmp_path)
+    with pytest.raises(ValueError, match="holds the state of a PrioritizedSampler.*Give each a directory of its own"):
+        replay.writer.dumps(tmp_path)
+    replay.sampler.loads(tmp_path)
+    assert names_in(tmp_path) == ["state", "state.json"]
+
+
+def test_a_replay_and_levels_may_lie_in_one_directory_beside_folders_of_the_user(tmp_path) -> None:
+    (tmp_path / "data-imagenet").mkdir()
+    replay, levels = recipes.uniform(capacity=8, batch_size=2, seed=0), level_steps.buffer(3)
+    replay.extend(numbered_steps(0, 8))
+    level_steps.play(levels, 1, 0.5)
+    for _ in range(2):
+        replay.save(tmp_path)
+        levels.save(tmp_path)
+    assert len(load_replay(tmp_path)) == 8
+    again = level_steps.buffer(3)
+    again.load(tmp_path)
+    assert len(again) == 1
+    assert sorted(names_in(tmp_path)) == ["data", "data", "replay.json", "state", "state.json"]
