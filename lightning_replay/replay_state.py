@@ -81,7 +81,8 @@ def _state_of(replay: Replay) -> dict[str, Any]:
         "transform": _copied(dict(replay._transform.state_dict())),
         "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
         "feedback": replay._feedback.state_dict(),
-        "prefetched": [_plain(*future.result()) for future in replay._prefetch_queue],
+        # One that failed is drawn again by the buffer that this is loaded into, and fails there.
+        "prefetched": [_plain(*future.result()) for future in replay._prefetch_queue if future.exception() is None],
     }
 
 

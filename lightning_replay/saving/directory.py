@@ -170,9 +170,11 @@ def exclusive(directory: Path) -> Iterator[bool]:
         _held.add(handle)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
+        except BaseException as error:
             _let_go(handle)
             handle = None
+            if not isinstance(error, OSError):
+                raise
     try:
         yield handle is not None
     finally:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import OrderedDict
@@ -97,6 +98,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync files alone
+            raise
     finally:
         os.close(handle)
 

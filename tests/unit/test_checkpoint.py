@@ -660,3 +660,27 @@ def test_a_sampler_of_other_options_refuses_the_save_and_stays_whole(tmp_path) -
         replay.load(tmp_path)
     assert len(replay) == 9
     assert replay.sample()["observation"].min() >= 500
+
+
+def test_a_batch_drawn_ahead_that_failed_does_not_keep_a_buffer_from_being_saved() -> None:
+    class SecondFails(Transform):
+        calls = 0
+
+        def forward(self, tensordict):
+            self.calls += 1
+            if self.calls == 2:
+                raise ValueError("a transform that raises")
+            return tensordict
+
+    def build() -> Replay:
+        return Replay(storage=PackedStorage(8), transform=SecondFails(), batch_size=2, prefetch=1, seed=0)
+
+    replay, other = build(), build()
+    replay.extend(numbered_steps(0, 8))
+    replay.sample()
+    state = replay.state_dict()
+    assert state["prefetched"] == []
+    other.load_state_dict(state)
+    assert len(other.sample()) == 2
+    with pytest.raises(ValueError, match="a transform that raises"):
+        replay.sample()
