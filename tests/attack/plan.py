@@ -24,9 +24,9 @@ DAMAGES_OF_RECIPES = 60  # to a save of each variant of a recipe
 HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
 SECONDS_OF_OVERLAPS = 180.0
 SECONDS_OF_THREADS = 8.0  # of each variant
-ROWS = 1e7
+ROWS = 3e7
 # An update of levels is of one episode, and rows that look for neighbours take fifty times as long as others.
-ROWS_OF_SLOW_KINDS = 0.1
+ROWS_OF_SLOW_KINDS = 1 / 30
 
 
 def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
