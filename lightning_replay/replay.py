@@ -21,7 +21,7 @@ from torchrl.envs import Transform
 
 from lightning_replay import forking
 from lightning_replay.episode_tracker import EpisodeTracker
-from lightning_replay.feedback import Feedback, real_numbers
+from lightning_replay.feedback import Feedback, real_numbers, row_generations, row_numbers
 from lightning_replay.recorded import recorded
 from lightning_replay.replay_state import read_state, restore_state
 from lightning_replay.samplers.pairs import PairSampler
@@ -510,13 +510,17 @@ class Replay(TensorDictReplayBuffer):
                 ignore them.
 
         Raises:
-            TypeError: a signal of another name; complex TD errors; a batch without ``index``.
+            TypeError: a signal of another name; complex TD errors; a batch without ``index``; an ``index`` or a
+                ``generation`` that is no tensor, or a ``generation`` that is not of an integer dtype.
             ValueError: NaN or infinite TD errors, another number of them than of rows, none where they are needed;
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
         if isinstance(index, TensorDictBase):
             index, generation = _identity_of(index, generation)
+        index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+        if generation is not None:
+            generation = row_generations(generation)
         if signals:
             self._check_signals(signals)
         if td_error is not None:
@@ -684,7 +688,8 @@ class Replay(TensorDictReplayBuffer):
         """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
 
         Raises:
-            ValueError: the state of another buffer; nothing is changed.
+            TypeError: no dictionary.
+            ValueError: the state of another buffer, or of something else; nothing is changed.
         """
         restore_state(self, state_dict)
 

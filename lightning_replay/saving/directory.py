@@ -26,9 +26,10 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_FILE", "NewSave", "exclusive", "read_manifest", "read_save", "replaced_save"]
+__all__ = ["DATA_FOLDER", "LOCK_FILE", "NewSave", "exclusive", "read_manifest", "read_save", "replaced_save"]
 
 LOCK_FILE = ".lock"
+DATA_FOLDER = "data"  # how the names of the folders of data begin
 _ATTEMPTS = 5  # of a reader beside a writer; then it takes its turn among the writers
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class NewSave:
 
 
 @contextmanager
-def replaced_save(directory: Path, manifest_name: str, *, folder: str = "data") -> Iterator[NewSave]:
+def replaced_save(directory: Path, manifest_name: str, *, folder: str = DATA_FOLDER) -> Iterator[NewSave]:
     """Context manager in whose body a save is written that replaces the one in ``directory`` at the end.
 
     Waits while another process or thread saves there. What saves that were killed left behind is removed. An exception
