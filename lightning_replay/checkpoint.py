@@ -30,6 +30,7 @@ from lightning_replay.saving.state import (
     refusing_other_states,
     write_data,
 )
+from lightning_replay.storage import MissingDeviceError
 from lightning_replay.validation import check_kind, checked_entries
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         FileNotFoundError: no saved buffer there.
         DamagedFileError: a file is missing, truncated or changed.
         TypeError: ``trust`` is no list of names, or ``memmap`` no directory.
-        ValueError: saved by a newer version of this library; an empty name in ``trust``.
+        ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks; an empty name in
+            ``trust``.
         NotRebuildableError: an option was neither a plain value nor an import path that may be used. Add its package to
             ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
@@ -131,7 +133,7 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         if not isinstance(replay, Replay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
-    except NotRebuildableError:
+    except (NotRebuildableError, MissingDeviceError):
         raise
     except MALFORMED as error:
         raise DamagedFileError(

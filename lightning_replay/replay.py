@@ -20,6 +20,7 @@ from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage, Wr
 from torchrl.envs import Transform
 
 from lightning_replay import forking
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.episode_tracker import EpisodeTracker
 from lightning_replay.feedback import Feedback, real_numbers, row_generations, row_numbers
 from lightning_replay.recorded import recorded
@@ -30,7 +31,7 @@ from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import EntryState, PackedStorage, stored_slots
 from lightning_replay.transition_check import TransitionCheck, with_done
-from lightning_replay.validation import checked_count, checked_flag, checked_seed, did_you_mean
+from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class Replay(TensorDictReplayBuffer):
             is_optional = name != "storage"
             if not (isinstance(part, kind) or (part is None and is_optional)):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
+        if transform is not None and not isinstance(transform, Transform):
+            check_callable("transform", transform, "a Transform of TorchRL or of this library, or a callable")
         batch_size = checked_count("batch_size", batch_size, of="transitions")
         if storage.max_size < batch_size:
             raise ValueError(
@@ -620,6 +623,7 @@ class Replay(TensorDictReplayBuffer):
             if follower is not None and hasattr(follower, "interrupt"):
                 follower.interrupt(trajectories)
 
+    @with_named_arguments
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
 

@@ -536,12 +536,17 @@ class PackedStorage(LazyTensorStorage):
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
 
 
+class MissingDeviceError(ValueError):
+    """A device that this machine, or torch as it is installed, does not have."""
+
+
 def checked_device(device: Any) -> torch.device:
     """Returns a device of torch that keeps data.
 
     Raises:
         TypeError: no device and no name of one.
         ValueError: an unknown name, or a device without data.
+        MissingDeviceError: a CUDA device that is not there.
     """
     if not isinstance(device, str | torch.device):
         raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
@@ -549,6 +554,13 @@ def checked_device(device: Any) -> torch.device:
         known = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (known.index or 0) >= count:
+            raise MissingDeviceError(
+                f"device is {device!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+                "torch that supports the GPU of this machine"
+            )
     if known.type == "meta":
         raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
     return known

@@ -11,7 +11,6 @@ import torch
 
 from lightning_replay.levels import Greedy, LevelBuffer, SequentialLevels, UniformLevels, tscl
 from lightning_replay.levels import scores as level_scores
-from lightning_replay.saving import DamagedFileError
 from tests.level_steps import buffer, column, first_reward, play, scored, segment
 
 
