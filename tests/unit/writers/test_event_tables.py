@@ -238,8 +238,8 @@ def test_a_state_of_other_events_is_refused_and_nothing_is_changed() -> None:
     ("options", "message"),
     [
         ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
-        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "sums to 1.1.*'goal': 0.6"),
-        ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leaves 0"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "'goal': 0.6}, together 1.1"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leave 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
