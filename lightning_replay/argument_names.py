@@ -43,6 +43,7 @@ _NAMES_ELSEWHERE = {
     "greedy_epsilon": "eps epsilon",
     "q_inverse_temperature": "beta",
     "min_size": "min_size_to_sample",
+    "score_step_size": "alpha score_smoothing",
     "seed": "random_seed",
 }
 
@@ -86,10 +87,11 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: unknown arguments are refused with our name for them; signature and documentation stay."""
     accepted = accepted_names(function)
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(function.__name__, kwargs, accepted)
+        refuse_unknown(owner, kwargs, accepted)
         return function(*args, **kwargs)
 
     return checked

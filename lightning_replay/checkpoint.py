@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from lightning_replay.saving.state import (
     refusing_other_states,
     write_data,
 )
+from lightning_replay.storage import MissingDeviceError
+from lightning_replay.validation import check_kind, checked_entries
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +115,16 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
     Raises:
         FileNotFoundError: no saved buffer there.
         DamagedFileError: a file is missing, truncated or changed.
-        ValueError: saved by a newer version of this library.
+        TypeError: ``trust`` is no list of names, or ``memmap`` no directory.
+        ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks; an empty name in
+            ``trust``.
         NotRebuildableError: an option was neither a plain value nor an import path that may be used. Add its package to
             ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
     """
-    if isinstance(trust, str):
-        raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
+    trust = _checked_trust(trust)
+    if memmap is not None:
+        check_kind("memmap", memmap, str | os.PathLike, "a directory, or None to keep the rows in memory")
     directory = Path(path)
     saved, state = _read(directory)
     chosen = {"memmap": None if memmap is None else str(memmap)}
@@ -127,7 +133,7 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         if not isinstance(replay, Replay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
-    except NotRebuildableError:
+    except (NotRebuildableError, MissingDeviceError):
         raise
     except MALFORMED as error:
         raise DamagedFileError(
@@ -135,6 +141,17 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
             "earlier save"
         ) from error
     return replay
+
+
+def _checked_trust(trust: Any) -> list[str]:
+    if isinstance(trust, str):
+        raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
+    packages = checked_entries("trust", trust, "a list of packages, as trust=['my_package']")
+    for place, package in enumerate(packages):
+        check_kind(f"trust[{place}]", package, str, "the name of a package, as trust=['my_package']")
+        if not package:
+            raise ValueError(f"trust[{place}] is ''; it must be the name of a package, as trust=['my_package']")
+    return packages
 
 
 def load_into(replay: Replay, path: str | Path) -> None:

@@ -12,7 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
+from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_name, trajectory_of
 from lightning_replay.storage import PackedStorage, read_columns, stored_before, stored_slots
 from lightning_replay.validation import checked_count, checked_share
 
@@ -39,8 +39,8 @@ def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) 
     trajectory = trajectory_of(rows)
     if trajectory is not None and trajectory.numel() != rows.shape[0]:
         raise ValueError(
-            f"the column trajectory has the shape {list(trajectory.shape)} for {rows.shape[0]} rows, and {purpose} need"
-            f" the episode of each row, int64 [{rows.shape[0]}]. Nothing was stored"
+            f"the column {trajectory_name(rows)} has the shape {list(trajectory.shape)} for {rows.shape[0]} rows, and "
+            f"{purpose} need the episode of each row, int64 [{rows.shape[0]}]. Nothing was stored"
         )
 
 

@@ -26,6 +26,12 @@ def trajectory_of(rows: TensorDictBase) -> Tensor | None:
     return None
 
 
+def trajectory_name(rows: TensorDictBase) -> str:
+    """The column that :func:`trajectory_of` reads, for errors."""
+    key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0])
+    return repr(key)
+
+
 class EpisodeLinks:
     """Remembers for every slot where the next step of its episode is: ``successor[slot]``, -1 when there is none.
 

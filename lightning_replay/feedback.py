@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,36 @@ class Feedback:
         self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
+
+
+def row_numbers(name: str, value: Any, accepted: str) -> Tensor:
+    """Returns slots or generations that were fed back as a tensor, of any shape and of any dtype of numbers.
+
+    Raises:
+        TypeError: a dictionary, text or something else that is no tensor; the message completes "it must be ...".
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = f"a {type(value).__name__}" if isinstance(value, Mapping) else repr(value)
+        raise TypeError(f"{name} is {given}; it must be {accepted}. No priority was changed") from error
+
+
+def row_generations(value: Any) -> Tensor:
+    """Returns the generations that were fed back as a tensor.
+
+    Raises:
+        TypeError: no tensor, or not of an integer dtype.
+    """
+    generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
+    dtype = generation.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(
+            f"generation is {dtype}; it must be the batch's 'generation', of an integer dtype. No priority was changed"
+        )
+    return generation
 
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:

@@ -84,7 +84,8 @@ def describe(value: Any) -> Any:
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
         return {"import": _import_path(value)}
-    return {"not_saved": repr(value)}
+    is_named = inspect.isroutine(value) or inspect.isclass(value)  # others may say all that they hold
+    return {"not_saved": repr(value) if is_named else f"a {type(value).__name__}"}
 
 
 def build(

@@ -20,8 +20,9 @@ from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage, Wr
 from torchrl.envs import Transform
 
 from lightning_replay import forking
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.episode_tracker import EpisodeTracker
-from lightning_replay.feedback import Feedback, real_numbers
+from lightning_replay.feedback import Feedback, real_numbers, row_generations, row_numbers
 from lightning_replay.recorded import recorded
 from lightning_replay.replay_state import read_state, restore_state
 from lightning_replay.samplers.pairs import PairSampler
@@ -30,7 +31,7 @@ from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import EntryState, PackedStorage, stored_slots
 from lightning_replay.transition_check import TransitionCheck, with_done
-from lightning_replay.validation import checked_count, checked_flag, checked_seed, did_you_mean
+from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class Replay(TensorDictReplayBuffer):
             is_optional = name != "storage"
             if not (isinstance(part, kind) or (part is None and is_optional)):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
+        if transform is not None and not isinstance(transform, Transform):
+            check_callable("transform", transform, "a Transform of TorchRL or of this library, or a callable")
         batch_size = checked_count("batch_size", batch_size, of="transitions")
         if storage.max_size < batch_size:
             raise ValueError(
@@ -510,13 +513,17 @@ class Replay(TensorDictReplayBuffer):
                 ignore them.
 
         Raises:
-            TypeError: a signal of another name; complex TD errors; a batch without ``index``.
+            TypeError: a signal of another name; complex TD errors; a batch without ``index``; an ``index`` or a
+                ``generation`` that is no tensor, or a ``generation`` that is not of an integer dtype.
             ValueError: NaN or infinite TD errors, another number of them than of rows, none where they are needed;
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
         if isinstance(index, TensorDictBase):
             index, generation = _identity_of(index, generation)
+        index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
+        if generation is not None:
+            generation = row_generations(generation)
         if signals:
             self._check_signals(signals)
         if td_error is not None:
@@ -616,6 +623,7 @@ class Replay(TensorDictReplayBuffer):
             if follower is not None and hasattr(follower, "interrupt"):
                 follower.interrupt(trajectories)
 
+    @with_named_arguments
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
 
@@ -684,7 +692,8 @@ class Replay(TensorDictReplayBuffer):
         """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
 
         Raises:
-            ValueError: the state of another buffer; nothing is changed.
+            TypeError: no dictionary.
+            ValueError: the state of another buffer, or of something else; nothing is changed.
         """
         restore_state(self, state_dict)
 

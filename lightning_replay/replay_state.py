@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from lightning_replay.memory import free_bytes
 from lightning_replay.storage import PackedStorage
+from lightning_replay.validation import check_kind
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.writers.retention_rules import RetentionRule
+
+_NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
 def read_state(replay: Replay) -> dict[str, Any]:
@@ -58,8 +61,16 @@ def restore_state(replay: Replay, state: dict[str, Any]) -> None:
     """Restores what :func:`read_state` returned, into a buffer built with the same options.
 
     Raises:
-        ValueError: the buffer is built from other parts, or a part refuses its state; nothing is changed then.
+        TypeError: no dictionary.
+        ValueError: no state of a replay buffer, the buffer is built from other parts, or a part refuses its state;
+            nothing is changed then.
     """
+    check_kind("the state", state, Mapping, "what state_dict() of a replay buffer returned")
+    lacking = [name for name in _NEEDED if name not in state]
+    if lacking:
+        raise ValueError(
+            f"the state lacks {lacking}; it is not what state_dict() of a replay buffer returned. Nothing was loaded"
+        )
     _refuse_other_parts(state["built_from"], _parts_of(replay))
     batches = [_ready(batch) for batch in state["prefetched"]]
     with replay.unchanged():

@@ -59,8 +59,8 @@ class PackedStorage(LazyTensorStorage):
     Raises:
         MemoryError: at the first rows, when the rows do not fit.
         TypeError: ``capacity`` is no whole number, ``device`` no device of torch.
-        ValueError: ``capacity`` is not positive; a device that keeps no data; ``memmap`` on another device than the
-            CPU; columns that change.
+        ValueError: ``capacity`` is not positive; a device that keeps no data or is not there; ``memmap`` on another
+            device than the CPU; columns that change.
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
@@ -69,11 +69,13 @@ class PackedStorage(LazyTensorStorage):
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
-        kind = checked_device(device).type
+        known = checked_device(device)
+        kind = known.type
         if memmap is not None and not isinstance(memmap, str | Path):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
         if memmap is not None and kind != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
+        _check_present(known)
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
@@ -536,6 +538,10 @@ class PackedStorage(LazyTensorStorage):
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
 
 
+class MissingDeviceError(ValueError):
+    """A device that this machine, or torch as it is installed, does not have."""
+
+
 def checked_device(device: Any) -> torch.device:
     """Returns a device of torch that keeps data.
 
@@ -552,6 +558,17 @@ def checked_device(device: Any) -> torch.device:
     if known.type == "meta":
         raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
     return known
+
+
+def _check_present(device: torch.device) -> None:
+    """Refuses a CUDA device that is not there: torch would raise an ``AssertionError``, or fail at the first rows."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise MissingDeviceError(
+                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+                "torch that supports the GPU of this machine"
+            )
 
 
 def stored_slots(storage: Storage) -> Tensor:

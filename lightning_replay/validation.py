@@ -18,6 +18,7 @@ __all__ = [
     "ABOVE_ZERO",
     "BELOW_ONE",
     "LARGEST",
+    "LARGEST_COUNT",
     "check_callable",
     "check_kind",
     "check_option",
@@ -27,6 +28,8 @@ __all__ = [
     "checked_counts",
     "checked_entries",
     "checked_flag",
+    "checked_key",
+    "checked_keys",
     "checked_number",
     "checked_numbers",
     "checked_seed",
@@ -37,6 +40,7 @@ __all__ = [
 
 ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
 BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
+LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be
 LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
 
 
@@ -78,7 +82,10 @@ def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> 
         TypeError: another class.
     """
     if isinstance(value, type) or not isinstance(value, kind):
-        raise TypeError(f"{name} is {value!r}; it must be {accepted}")
+        given = repr(value)
+        if "\n" in given:  # of buffers and modules, which say all that they hold
+            given = f"a {type(value).__name__}"
+        raise TypeError(f"{name} is {given}; it must be {accepted}")
 
 
 def check_callable(name: str, value: Any, accepted: str) -> None:
@@ -98,10 +105,12 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
 
     Raises:
         TypeError: no whole number.
-        ValueError: below ``lowest``.
+        ValueError: below ``lowest``, or more than an int64 holds.
     """
     what = f"a whole number{f' of {of}' if of else ''} from {lowest} on"
     check_option(name, value, Integral, what, lowest)
+    if value > LARGEST_COUNT:
+        raise ValueError(f"{name} is {value}; it must be {what}, and at most {LARGEST_COUNT}, the largest of 64 bits")
     return int(value)
 
 
@@ -140,6 +149,36 @@ def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbe
     if isinstance(entries, str) or not isinstance(entries, Sequence):
         raise TypeError(f"{name} is {values!r}; it must be {accepted}")
     return list(entries)
+
+
+def checked_key(name: str, value: Any) -> tuple[str, ...]:
+    """Returns the names of a column's key, from the outermost on; of a list, as YAML has it, too.
+
+    Raises:
+        TypeError: neither a name nor a sequence of names.
+    """
+    parts = value if isinstance(value, list | tuple) else [value]
+    names: list[str] = []
+    for part in parts:
+        if isinstance(part, list | tuple):
+            names += checked_key(name, part)
+        elif isinstance(part, str):
+            names.append(part)
+    if len(names) < max(len(parts), 1):
+        raise TypeError(f"{name} is {value!r}; it must be the name of a column, or a tuple of names where it is nested")
+    return tuple(names)
+
+
+def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
+    """Returns the keys of several columns, each as :func:`checked_key` does.
+
+    Raises:
+        TypeError: a single key, or an entry that is none.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        example = repr(values) if isinstance(values, str) else "'observation'"
+        raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
+    return [checked_key(f"{name}[{place}]", key) for place, key in enumerate(values)]
 
 
 def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.storage import PackedStorage
-from lightning_replay.validation import checked_count
+from lightning_replay.validation import checked_count, checked_key
 
 _LONG = 32  # steps of a trajectory that are kept side by side, where nothing better is known
 
@@ -36,9 +36,11 @@ def storage_for(
         n_steps: length of the returns, for the check of the capacity.
 
     Raises:
+        TypeError: an ``image_key`` that is neither a name nor a tuple of names.
         ValueError: a capacity below ``frame_stack + n_steps``, ``frame_capacity`` or ``image_key`` without
             ``frame_stack``, or sizes that are not positive.
     """
+    checked_key("image_key", image_key)
     if frame_stack is None:
         for name, value, is_given in (
             ("frame_capacity", frame_capacity, frame_capacity is not None),

@@ -24,7 +24,7 @@ from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.storage import PackedStorage
 from lightning_replay.stored_column import GENERATION
 from lightning_replay.transition_check import Column
-from lightning_replay.validation import checked_count
+from lightning_replay.validation import checked_count, checked_key
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class FrameStorage(PackedStorage):
                 f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
                 f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
             )
-        self.image_key: Key = (image_key,) if isinstance(image_key, str) else tuple(image_key)
+        self.image_key: Key = checked_key("image_key", image_key)
         self.next_key: Key = ("next", *self.image_key)
         self._stacks = StackColumns(self.image_key, self.next_key, self.frame_stack)
         self._forget_pool()

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.levels.fractions import fraction
 from lightning_replay.levels.level_ids import checked_level_id
 from lightning_replay.levels.level_sampler import LevelSampler
@@ -78,6 +79,7 @@ class LevelBuffer(LevelSource):
         1.475
     """
 
+    @with_named_arguments
     def __init__(
         self,
         levels: int | Iterable[int] | None = None,

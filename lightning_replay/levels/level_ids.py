@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from lightning_replay.validation import check_option
+from lightning_replay.validation import LARGEST_COUNT, check_option
 
 __all__ = ["LEVEL_IDS", "checked_held_out", "checked_level_id", "checked_level_ids"]
 
@@ -30,6 +30,8 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
         ids = [checked_level_id(level) for level in levels]
     else:
         check_option("levels", levels, Integral, "distinct whole numbers, or their number for 0, 1, 2, ...")
+        if levels > LARGEST_COUNT:
+            raise ValueError(f"levels is {levels}; it must be at most {LARGEST_COUNT}, the largest id of 64 bits")
         ids = list(range(operator.index(levels)))
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")

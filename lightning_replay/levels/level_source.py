@@ -197,9 +197,14 @@ class LevelSource(ABC):
         """
         if not isinstance(state, dict):
             raise TypeError(f"the state is a {type(state).__name__}; it must be what state_dict() returned")
-        if state.get("kind") != type(self).__name__:
+        if "kind" not in state:
             raise ValueError(
-                f"the state is that of a {state.get('kind')}; this is a {type(self).__name__}. Load it into the "
+                f"the state holds {list(state)[:10]} and no 'kind'; it is not what state_dict() of a "
+                f"{type(self).__name__} returned"
+            )
+        if state["kind"] != type(self).__name__:
+            raise ValueError(
+                f"the state is that of a {state['kind']}; this is a {type(self).__name__}. Load it into the "
                 "class that it was saved by"
             )
         if state.get("version") != _FORMAT:
@@ -231,7 +236,8 @@ class LevelSource(ABC):
         """Reads what :meth:`save` wrote.
 
         Raises:
-            DamagedFileError: a file is missing or damaged.
+            FileNotFoundError: nothing was saved there.
+            DamagedFileError: a file of the save is missing or damaged.
             ValueError: see :meth:`load_state_dict`.
         """
         load_state(path, self.load_state_dict)

@@ -254,6 +254,7 @@ def levels_and_room(
         if capacity is None:
             raise ValueError(f"capacity is None; it must be {accepted}")
         check_option("capacity", capacity, Integral, accepted, lowest=1)
+        checked_count("capacity", capacity, of="levels")
         return GeneratedLevels(generate), [], operator.index(capacity)
     ids = checked_level_ids(levels)
     if capacity is not None and checked_count("capacity", capacity, of="levels") != len(ids):

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
@@ -80,6 +81,7 @@ class ReplayDataModule(EnvStepDataModule):
     pace: Pace
     collection: Collection
 
+    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env],

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 import lightning_replay.levels.learning_progress
 import lightning_replay.levels.unscored  # noqa: F401  a LightningCLI knows LevelBuffer and the others by their names
+from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.envs.level_check import checked_probes
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
@@ -83,6 +84,7 @@ class LevelDataModule(EnvStepDataModule):
     pace: RolloutPace
     collection: LevelCollection
 
+    @with_named_arguments
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env],

@@ -63,7 +63,8 @@ def neighborhood_mixup(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
+        check_finite: refuse rows with NaN or infinity in rewards or observations. Where it is ``False``, observations
+            and actions must be finite all the same, since the search for neighbours needs distances.
         seed: of every draw.
     """
     sampler = NeighborhoodMixupSampler(

@@ -13,7 +13,7 @@ from lightning_replay.frames import frames_in_order, storage_for
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
-from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.table_shares import ROUNDING, TableShares
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
@@ -276,8 +276,14 @@ def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, flo
     left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
     if open_ones and left <= 0:
         raise ValueError(
-            f"table_shares leaves {left:g} of a batch for {open_ones}; lower default_share ({default_share}) or the "
-            "shares of the other tables"
+            f"default_share ({default_share}) and the shares of the other tables leave {left:g} of a batch for "
+            f"{open_ones}; lower default_share or the share of a table"
+        )
+    if not open_ones and abs(left) > ROUNDING:
+        raise ValueError(
+            f"default_share is {default_share} and the tables have the shares {given}, together {1.0 - left:g}; the "
+            "shares of a batch must sum to 1. Change default_share or the share of a table, or leave one share out "
+            "(share=None), which then gets the rest"
         )
     return {DEFAULT_TABLE: default_share} | {
         name: left / len(open_ones) if share is None else share for name, share in given.items()

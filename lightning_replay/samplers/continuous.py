@@ -17,6 +17,7 @@ from lightning_replay.episodes import EpisodeLinks
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage import read_columns
+from lightning_replay.validation import checked_key
 
 
 @recorded
@@ -58,6 +59,7 @@ class ContinuousTransitionSampler(PairSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
+        checked_key("done_key", done_key)
         self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
         self._links: EpisodeLinks | None = None
 

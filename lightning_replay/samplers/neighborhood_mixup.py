@@ -16,7 +16,7 @@ from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage import read_columns
-from lightning_replay.validation import checked_choice
+from lightning_replay.validation import checked_choice, checked_keys
 
 FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 
@@ -73,7 +73,8 @@ class NeighborhoodMixupSampler(PairSampler):
         self.num_neighbors = num_neighbors
         self.discrete = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
-        self._feature_keys = [tuple(key) if isinstance(key, list) else key for key in feature_keys]
+        keys = checked_keys("feature_keys", feature_keys)
+        self._feature_keys: list[NestedKey] = [key if len(key) > 1 else key[0] for key in keys]
         self._lists: NeighborLists | SameActionLists | None = None
         self._new_lists(capacity=1)  # refuses bad options here and not at the first row
 

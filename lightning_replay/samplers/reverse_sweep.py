@@ -19,7 +19,7 @@ from lightning_replay.episodes import EpisodeLinks, trajectory_of
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import read_columns, stored_before
-from lightning_replay.validation import checked_share
+from lightning_replay.validation import checked_key, checked_share
 
 
 @recorded
@@ -67,6 +67,7 @@ class ReverseSweepSampler(UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share = checked_share("sweep_share", sweep_share)
+        checked_key("done_key", done_key)
         self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
         self._empty()
 

@@ -16,7 +16,7 @@ from lightning_replay.schedulers import Scheduler
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables import Tables
-from lightning_replay.validation import check_kind, checked_count
+from lightning_replay.validation import check_kind, checked_count, checked_entries
 
 
 @recorded
@@ -54,7 +54,7 @@ class ScheduledSampler(WithinTables):
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
-        self.tasks = list(tasks)
+        self.tasks = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
         self.scheduler = copy.deepcopy(scheduler)
         self.min_size = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)

@@ -16,7 +16,7 @@ from lightning_replay.schedules import Schedule
 from lightning_replay.tables import Tables
 from lightning_replay.validation import check_callable, check_kind, checked_count, checked_flag, checked_share
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 
 
 @recorded
@@ -196,10 +196,10 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
     """
     exact = shares * count
     # A share of a third times three is a one, not a little less; so too where remainders are compared.
-    rows = np.floor(exact + _ROUNDING).astype(np.int64)
+    rows = np.floor(exact + ROUNDING).astype(np.int64)
     left = count - int(rows.sum())
     if left:
-        rows[np.argsort(np.round((rows - exact) / _ROUNDING), kind="stable")[:left]] += 1
+        rows[np.argsort(np.round((rows - exact) / ROUNDING), kind="stable")[:left]] += 1
     return rows
 
 
@@ -221,5 +221,5 @@ def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
 
 def _check_shares(table_shares: Mapping[str, float]) -> None:
     total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
-    if abs(total - 1.0) > _ROUNDING:
+    if abs(total - 1.0) > ROUNDING:
         raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")

@@ -123,12 +123,19 @@ def read_state(path: str | Path) -> dict[str, Any]:
     """Reads what :func:`write_state` wrote; also what earlier versions of this library wrote.
 
     Raises:
-        DamagedFileError: a file is missing, truncated or changed since it was written.
+        FileNotFoundError: nothing was saved there.
+        DamagedFileError: a file of a save is missing, truncated or changed since it was written.
         ValueError: written by a newer version of this library.
     """
     directory = Path(path)
     file = directory / STATE_MANIFEST
     if not file.exists():
+        remains = any((directory / name).exists() for name in (TENSORS_FILE, VALUES_FILE))
+        if not remains and not any(directory.glob(f"{STATE_FOLDER}-*")):
+            raise FileNotFoundError(
+                f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was "
+                "written"
+            )
         return join_state(*read_halves(directory))
     return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
 
@@ -137,7 +144,8 @@ def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
     """Reads what :func:`write_state` wrote, and calls ``load`` with it.
 
     Raises:
-        DamagedFileError: a file is missing, truncated or changed, or holds the state of something else.
+        FileNotFoundError: nothing was saved there.
+        DamagedFileError: a file of a save is missing, truncated or changed, or holds the state of something else.
         ValueError: ``load`` refuses the state, or a newer version of this library wrote it.
     """
     state = read_state(path)

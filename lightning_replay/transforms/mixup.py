@@ -15,7 +15,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
+from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
@@ -64,6 +64,7 @@ class MixPairs(Seeded, Transform):
             ``index`` for a row paired with itself).
 
     Raises:
+        TypeError: ``keys`` is no sequence of keys.
         ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
 
     Example:
@@ -86,7 +87,7 @@ class MixPairs(Seeded, Transform):
         self._seed_generator(seed)
         self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self.fraction = checked_share("fraction", fraction)
-        self._mixed_keys = {as_path(key) for key in keys}
+        self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = _tree_of(self._mixed_keys)
         self._coefficients = _CoefficientStream(self.mixup_concentration)
 
@@ -96,7 +97,8 @@ class MixPairs(Seeded, Transform):
         if len(size) != 2 or size[1] != 2:
             raise ValueError(
                 f"MixPairs got a batch of size {list(size)}; it mixes pairs, a batch of size [B, 2]. Use a sampler "
-                "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler."
+                "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler. "
+                "Indexing a buffer reads single rows: use sample(), or replay.storage[...] for stored rows."
             )
         untouched = self._untouched(tensordict)
         coefficient = self._coefficients.draw(size[0], self._rng)
@@ -176,7 +178,8 @@ class MixStates(Seeded, Transform):
         mixup_coefficient: float32 ``[B]``, the weight of the state.
 
     Raises:
-        ValueError: an observation is not floating.
+        TypeError: ``keys`` is no sequence of keys.
+        ValueError: an observation or its next one is missing, not floating, or of another dtype or shape.
 
     Example:
         >>> step = TensorDict({"observation": torch.zeros(2, 3), "next": {"observation": torch.ones(2, 3)}}, [2])
@@ -191,18 +194,29 @@ class MixStates(Seeded, Transform):
         super().__init__()
         self._seed_generator(seed)
         self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
-        self._observation_paths = [as_path(key) for key in keys]
+        self._observation_paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
         shape = tensordict.batch_size
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
         for path in self._observation_paths:
-            observation, following = tensordict.get(path), tensordict.get(("next", *path))
+            observation, following = tensordict.get(path, None), tensordict.get(("next", *path), None)
+            missing = {key for key, value in ((path, observation), (("next", *path), following)) if value is None}
+            if missing:
+                raise ValueError(
+                    f"the batch has no {_listed(missing)}; MixStates mixes each observation with the next one. Name "
+                    "the keys of your observations with keys=."
+                )
             if not observation.is_floating_point():
                 raise ValueError(
                     f"{path[-1]!r} has dtype {observation.dtype}; MixStates mixes floating observations. "
                     "Convert it before it is stored, or name other keys with keys=."
+                )
+            if following.dtype != observation.dtype or following.shape != observation.shape:
+                raise ValueError(
+                    f"{path[-1]!r} is {observation.dtype} {list(observation.shape)} and the next one {following.dtype} "
+                    f"{list(following.shape)}; MixStates mixes observations of one dtype and shape."
                 )
             weight = coefficient.to(observation).reshape(shape + (1,) * (observation.ndim - len(shape)))
             tensordict.set(path, torch.lerp(following, observation, weight))

@@ -15,7 +15,7 @@ from torchrl.envs import Transform
 from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.transforms.mixup import as_path
-from lightning_replay.validation import checked_choice, checked_number
+from lightning_replay.validation import checked_choice, checked_keys, checked_number
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 NOISE_KINDS = ("additive", "multiplicative")
@@ -40,7 +40,7 @@ class GaussianNoise(Seeded, Transform):
     Raises:
         ValueError: ``sigma`` is negative or not finite, another ``kind``; when called, an entry that is missing or not
             floating.
-        TypeError: ``sigma`` is no number, or ``keys`` is a single key.
+        TypeError: ``sigma`` is no number, or ``keys`` is no sequence of keys.
 
     Example:
         >>> from tensordict import TensorDict
@@ -57,12 +57,10 @@ class GaussianNoise(Seeded, Transform):
         kind: str = "additive",
         seed: int | None = None,
     ) -> None:
-        if isinstance(keys, str):
-            raise TypeError(f"keys is {keys!r}; it must be a sequence of keys, as [{keys!r}]")
         super().__init__()
         self.sigma = checked_number("sigma", sigma, 0.0)
         self.kind: str = checked_choice("kind", kind, NOISE_KINDS)
-        self._noisy_paths = [as_path(key) for key in keys]
+        self._noisy_paths = checked_keys("keys", keys)
         self._seed_generator(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -9,7 +9,7 @@ from numbers import Integral
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import Transform
 
@@ -19,6 +19,7 @@ from lightning_replay.validation import (
     check_option,
     checked_bound,
     checked_entries,
+    checked_key,
     checked_number,
     checked_numbers,
     checked_share,
@@ -134,8 +135,7 @@ class PotentialShaping(Transform):
         check_callable("potential", potential, "a callable from observations [B, ...] to [B]")
         self.potential = potential
         self.discount = checked_share("discount", discount)
-        key = unravel_key(tuple(observation_key) if isinstance(observation_key, list) else observation_key)
-        self._path = key if isinstance(key, tuple) else (key,)
+        self._path = checked_key("observation_key", observation_key)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Shapes the rewards of a batch of any shape."""

@@ -12,14 +12,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes import trajectory_of
+from lightning_replay.episodes import trajectory_name, trajectory_of
 from lightning_replay.events import ConditionError, EventTable, holds, load_state_of, state_of
 from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
 from lightning_replay.recorded import recorded
 from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
 from lightning_replay.tables import Tables
 from lightning_replay.transition_check import Column
-from lightning_replay.validation import checked_count, checked_flag
+from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
 
 DEFAULT_TABLE = "default"
@@ -57,7 +57,7 @@ class EventTableWriter(TableWriter):
         forget_stale: bool = False,
         count_state_actions: bool = False,
     ) -> None:
-        check_tables(event_tables)
+        check_tables(event_tables, "event_tables")
         checked_count("capacity", capacity, of="transitions")
         max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
         longest = max(event.history_length for table in event_tables for event in table.events)
@@ -93,6 +93,7 @@ class EventTableWriter(TableWriter):
             frames of so many do not fit.
 
         Raises:
+            TypeError: a ``trajectory`` that is not of an integer dtype.
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
                 does not answer one bool per row, or too many running episodes. Nothing is stored then.
         """
@@ -272,27 +273,28 @@ class EventTableWriter(TableWriter):
             load_state_of(event.condition, dict(state))
 
 
-def check_tables(event_tables: Sequence[EventTable]) -> None:
-    """Refuses event tables that cannot stand beside each other.
+def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
+    """Refuses event tables that cannot stand beside each other; ``name`` is that of the option.
 
     Raises:
         ValueError: none, or a name that is taken twice.
         TypeError: something else than an :class:`~lightning_replay.events.EventTable`.
     """
     if isinstance(event_tables, EventTable):
-        raise TypeError("tables is one EventTable; a list of them is accepted, as tables=[EventTable(...)]")
+        raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
+    check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
     for table in event_tables:
         if not isinstance(table, EventTable):
-            raise TypeError(f"tables holds a {type(table).__name__}; EventTable objects are accepted")
+            raise TypeError(f"{name} holds a {type(table).__name__}; EventTable objects are accepted")
     names = [DEFAULT_TABLE, *(table.name for table in event_tables)]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted({taken for taken in names if names.count(taken) > 1})
     if twice:
         raise ValueError(
             f"the table names {twice} are taken twice; every table has a name of its own, and {DEFAULT_TABLE!r} is the "
             "one all steps go to. For several events into one table use EventTable(events=[...])"
         )
     if len(names) == 1:
-        raise ValueError("tables is empty; give at least one EventTable, or use recipes.uniform")
+        raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
 
 
 def _episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:
@@ -307,10 +309,11 @@ def _episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:
     trajectory = trajectory_of(data)
     if trajectory is None:
         return np.zeros(rows, dtype=np.int64), done.reshape(-1).cpu().numpy()
-    if trajectory.is_floating_point() or trajectory.numel() != rows:
-        raise ValueError(
-            f"the column trajectory names the episode of each row, int64 [{rows}]; got {_described(trajectory)}. "
-            "Nothing was stored"
+    is_other = trajectory.is_floating_point() or trajectory.is_complex() or trajectory.dtype == torch.bool
+    if is_other or trajectory.numel() != rows:
+        raise (TypeError if is_other else ValueError)(
+            f"the column {trajectory_name(data)} names the episode of each row, int64 [{rows}]; got "
+            f"{_described(trajectory)}. Nothing was stored"
         )
     return trajectory.reshape(-1).cpu().numpy(), done.reshape(-1).cpu().numpy()
 

@@ -48,6 +48,7 @@ def first_surprise(given: Any, count: int) -> Tensor:
     """What ``initial_surprise`` returned for ``count`` new rows, as float32 ``[count]``.
 
     Raises:
+        TypeError: complex numbers or flags.
         ValueError: another shape than one number per row, NaN, infinite or negative.
     """
     if not isinstance(given, Tensor):
@@ -61,6 +62,7 @@ def first_surprise(given: Any, count: int) -> Tensor:
             f"initial_surprise returned {shape} for {count} rows; one number for each is accepted, [{count}]. "
             "Nothing was stored; reduce it over everything but the rows"
         )
+    given = real_numbers("what initial_surprise returned", given, "Nothing was stored")
     return _as_surprise(given, "initial_surprise returned", "Nothing was stored")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_replay.recorded import recorded
 from lightning_replay.tables import Tables
-from lightning_replay.validation import checked_count, checked_flag
+from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.announcement import announce
 from lightning_replay.writers.table_writer import TableWriter
 
@@ -118,8 +118,12 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Refuses tasks that cannot be told apart.
 
     Raises:
+        TypeError: no sequence of names.
         ValueError: none, or a name that is taken twice.
     """
+    check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
+    for place, name in enumerate(tasks):
+        check_kind(f"tasks[{place}]", name, str, "the name of a task")
     twice = sorted({name for name in tasks if list(tasks).count(name) > 1})
     if isinstance(tasks, str) or not tasks or twice:
         raise ValueError(f"tasks is {tasks!r}; at least one name is needed, and each once")

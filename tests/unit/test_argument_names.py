@@ -8,6 +8,7 @@ import pytest
 from lightning_replay import recipes
 from lightning_replay.argument_names import hint_for, with_named_arguments
 from lightning_replay.events import EventTable
+from lightning_replay.levels import LevelBuffer
 from lightning_replay.neighbors import NeighborLists
 from lightning_replay.recorded import recorded
 from lightning_replay.replay import Replay
@@ -45,6 +46,8 @@ from lightning_replay.writers import FirstInFirstOutWriter
             "priority_exponents",
             r"'priority_exponents'. Did you mean 'priority_exponent'",
         ),
+        (LevelBuffer, "score_smoothing", "LevelBuffer has no argument 'score_smoothing'; it is named score_step_size"),
+        (recipes.uniform(9, 1).advance, "update", "Replay.advance has no argument 'update'. Did you mean 'updates'"),
         (UniformSampler, "alpha", "UniformSampler has no argument 'alpha'; accepted are seed"),
         (FirstInFirstOutWriter, "alpha", "has no argument 'alpha'; accepted are none"),
     ],

@@ -216,6 +216,34 @@ def test_what_is_trusted_is_a_list_of_packages(tmp_path) -> None:
         assert load_replay(tmp_path, trust=trusted).tables.names == ["default", "one"]
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"trust": 5}, TypeError, "trust is 5; it must be a list of packages"),
+        ({"trust": None}, TypeError, "trust is None; it must be a list of packages"),
+        ({"trust": [5]}, TypeError, r"trust\[0\] is 5; it must be the name of a package"),
+        ({"trust": ["tests", ""]}, ValueError, r"trust\[1\] is ''; it must be the name of a package"),
+        ({"memmap": 5}, TypeError, "memmap is 5; it must be a directory, or None"),
+    ],
+)
+def test_options_of_loading_of_another_kind_are_refused(options, error, message, tmp_path) -> None:
+    built("uniform", capacity=4, batch_size=2).save(tmp_path)
+    with pytest.raises(error, match=f"^{message}"):
+        load_replay(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({}, ValueError, r"the state lacks \['built_from', .*; it is not what state_dict\(\) of a replay buffer"),
+        (None, TypeError, r"the state is None; it must be what state_dict\(\) of a replay buffer returned"),
+    ],
+)
+def test_a_state_of_nothing_is_refused(state, error, message) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        built("uniform", capacity=4, batch_size=2).load_state_dict(state)
+
+
 def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:
     replay = used(recipes.prioritized(capacity=50, batch_size=8))
     for number, damage in enumerate([_flip_a_byte, _truncate, _remove]):

@@ -226,6 +226,26 @@ def test_a_batch_that_was_not_drawn_is_refused(exact) -> None:
         exact.update_priority(numbered_steps(0, 4), torch.ones(4))
 
 
+@pytest.mark.parametrize("name", ["uniform", "prioritized", "surprise_retention"])
+@pytest.mark.parametrize(
+    ("index", "generation", "message"),
+    [
+        ([2, 0], torch.tensor([1.5, 1.5]), "generation is torch.float32; it must be the batch's 'generation', of an i"),
+        ([2, 0], torch.tensor([True, True]), "generation is torch.bool; it must be the batch's 'generation', of an"),
+        ([2, 0], "x", "generation is 'x'; it must be the batch's 'generation', of an integer dtype"),
+        ({"index": torch.tensor([2, 0])}, None, "index is a dict; it must be the batch that was drawn, or its 'index'"),
+        ("abc", None, "index is 'abc'; it must be the batch that was drawn, or its 'index'"),
+    ],
+)
+def test_an_index_or_a_generation_of_another_kind_is_refused(name, index, generation, message) -> None:
+    replay = built(name, capacity=4, batch_size=4, seed=0)
+    replay.extend(numbered_steps(0, 4))
+    before = replay.state_dict()
+    with pytest.raises(TypeError, match=f"^{message}.*No priority was changed"):
+        replay.update_priority(index, torch.ones(2), generation=generation)
+    assert difference(replay.state_dict(), before) is None
+
+
 def test_lists_and_tensors_with_gradients_are_numbers_too(exact) -> None:
     exact.update_priority(batch_of(2, 0), [-3.0, 0.5])
     exact.update_priority(batch_of(1), torch.tensor([2.0], requires_grad=True))

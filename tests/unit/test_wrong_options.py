@@ -29,10 +29,24 @@ from lightning_replay.frames import storage_for
 from lightning_replay.levels import scores
 from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers import TableShares
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    ReverseSweepSampler,
+    ScheduledSampler,
+    TableShares,
+)
 from lightning_replay.schedules import Linear, Schedule, checked_schedule
 from lightning_replay.tables import Tables
-from lightning_replay.transforms import OneAt, mixup_coefficients
+from lightning_replay.transforms import (
+    GaussianNoise,
+    MixPairs,
+    MixStates,
+    OneAt,
+    PotentialShaping,
+    mixup_coefficients,
+)
+from lightning_replay.writers import EventTableWriter, TaskTableWriter
 from tests.recipe_options import required_options
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
 
@@ -200,6 +214,47 @@ def test_a_value_beyond_the_range_or_the_choices_is_refused(owner, options) -> N
         (Tables, {"capacities": {"a": 2.5}}, "capacity of table 'a' is 2.5; it must be a whole number of rows"),
         (events.suggest_events, {"replay": STEPS, "quantiles": 0.5}, "quantiles is 0.5; it must be a sequence"),
         (events.suggest_events, {"replay": STEPS, "quantiles": ["0.5"]}, r"quantiles\[0\] is '0.5'; it must be a num"),
+        (recipes.noisy, {"capacity": 10, "batch_size": 1, "keys": None}, "keys is None; it must be a sequence of keys"),
+        (
+            MixPairs,
+            {"keys": "observation"},
+            r"keys is 'observation'; it must be a sequence of keys, as \['observation'",
+        ),
+        (MixStates, {"keys": "observation"}, "keys is 'observation'; it must be a sequence of keys, as "),
+        (MixStates, {"keys": [4]}, r"keys\[0\] is 4; it must be the name of a column, or a tuple of names"),
+        (GaussianNoise, {"keys": True}, "keys is True; it must be a sequence of keys"),
+        (
+            PotentialShaping,
+            {"potential": torch.sum, "discount": 0.9, "observation_key": None},
+            "observation_key is None",
+        ),
+        (NeighborhoodMixupSampler, {"feature_keys": 2.5}, "feature_keys is 2.5; it must be a sequence of keys"),
+        (ReverseSweepSampler, {"goal": HIGH, "done_key": 4}, "done_key is 4; it must be the name of a column"),
+        (ContinuousTransitionSampler, {"done_key": 4}, "done_key is 4; it must be the name of a column"),
+        (
+            recipes.uniform,
+            {"capacity": 10, "batch_size": 1, "image_key": None},
+            "image_key is None; it must be the name",
+        ),
+        (
+            recipes.uniform,
+            {"capacity": 10, "frame_stack": 2, "image_key": 2.5},
+            "image_key is 2.5; it must be the name",
+        ),
+        (recipes.event_tables, {"capacity": 10, "tables": 2.5}, "tables is 2.5; it must be a list of EventTable obj"),
+        (EventTableWriter, {"capacity": 10, "event_tables": None}, "event_tables is None; it must be a list of EventT"),
+        (
+            recipes.parallel_curriculum,
+            {"tasks": True, "capacity_per_task": 9},
+            "tasks is True; it must be the names of",
+        ),
+        (TaskTableWriter, {"tasks": [4], "capacity_per_task": 9}, r"tasks\[0\] is 4; it must be the name of a task"),
+        (
+            ScheduledSampler,
+            {"tasks": None, "scheduler": schedulers.UniformTasks()},
+            "tasks is None; it must be the names",
+        ),
+        (lightning_replay.Replay, BUFFER | {"transform": "x"}, "transform is 'x'; it must be a Transform of TorchRL"),
         (OneAt, {"low": ["0"], "high": [1.0]}, r"low\[0\] is '0'; it must be a number, or None"),
         (OneAt, {"low": 0.0, "high": [1.0]}, "low is 0.0; it must be a sequence of numbers"),
         (OneAt, {"low": [0.0], "high": [1.0], "components": [0.5]}, r"components\[0\] is 0.5; it must be the index"),
@@ -221,6 +276,31 @@ def test_a_value_beyond_the_range_or_the_choices_is_refused(owner, options) -> N
 def test_a_value_of_the_wrong_kind_is_refused(owner, options, message: str) -> None:
     with pytest.raises(TypeError, match=f"^{message}"):
         owner(**options)
+
+
+LARGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("owner", "options", "name"),
+    [
+        (lightning_replay.PackedStorage, {"capacity": LARGE}, "capacity"),
+        (recipes.uniform, {"capacity": LARGE}, "capacity"),
+        (levels.LevelBuffer, {"levels": LARGE}, "levels"),
+        (levels.LevelBuffer, {"capacity": LARGE}, "capacity"),
+    ],
+)
+def test_more_than_an_index_can_say_is_refused(owner, options, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is {LARGE}; it must be .*at most {2**63 - 1}, the largest"):
+        owner(**options)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", *([] if torch.cuda.is_available() else ["cuda"])])
+def test_a_gpu_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^device is '{device}', and torch finds .* CUDA devices here; use device='cpu'"
+    ):
+        recipes.uniform(10, 1, device=device)
 
 
 class Falling(Schedule):

@@ -11,7 +11,6 @@ import torch
 
 from lightning_replay.levels import Greedy, LevelBuffer, SequentialLevels, UniformLevels, tscl
 from lightning_replay.levels import scores as level_scores
-from lightning_replay.saving import DamagedFileError
 from tests.level_steps import buffer, column, first_reward, play, scored, segment
 
 
@@ -225,8 +224,13 @@ def test_states_of_other_buffers_are_refused():
         SequentialLevels(None)
 
 
+def test_a_state_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"the state holds \[\] and no 'kind'; it is not what state_dict\(\) of a Lev"):
+        buffer().load_state_dict({})
+
+
 def test_a_place_where_nothing_was_saved_is_said_to_be_empty(tmp_path):
-    with pytest.raises(DamagedFileError, match="no state was saved in .*nowhere.*does not exist"):
+    with pytest.raises(FileNotFoundError, match="no state was saved in .*nowhere.*does not exist"):
         buffer().load(tmp_path / "nowhere")
 
 

@@ -80,7 +80,7 @@ LEVELS: dict[str, Any] = {"env": Stairs, "levels": UniformLevels(5), "env_steps"
         (
             LevelDataModule,
             {"levels": make_replay()},
-            "(?s)levels is Replay.*; transitions are replayed with Repl",
+            "levels is a Replay; .*; transitions are replayed with Repl",
         ),
         (LevelDataModule, {"levels": LevelBuffer}, r"levels is <class .*; it must be LevelBuffer\(...\)"),
         (LevelDataModule, {"env": Stairs()}, "env is <.*Stairs object.*; it must be a Gymnasium id, or a"),

@@ -115,9 +115,10 @@ def test_values_nested_without_end_are_refused_as_damaged() -> None:
         join_state(values, {})
 
 
-def test_where_nothing_was_saved_is_refused_as_damaged(tmp_path) -> None:
-    with pytest.raises(DamagedFileError, match="no state was saved"):
-        read_state(tmp_path / "nowhere")
+def test_where_nothing_was_saved_is_said_to_be_empty(tmp_path) -> None:
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="no state was saved"):
+            read_state(directory)
 
 
 def test_a_state_of_an_earlier_version_is_read_and_replaced(tmp_path) -> None:

@@ -8,8 +8,10 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from lightning_replay import recipes
 from lightning_replay.samplers.pairs import RandomPairSampler
 from lightning_replay.transforms import MixPairs, MixStates, mixup_coefficients
+from tests.transitions import numbered_steps
 
 
 def make_pairs(count: int = 64, **flags: torch.Tensor) -> TensorDict:
@@ -204,3 +206,34 @@ def test_states_that_are_not_floating_are_refused() -> None:
     images = torch.zeros(2, 4, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"'observation' has dtype torch.uint8"):
         MixStates()(TensorDict({"observation": images, "next": {"observation": images}}, [2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.exclude("observation"), "the batch has no 'observation'; MixStates mixes"),
+        (lambda rows: rows.exclude(("next", "observation")), r"the batch has no \('next', 'observation'\); MixStates"),
+        (
+            lambda rows: rows.set(("next", "observation"), rows["next", "observation"].double()),
+            "'observation' is torch.float32 .* and the next one torch.float64",
+        ),
+        (
+            lambda rows: rows.set(("next", "observation"), rows["next", "observation"][:, :1]),
+            r"'observation' is torch.float32 \[1, 3\] and the next one torch.float32 \[1, 1\]",
+        ),
+        (lambda rows: rows.set("observation", rows["observation"].long()), "'observation' has dtype torch.int64"),
+    ],
+)
+def test_observations_that_cannot_be_mixed_with_the_next_are_refused_when_first_offered(change, message) -> None:
+    replay = recipes.s4rl(10, 2)
+    with pytest.raises(ValueError, match=message):
+        replay.extend(change(numbered_steps(0, 4)))
+    assert len(replay) == 0
+    replay.extend(numbered_steps(0, 4))
+
+
+def test_indexing_a_buffer_of_pairs_says_how_to_read_rows() -> None:
+    replay = recipes.mixup(10, 2)
+    replay.extend(numbered_steps(0, 4))
+    with pytest.raises(ValueError, match=r"Indexing a buffer reads single rows: use sample\(\), or replay.storage"):
+        replay[:]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.event_tables import EventTableWriter
 from tests.event_steps import IsTrue, event_steps
+from tests.recipe_options import built
+from tests.transitions import numbered_steps
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "sset_table_contents.json").read_text())["cases"]
 
@@ -235,8 +238,8 @@ def test_a_state_of_other_events_is_refused_and_nothing_is_changed() -> None:
     ("options", "message"),
     [
         ({"capacity": 0, "tables": [goal_table()]}, "capacity is 0"),
-        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "sums to 1.1.*'goal': 0.6"),
-        ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leaves 0"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.6)]}, "'goal': 0.6}, together 1.1"),
+        ({"default_share": 0.5, "tables": [goal_table(share=0.5), EventTable("gap", bool, 3, capacity=9)]}, "leave 0"),
         ({"tables": [goal_table(), goal_table()]}, "'goal'.*taken twice"),
         ({"tables": [EventTable("default", bool, 3, capacity=9)]}, "'default'.*taken twice"),
         ({"tables": []}, "at least one EventTable"),
@@ -286,3 +289,22 @@ def test_emptied_tables_start_anew() -> None:
     assert len(replay) == 0 and replay.stats()["tables"]["goal"]["size"] == 0
     replay.extend(event_steps(6, 2, {1: {"goal"}}, ["goal"]))
     assert ids(replay, "goal") == [6, 7]
+
+
+@pytest.mark.parametrize("key", ["trajectory", ("collector", "traj_ids")])
+def test_episodes_that_are_no_whole_numbers_are_refused_under_the_name_given(key) -> None:
+    replay = built("event_tables", capacity=20, batch_size=2)
+    rows = numbered_steps(0, 4).exclude("trajectory", "collector").set(key, torch.ones(4))
+    with pytest.raises(
+        TypeError, match=rf"^the column {re.escape(repr(key))} names the episode of each row, int64 \[4\]"
+    ):
+        replay.extend(rows)
+    assert len(replay) == 0
+
+
+def test_shares_that_do_not_sum_to_1_are_said_in_the_words_of_the_recipe() -> None:
+    table = EventTable("goal", condition=reward_at_least(1.0), history_length=2, capacity=10, share=0.1)
+    with pytest.raises(
+        ValueError, match=r"^default_share is 0.5 and the tables have the shares {'goal': 0.1}, together 0"
+    ):
+        recipes.event_tables(20, 2, tables=[table])

@@ -330,6 +330,14 @@ def test_a_first_surprise_that_is_no_priority_is_refused_and_nothing_stored(give
     assert replay.extend(rewarded([1.0, 2.0])).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool])
+def test_a_first_surprise_of_no_real_numbers_is_refused_and_nothing_stored(dtype) -> None:
+    replay = small(initial_surprise=lambda rows: torch.ones(2, dtype=dtype))
+    with pytest.raises(TypeError, match=f"what initial_surprise returned is {dtype}; .*Nothing was stored"):
+        replay.extend(rewarded([1.0, 2.0]))
+    assert len(replay) == 0 and replay.stats()["admitted"] == replay.stats()["refused"] == 0
+
+
 @pytest.mark.parametrize(
     ("td_error", "signals", "error", "message"),
     [
