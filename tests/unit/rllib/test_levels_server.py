@@ -97,10 +97,10 @@ def test_what_was_broken_off_or_lost_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_server_that_was_lost_during_its_first_write_starts_anew(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
-    (tmp_path / "data-0123").mkdir()
+    (tmp_path / "state-0123456789ab").mkdir()
     assert server_of(buffer(), tmp_path).stats()["restarts"] == 0
     assert server_of(buffer(), tmp_path).stats()["restarts"] == 1
-    assert [path.name for path in tmp_path.glob("data-*")] != ["data-0123"]
+    assert [path.name for path in tmp_path.glob("state-*")] != ["state-0123456789ab"]
 
 
 def test_resuming_repeats_the_next_choices_and_then_forgets_what_was_in_flight(tmp_path: Path) -> None:
