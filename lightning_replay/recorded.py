@@ -84,7 +84,7 @@ def describe(value: Any) -> Any:
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
         return {"import": _import_path(value)}
-    is_named = inspect.isroutine(value) or inspect.isclass(value)  # others may say all that they hold
+    is_named = inspect.isroutine(value) or inspect.isclass(value)  # the repr of others may be their whole content
     return {"not_saved": repr(value) if is_named else f"a {type(value).__name__}"}
 
 

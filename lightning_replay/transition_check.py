@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ class TransitionCheck:
             ValueError: ``trajectory`` is not one number for each row.
         """
         for key in _TRAJECTORY:
-            if key in columns and math.prod(columns[key].shape[1:]) != 1:
+            if key in columns and prod(columns[key].shape[1:]) != 1:
                 raise ValueError(
                     f"the column {_shown(key)} has shape {list(columns[key].shape)}; it names the episode of each row "
                     "and must be [N] or [N, 1]. Nothing was stored"

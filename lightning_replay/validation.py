@@ -83,7 +83,7 @@ def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> 
     """
     if isinstance(value, type) or not isinstance(value, kind):
         given = repr(value)
-        if "\n" in given:  # of buffers and modules, which say all that they hold
+        if "\n" in given:  # of buffers and modules, whose repr is their whole content
             given = f"a {type(value).__name__}"
         raise TypeError(f"{name} is {given}; it must be {accepted}")
 

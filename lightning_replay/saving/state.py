@@ -155,7 +155,7 @@ def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
 
 @contextmanager
 def refusing_other_states(path: str | Path) -> Iterator[None]:
-    """Context manager in whose body a state is loaded; what one of another shape raises there is said as damage."""
+    """Context manager in whose body a state is loaded; errors that one of another shape raises become damage."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError) as error:

@@ -24,26 +24,23 @@ PATIENCE_S = 20.0  # after which a process hangs
 
 
 class Fork:
-    """A forked process that makes one call and says how it ended, once it is let go.
-
-    The process that forked it asks by :meth:`said`.
-    """
+    """A forked process that makes one call, once it is let go; :meth:`ending` returns how the call ended."""
 
     def __init__(self, call: Callable[[], object], *, waits: bool = False) -> None:
-        told, tell = os.pipe()
+        result, report = os.pipe()
         gate, let_go = os.pipe()
         self.id = os.fork()
         if self.id == 0:
             os.close(let_go)
             if waits:
                 os.read(gate, 1)
-            os.write(tell, _ending_of(call).encode())
+            os.write(report, _ending_of(call).encode())
             os._exit(0)
-        os.close(tell)
+        os.close(report)
         os.close(gate)
-        self._told, self._let_go = told, let_go
+        self._result, self._let_go = result, let_go
 
-    def said(self) -> str:
+    def ending(self) -> str:
         """What the call returned, or the error it ended in."""
         os.close(self._let_go)
         deadline = time.monotonic() + PATIENCE_S
@@ -53,8 +50,8 @@ class Fork:
                 os.waitpid(self.id, 0)
                 raise AssertionError("the forked process hangs")
             time.sleep(0.002)
-        text = os.read(self._told, 1 << 16).decode()
-        os.close(self._told)
+        text = os.read(self._result, 1 << 16).decode()
+        os.close(self._result)
         return text
 
 
@@ -66,7 +63,7 @@ def _ending_of(call: Callable[[], object]) -> str:
 
 
 def in_fork(call: Callable[[], object]) -> str:
-    return Fork(call).said()
+    return Fork(call).ending()
 
 
 def numbers(replay: Replay) -> list[int]:
@@ -116,23 +113,23 @@ READS = {
 @pytest.mark.parametrize("read", list(READS.values()), ids=list(READS))
 def test_a_forked_process_reads_until_its_parent_has_written(on_disk, read) -> None:
     unwritten = Fork(lambda: read(on_disk), waits=True)
-    assert "Error" not in unwritten.said()
+    assert "Error" not in unwritten.ending()
     written = Fork(lambda: read(on_disk), waits=True)
     on_disk.extend(numbered_steps(4, 2))
-    assert written.said().startswith("RuntimeError: the rows of this PackedStorage lie in a file")
+    assert written.ending().startswith("RuntimeError: the rows of this PackedStorage lie in a file")
 
 
 def test_a_process_forked_by_a_fork_cannot_read_what_changed_after_the_first_fork(on_disk) -> None:
-    """It knows of the rows what its parent knew, which is what they were before the parent's parent wrote."""
+    """Its rows are as old as its parent's: from before the first process wrote."""
     child = Fork(lambda: in_fork(on_disk.sample), waits=True)
     on_disk.extend(numbered_steps(4, 2))
-    assert "has written into it since the fork" in child.said()
+    assert "has written into it since the fork" in child.ending()
 
 
 def test_a_save_in_a_forked_process_is_refused_once_its_parent_has_written(on_disk, tmp_path) -> None:
     child = Fork(lambda: on_disk.save(tmp_path / "save"), waits=True)
     on_disk.extend(numbered_steps(4, 2))
-    assert "has written into it since the fork" in child.said()
+    assert "has written into it since the fork" in child.ending()
     assert not list((tmp_path / "save").glob("*.json"))
 
 
@@ -221,7 +218,7 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
 
     def fork() -> None:
         while time.monotonic() < until:
-            endings.append(Fork(lambda: PackedStorage(3).capacity).said())
+            endings.append(Fork(lambda: PackedStorage(3).capacity).ending())
 
     threads = [threading.Thread(target=call) for call in (build, build, fork, fork)]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows are refused at the door, and that rows which look like them are not."""
+"""Rows that are refused before they are stored, and rows like them that are not."""
 
 from __future__ import annotations
 
