@@ -46,7 +46,7 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
 
-experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to runs/experiment and tests/benchmarks/results
+experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to tests/benchmarks/results
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
 	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
 			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
