@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 # Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--")  # beyond the last colour
-_WIDTH = 7.0  # inches; text of 10 points stays readable where a page shows the picture 700 pixels wide
 _DPI = 120
 _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
 
@@ -38,14 +37,19 @@ def import_pyplot(picture: str) -> Any:
     return pyplot
 
 
-def make_figure(picture: str, rows: int = 1, columns: int = 1, height: float = 4.0, **options: Any) -> tuple[Any, Any]:
-    """Creates a figure of the width of a page, with a light grid and colours that colour-blind people tell apart.
+def make_figure(
+    picture: str, rows: int = 1, columns: int = 1, height: float = 4.0, width: float = 7.0, **options: Any
+) -> tuple[Any, Any]:
+    """Creates a figure with a light grid and colours that colour-blind people tell apart.
+
+    Text of 10 points in a figure 7 inches wide stays readable where a page shows the picture 700 pixels wide.
 
     Args:
         picture: what is drawn, for the error.
         rows: of panels.
         columns: of panels.
-        height: of the figure, in inches; its width is 7.
+        height: of the figure, in inches.
+        width: of the figure, in inches.
         options: further ones of ``pyplot.subplots``.
 
     Returns:
@@ -56,7 +60,7 @@ def make_figure(picture: str, rows: int = 1, columns: int = 1, height: float = 4
     """
     pyplot = import_pyplot(picture)
     figure, panels = pyplot.subplots(
-        rows, columns, figsize=(_WIDTH, height), layout="constrained", squeeze=False, **options
+        rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **options
     )
     styles = [(color, line) for line in _LINES for color in COLORS]
     for axes in panels.flat:

@@ -8,24 +8,27 @@ from os import PathLike
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.env_step_datamodule import source_of
-from lightning_replay.pictures import import_pyplot
+from lightning_replay.pictures import count_on, fill_band, import_pyplot, make_figure, save_figure
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
-_MOST_EPISODES = 1_000
+_MOST_POINTS = 100  # of a line; more are drawn in groups
+_MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
 
 
 class LearningCurve(L.Callback):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
-    Needs matplotlib: ``pip install lightning-replay[plots]``.
+    Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
+    matplotlib: ``pip install lightning-replay[plots]``.
 
     Args:
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
@@ -44,38 +47,44 @@ class LearningCurve(L.Callback):
         source = source_of(trainer, self)
         curves: dict[str, Curve] = {}
         if source.collection.episodes:
-            curves |= _training_curve([(e.env_steps, e.episode_return) for e in source.collection.episodes])
+            curves["training episodes"] = [(each.env_steps, each.episode_return) for each in source.collection.episodes]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
                 curves |= {"held-out levels": callback.history, "levels trained on": callback.training_history}
             elif isinstance(callback, Evaluate) and callback.history:
-                curves["evaluation"] = callback.history
+                of = f", mean of {callback.episodes} episodes" if callback.episodes > 1 else ""
+                curves[f"evaluation{of}"] = callback.history
         path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
-        draw_learning_curves(curves, path)
+        env = f" on {source.env}" if isinstance(source.env, str) else ""
+        draw_learning_curves(curves, path, f"Learning curve of {type(pl_module).__name__}{env}")
 
 
-def _training_curve(episodes: Curve) -> dict[str, Curve]:
-    """Each episode, or of many the means of as many consecutive ones as leave a readable line."""
-    if len(episodes) <= _MOST_EPISODES:
-        return {"training episodes": episodes}
-    size = -(-len(episodes) // (_MOST_EPISODES // 5))
-    groups = [episodes[start : start + size] for start in range(0, len(episodes), size)]
-    means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
-    return {f"training episodes, means of {size}": means}
+def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "Learning curve") -> None:
+    """Writes a picture with one line per curve of ``(env_steps, return)`` points.
 
+    A curve of more than 100 points is drawn as the means of at most 50 groups of consecutive ones, with a band of one
+    standard deviation of the returns in a group.
 
-def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "") -> None:
-    """Writes one line per curve of ``(env_steps, return)`` points as a PNG file."""
-    pyplot = import_pyplot(_PICTURE)
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    Args:
+        curves: by their names in the legend.
+        path: of the file.
+        title: above the figure.
+    """
+    figure, panels = make_figure(_PICTURE)
+    axes = panels[0, 0]
     for label, points in curves.items():
-        marker = "o" if len(points) == 1 else None  # of which there is no line
-        axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return")
-    axes.set_title(title)
+        if len(points) <= _MOST_POINTS:
+            marker = "o" if len(points) == 1 else None  # of which there is no line
+            axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
+            continue
+        count = min(_MOST_GROUPS, len(points) // _LEAST_IN_A_GROUP)
+        groups = np.array_split(np.asarray(points, dtype=np.float64), count)
+        at, mean = np.array([(group[-1, 0], group[:, 1].mean()) for group in groups]).T
+        words = f"{label}, mean ± standard deviation of about {round(len(points) / count)}"
+        (line,) = axes.plot(at, mean, label=words)
+        fill_band(axes, at, mean, np.array([group[:, 1].std() for group in groups]), line)
+    axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
+    count_on(axes.xaxis)
     if curves:
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        axes.legend(fontsize="small")
+    save_figure(figure, path)

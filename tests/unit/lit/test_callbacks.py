@@ -144,10 +144,17 @@ def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytes
     assert trainer.progress_bar_callback is bar
 
 
-def test_the_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
-    make_trainer(tmp_path, [LearningCurve(), Evaluate(20, 1)]).fit(Tiny(), datamodule=make_data())
+def test_the_picture_is_drawn_at_the_end(tmp_path: Path, saved_figures: list) -> None:
+    evaluate = Evaluate(20, 2)
+    make_trainer(tmp_path, [LearningCurve(), evaluate]).fit(Tiny(), datamodule=make_data())
     picture = tmp_path / "learning_curve.png"
     assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
+    (axes,) = saved_figures[0].axes
+    training, evaluation = axes.get_lines()
+    assert list(zip(*evaluation.get_data(), strict=True)) == evaluate.history
+    labels = ["training episodes", "evaluation, mean of 2 episodes"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+    assert axes.get_title() == "Learning curve of Tiny" and len(training.get_xdata()) > 1
     make_trainer(tmp_path, [LearningCurve(str(tmp_path / "a" / "b.png"))]).fit(Tiny(), datamodule=make_data())
     assert (tmp_path / "a" / "b.png").exists()
 
