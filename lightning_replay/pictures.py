@@ -62,12 +62,23 @@ def make_figure(
     figure, panels = pyplot.subplots(
         rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **options
     )
-    styles = [(color, line) for line in _LINES for color in COLORS]
+    styles = [line_style(number) for number in range(len(COLORS) * len(_LINES))]
     for axes in panels.flat:
-        axes.set_prop_cycle(color=[color for color, _ in styles], linestyle=[line for _, line in styles])
+        axes.set_prop_cycle(**{name: [style[name] for style in styles] for name in styles[0]})
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     return figure, panels
+
+
+def line_style(number: int) -> dict[str, str]:
+    """Colour and dashes of line ``number`` of a panel, for lines that have to look alike in several panels.
+
+    Example:
+        >>> line_style(0), line_style(7)
+        ({'color': '#0072B2', 'linestyle': '-'}, {'color': '#0072B2', 'linestyle': '--'})
+    """
+    dashes, color = divmod(number, len(COLORS))
+    return {"color": COLORS[color], "linestyle": _LINES[dashes % len(_LINES)]}
 
 
 def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
