@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.env_step_datamodule import source_of
+from lightning_replay.lit.rollout import Episode
 from lightning_replay.pictures import count_on, fill_band, import_pyplot, make_figure, save_figure
 from lightning_replay.validation import check_kind
 
@@ -37,17 +41,31 @@ class LearningCurve(L.Callback):
     def __init__(self, path: str | None = None) -> None:
         check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
+        self.history: list[tuple[int, float]] = []
+        self._newest: Episode | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds out before the training, not after it, that matplotlib is missing."""
         import_pyplot(_PICTURE)
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forgets the episodes of another run."""
+        if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
+            self.history.clear()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records the training episodes that ended since; a data module keeps only the newest of them."""
+        episodes = source_of(trainer, self).collection.episodes
+        ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
+        if ended:
+            self._newest = ended[0]
+            self.history += [(episode.env_steps, episode.episode_return) for episode in reversed(ended)]
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
-        source = source_of(trainer, self)
-        curves: dict[str, Curve] = {}
-        if source.collection.episodes:
-            curves["training episodes"] = [(each.env_steps, each.episode_return) for each in source.collection.episodes]
+        curves: dict[str, Curve] = {"training episodes": self.history} if self.history else {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
                 curves |= {"held-out levels": callback.history, "levels trained on": callback.training_history}
@@ -55,8 +73,17 @@ class LearningCurve(L.Callback):
                 of = f", mean of {callback.episodes} episodes" if callback.episodes > 1 else ""
                 curves[f"evaluation{of}"] = callback.history
         path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
-        env = f" on {source.env}" if isinstance(source.env, str) else ""
-        draw_learning_curves(curves, path, f"Learning curve of {type(pl_module).__name__}{env}")
+        env = source_of(trainer, self).env
+        on = f" on {env}" if isinstance(env, str) else ""
+        draw_learning_curves(curves, path, f"Learning curve of {type(pl_module).__name__}{on}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The training episodes so far: steps and returns, float64 ``[E, 2]``."""
+        return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the training episodes."""
+        self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 
 def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "Learning curve") -> None:

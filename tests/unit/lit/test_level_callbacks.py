@@ -153,7 +153,8 @@ def test_a_data_module_without_levels_is_refused(tmp_path: Path) -> None:
 def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
     def callbacks():
         saved = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-        return [GeneralizationGap(30), LevelCurriculum(every_n_rollouts=2, path=str(tmp_path / "c.png")), saved]
+        curriculum = LevelCurriculum(every_n_rollouts=2, path=str(tmp_path / "c.png"))
+        return [GeneralizationGap(30), curriculum, LearningCurve(str(tmp_path / "l.png")), saved]
 
     first = callbacks()
     fit(tmp_path, first)
@@ -165,8 +166,11 @@ def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
     assert [steps for steps, _ in gaps[1].history] == [0, 30, 60, 90]
     assert curricula[1].history[:2] == curricula[0].history
     assert [steps for steps, _ in curricula[1].history] == [30, 60, 90]
+    before = [episode for episode in first[2].history if episode[0] <= 60]
+    assert second[2].history[: len(before)] == before and second[2].history[-1][0] > 60 and len(before) > 4
     # another run with the same callbacks begins anew
-    fit(tmp_path, second[:2])
+    fit(tmp_path, second[:3])
+    assert second[2].history[0][0] <= 15 and second[2].history == sorted(second[2].history, key=lambda each: each[0])
     assert [steps for steps, _ in gaps[1].history] == [0, 30, 60] == [0, *(steps for steps, _ in curricula[1].history)]
     assert [steps for steps, _ in gaps[1].training_history] == [30, 60]
 
