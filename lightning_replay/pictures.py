@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--")  # beyond the last colour
 _DPI = 120
+_MOST_POINTS = 100  # of a line; more are drawn in groups
+_MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
 _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
 
 
@@ -125,6 +127,16 @@ def band_note(seeds: int) -> str:
         'mean of 8 seeds, band: ± 1 standard error'
     """
     return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
+
+
+def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
+    """Splits points ``[P, ...]`` that are too many for a readable line: at most 50 groups of at least 5 in a row.
+
+    Up to 100 points are a group each.
+    """
+    rows = np.asarray(points, dtype=np.float64)
+    many = len(rows) > _MOST_POINTS
+    return np.array_split(rows, min(_MOST_GROUPS, len(rows) // _LEAST_IN_A_GROUP) if many else max(1, len(rows)))
 
 
 def count_on(axis: Any) -> None:

@@ -69,6 +69,18 @@ def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
     return float(distribution["probability"].double().numpy() @ locks.difficulty[distribution["level_id"].numpy()])
 
 
+def update(
+    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSource, generator: np.random.Generator
+) -> int:
+    """Plays the levels chosen, scores them and learns from them; returns the environment steps played."""
+    chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
+    episodes = locks.play(np.array(chosen), player, generator)
+    for actor, (level_id, segment) in enumerate(zip(chosen, episodes.segments(), strict=True)):
+        levels.update(actor, level_id, segment, True)
+    player.learn(episodes)
+    return int(episodes.length.sum())
+
+
 def train(method: str, seed: int, updates: int) -> dict[str, Any]:
     """One run: mean success over all levels and expected difficulty after every update, and the seconds it took."""
     torch.set_num_threads(1)
@@ -77,11 +89,7 @@ def train(method: str, seed: int, updates: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed + 1_000_000)
     success, difficulty = [], []
     for _ in range(updates):
-        chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
-        episodes = locks.play(np.array(chosen), player, generator)
-        for actor, (level_id, segment) in enumerate(zip(chosen, episodes.segments(), strict=True)):
-            levels.update(actor, level_id, segment, True)
-        player.learn(episodes)
+        update(locks, player, levels, generator)
         success.append(float(locks.success(player).mean()))
         difficulty.append(expected_difficulty(levels, locks))
     digits = 5  # enough, and half the file

@@ -11,6 +11,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import torch
+from combination_lock import CombinationLocks, TabularActorCritic
+from experiment_combination_lock import UPDATES, prioritized, update
 from experiment_pictures import shrink
 from tensordict import TensorDict
 
@@ -18,11 +20,13 @@ from lightning_replay import Replay, recipes
 from lightning_replay.envs import soccer
 from lightning_replay.envs.half_field import HalfField
 from lightning_replay.envs.half_field_drawing import MARGIN
+from lightning_replay.lit.callbacks import draw_level_curriculum, draw_score_against_staleness
 from lightning_replay.pictures import COLORS, make_figure, save_figure
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 STARTS = 100  # of each task
 ROWS, DRAWN = 2_000, 600
+SEED, STALENESS_WEIGHT = 200, 0.3  # of the levels; the first seed of the experiment
 
 
 def draw_half_field(path: Path) -> None:
@@ -44,7 +48,6 @@ def draw_half_field(path: Path) -> None:
     panels[0, 0].set_ylabel("m from the middle of the goal")
     figure.suptitle(f"Ball (white) at {STARTS} starts of each task; goal in yellow")
     save_figure(figure, path)
-    shrink(path)
 
 
 def draw_mixed_pairs(path: Path) -> None:
@@ -66,7 +69,20 @@ def draw_mixed_pairs(path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=2, markerscale=2.5)
     figure.suptitle("Observations of Pendulum-v1 under random actions, one batch")
     save_figure(figure, path)
-    shrink(path)
+
+
+def draw_levels(folder: Path) -> None:
+    """The level curriculum of a run on combination locks, and scores and staleness of the locks at its end."""
+    locks, player, levels = CombinationLocks(SEED), TabularActorCritic(), prioritized(STALENESS_WEIGHT)(SEED)
+    generator, env_steps, history = np.random.default_rng(SEED + 1_000_000), 0, []  # as in the experiment
+    for _ in range(UPDATES):
+        env_steps += update(locks, player, levels, generator)
+        found = levels.probabilities()
+        difficulty = locks.difficulty[found["level_id"].numpy()]
+        masses = np.bincount(difficulty, found["probability"].numpy())
+        history.append((env_steps, {float(d): float(masses[d]) for d in np.unique(difficulty)}))
+    draw_level_curriculum(history, folder / "level_curriculum.png")
+    draw_score_against_staleness(levels.probabilities(), folder / "score_against_staleness.png")
 
 
 def mixed_observations(replay: Replay, steps: TensorDict) -> torch.Tensor:
@@ -95,9 +111,12 @@ def pendulum_steps(count: int) -> TensorDict:
 
 
 def main() -> None:
-    """Draws both."""
-    for name, draw in (("half_field_tasks", draw_half_field), ("mixed_pairs", draw_mixed_pairs)):
-        draw(IMAGES / f"{name}.png")
+    """Draws them all."""
+    draw_half_field(IMAGES / "half_field_tasks.png")
+    draw_mixed_pairs(IMAGES / "mixed_pairs.png")
+    draw_levels(IMAGES)
+    for name in ("half_field_tasks", "mixed_pairs", "level_curriculum", "score_against_staleness"):
+        shrink(IMAGES / f"{name}.png")
         print(f"written: {IMAGES / name}.png")
 
 

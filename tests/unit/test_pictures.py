@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_replay.pictures import COLORS, band_note, count_on, draw_band, log_colors, make_figure, save_figure
+from lightning_replay.pictures import (
+    COLORS,
+    band_note,
+    consecutive_groups,
+    count_on,
+    draw_band,
+    log_colors,
+    make_figure,
+    save_figure,
+)
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
@@ -68,6 +77,15 @@ def test_logarithmic_colours(values, drawn, scale) -> None:
     found, norm = log_colors(values)
     assert isinstance(norm, pyplot.matplotlib.colors.LogNorm)
     assert found.tolist() == pytest.approx(drawn) and (norm.vmin, norm.vmax) == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, [1]), (100, [1] * 100), (101, [6] + [5] * 19), (1_010, [21] * 10 + [20] * 40)]
+)
+def test_many_points_are_split_into_few_groups(count: int, sizes: list[int]) -> None:
+    groups = consecutive_groups([(step, 0.5) for step in range(count)])
+    assert [len(group) for group in groups] == sizes
+    assert np.concatenate(groups)[:, 0].tolist() == list(range(count))
 
 
 def test_counts_on_an_axis_are_short(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.env_step_datamodule import source_of
 from lightning_replay.lit.rollout import Episode
-from lightning_replay.pictures import count_on, fill_band, import_pyplot, make_figure, save_figure
+from lightning_replay.pictures import consecutive_groups, count_on, fill_band, import_pyplot, make_figure, save_figure
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
-_MOST_POINTS = 100  # of a line; more are drawn in groups
-_MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
 
 
 class LearningCurve(L.Callback):
@@ -100,14 +98,13 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
     figure, panels = make_figure(_PICTURE)
     axes = panels[0, 0]
     for label, points in curves.items():
-        if len(points) <= _MOST_POINTS:
+        groups = consecutive_groups(points) if points else []
+        if len(groups) == len(points):
             marker = "o" if len(points) == 1 else None  # of which there is no line
             axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
             continue
-        count = min(_MOST_GROUPS, len(points) // _LEAST_IN_A_GROUP)
-        groups = np.array_split(np.asarray(points, dtype=np.float64), count)
         at, mean = np.array([(group[-1, 0], group[:, 1].mean()) for group in groups]).T
-        words = f"{label}, mean ± standard deviation of about {round(len(points) / count)}"
+        words = f"{label}, mean ± standard deviation of about {round(len(points) / len(groups))}"
         (line,) = axes.plot(at, mean, label=words)
         fill_band(axes, at, mean, np.array([group[:, 1].std() for group in groups]), line)
     axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from lightning_replay.envs.level_wrappers import LevelWrapper
 from lightning_replay.lit.callbacks.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
-from lightning_replay.pictures import count_on, import_pyplot, log_colors, make_figure, save_figure
+from lightning_replay.pictures import consecutive_groups, count_on, import_pyplot, log_colors, make_figure, save_figure
 from lightning_replay.validation import check_callable, check_kind, checked_count
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
@@ -155,13 +155,18 @@ class ScoreAgainstStaleness(L.Callback):
 def draw_level_curriculum(history: Curriculum, path: Path) -> None:
     """Writes a PNG file with one stacked area per difficulty; of a single record one stacked bar.
 
+    More than 100 records are drawn as means of at most 50 groups of consecutive ones.
+
     Args:
         history: environment steps and the probability of each difficulty then; one that is missing has none.
         path: of the file.
     """
     difficulties = sorted({difficulty for _, masses in history for difficulty in masses})
-    steps = [step for step, _ in history]
-    areas = np.array([[masses.get(difficulty, 0.0) for _, masses in history] for difficulty in difficulties])
+    records = [[step, *(masses.get(difficulty, 0.0) for difficulty in difficulties)] for step, masses in history]
+    groups = consecutive_groups(records)
+    steps = [int(group[-1, 0]) for group in groups]
+    areas = np.array([group[:, 1:].mean(0) for group in groups]).T
+    of = "" if len(groups) == len(history) else f", mean of about {round(len(history) / len(groups))} records"
     figure, panels = make_figure(_CURRICULUM)
     axes = panels[0, 0]
     colors = import_pyplot(_CURRICULUM).get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
@@ -174,7 +179,8 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
         for label, color, mass, below in zip(labels, colors, areas, areas.cumsum(axis=0) - areas, strict=True):
             axes.bar([str(step) for step in steps], mass, bottom=below, width=0.1, label=label, color=color)
         axes.set_xlim(-0.5, 0.5)
-    axes.set(xlabel="environment steps", ylabel="probability of replay", ylim=(0.0, 1.0), title=_CURRICULUM_TITLE)
+    axes.set(xlabel="environment steps", ylabel=f"probability of replay{of}", ylim=(0.0, 1.0))
+    axes.set_title(_CURRICULUM_TITLE)
     axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)  # as they are stacked
     save_figure(figure, path)
 

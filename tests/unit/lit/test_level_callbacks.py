@@ -270,6 +270,15 @@ def test_levels_that_were_forgotten_leave_a_gap_in_the_picture(tmp_path: Path, s
     assert axes.get_legend().get_title().get_text() == "difficulty"
 
 
+def test_many_records_are_drawn_as_means(tmp_path: Path, saved_figures: list) -> None:
+    # in turn all on one difficulty or on the other; half of each over ten records
+    draw_level_curriculum([(step, {float(step % 2): 1.0}) for step in range(500)], tmp_path / "c.png")
+    (axes,) = saved_figures[0].axes
+    assert axes.get_ylabel() == "probability of replay, mean of about 10 records"
+    area = axes.collections[0].get_paths()[0].vertices
+    assert set(area[:, 1].tolist()) == {0.0, 0.5} and area[:, 0].max() == 499
+
+
 def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
     logger = Memory()
     _, data = fit(tmp_path, [LogLevelStats(every_n_rollouts=2)], logger=logger)
