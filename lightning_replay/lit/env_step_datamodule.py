@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -44,12 +44,13 @@ class _Collection(Protocol):
 class EnvStepDataModule(L.LightningDataModule):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    Subclasses set ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
+    Subclasses set ``env``, ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
 
     Attributes:
         updates_done: batches or rollouts handed to the agent.
     """
 
+    env: str | Callable[..., gymnasium.Env]
     pace: _Pace
     collection: _Collection
 
