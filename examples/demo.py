@@ -104,14 +104,16 @@ def play_locks(method: str, seeds: tuple[int, ...], is_fast: bool, report: Calla
 
 def walk_rooms(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
     import experiment_three_rooms as rooms
+    from experiment_pictures import block_means
 
     env_steps = 2_000 if is_fast else rooms.ENV_STEPS
     runs = {}
     for seed in seeds:
         run = rooms.train(method, seed, env_steps)
         steps, _ = rooms.steps_after_first_goal(run)
-        at = list(range(rooms.CHECK_EVERY, env_steps + 1, rooms.CHECK_EVERY))
-        runs[seed] = Run(steps, at, [float(reached is not None) for reached in run["greedy_steps"]])
+        checks = np.array([[reached is not None for reached in run["greedy_steps"]]])
+        means, at = block_means(checks, range(rooms.CHECK_EVERY, env_steps + 1, rooms.CHECK_EVERY), 4)
+        runs[seed] = Run(steps, at, means[0].tolist())
     return runs
 
 
@@ -249,27 +251,20 @@ def print_table(panel: Panel) -> None:
 
 def draw(built: list[Panel], path: Path) -> None:
     """Means of the finished panels with bands of one standard error, as a PNG file."""
-    import matplotlib
+    from lightning_replay.pictures import band_note, count_on, draw_band, make_figure, save_figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, row = pyplot.subplots(1, len(built), figsize=(5 * len(built), 4), layout="constrained")
-    for axes, panel in zip(row, built, strict=True):
+    figure, row = make_figure("the picture of the demo", columns=len(built), width=4.4 * len(built), height=4.2)
+    for axes, panel in zip(row[0], built, strict=True):
         axes.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1])
-        for method, label in zip((panel.baseline, panel.method), panel.labels, strict=True) if panel.is_done else ():
-            runs = panel.of(method)
-            curves = np.array([run.curve for run in runs])
-            mean, error = curves.mean(0), curves.std(0, ddof=1) / np.sqrt(len(curves))
-            (line,) = axes.plot(runs[0].at, mean, label=label)
-            axes.fill_between(runs[0].at, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0)
-        if panel.is_done:
-            axes.legend(title=f"{len(panel.seeds)} seeds, mean ± standard error", fontsize="small")
-        else:
+        count_on(axes.xaxis)
+        if not panel.is_done:
             axes.text(0.5, 0.5, "still running", transform=axes.transAxes, ha="center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+            continue
+        for method, label in zip((panel.baseline, panel.method), panel.labels, strict=True):
+            runs = panel.of(method)
+            draw_band(axes, runs[0].at, [run.curve for run in runs], label)
+        axes.legend(title=band_note(len(panel.seeds)), title_fontsize="small", fontsize="small")
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -24,10 +24,12 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiment_tables import draw, markdown_table, standard_error, with_error, write_results
+from experiment_pictures import draw_panels
+from experiment_tables import markdown_table, standard_error, with_error, write_results
 
 FIRST_SEED = 80
 ENV, ENV_STEPS, WARMUP_STEPS, EVALUATE_EVERY, EPISODES = "HalfCheetah-v5", 8_000, 5_000, 500, 2
@@ -131,6 +133,14 @@ def page_of(runs: dict[str, dict[str, Any]], seeds: range, minutes: float) -> st
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Evaluation returns over the environment steps."""
+    curves = {method: np.array(list(run["returns"].values())) for method, run in content["runs"].items()}
+    at = content["runs"][METHODS[0]]["env_steps"]
+    title = f"{ENV}, TD3 at a replay ratio of {UPDATES_PER_ENV_STEP}"
+    draw_panels({"evaluation return": curves}, at, path, title, f"environment steps, the first {WARMUP_STEPS:,} random")
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,11 +159,7 @@ def main() -> None:
     page = page_of(runs, seeds, minutes)
     print(page)
     if options.save:
-        curves = {method: np.array(list(run["returns"].values())) for method, run in runs.items()}
-        title = f"{ENV}, TD3 at a replay ratio of {UPDATES_PER_ENV_STEP}, {len(seeds)} seeds"
-        content = {"seeds": list(seeds), "minutes": minutes, "runs": runs}
-        at = runs[METHODS[0]]["env_steps"]
-        write_results("half_cheetah", page, content, lambda path: draw(curves, at, path, title, "evaluation return"))
+        write_results("half_cheetah", page, {"seeds": list(seeds), "minutes": minutes, "runs": runs}, draw_runs)
 
 
 if __name__ == "__main__":

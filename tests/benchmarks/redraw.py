@@ -14,6 +14,7 @@ from timing import RESULTS
 
 MODULES = {  # of draw_runs(content, path), by the name of the results
     "combination_lock": "experiment_combination_lock",
+    "half_cheetah": "experiment_half_cheetah",
     "half_field": "curriculum_runs",
     "minatar": "experiment_minatar",
     "multi_room": "experiment_multi_room",
