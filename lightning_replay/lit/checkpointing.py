@@ -151,7 +151,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, _local(path))
-        if replay is not None:
+        if replay is not None and self._newest is None:
             self._newest = (None, replay)  # of no state here, but its files are those of the rows that stay
         return checkpoint
 

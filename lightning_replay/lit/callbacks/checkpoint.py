@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule, source_of
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.replay import Replay
-from lightning_replay.validation import checked_choice, checked_count
+from lightning_replay.validation import check_kind, checked_choice, checked_count
 
 __all__ = ["ReplayCheckpoint"]
 
@@ -53,12 +54,12 @@ class ReplayCheckpoint(ModelCheckpoint):
         filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
         monitor: metric, looked at each time it is evaluated or logged. Where it never is, only the last is kept.
         mode: whether the largest or the smallest is best.
-        save_top_k: how many of the best are kept; -1 for one of each evaluation.
+        save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
         every_n_updates: updates of the data module between two ``last.ckpt``; 10,000 with a replay and 10 with levels
             if absent. Files of the replay that have not changed are linked, the others written.
 
     Raises:
-        TypeError: at ``fit``, a data module that counts no environment steps.
+        TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
         ValueError: a count below 1, another mode.
     """
 
@@ -71,6 +72,9 @@ class ReplayCheckpoint(ModelCheckpoint):
         save_top_k: int = 1,
         every_n_updates: int | None = None,
     ) -> None:
+        check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
+        check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
+        check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
         if every_n_updates is not None:
             checked_count("every_n_updates", every_n_updates)
         super().__init__(
@@ -78,7 +82,7 @@ class ReplayCheckpoint(ModelCheckpoint):
             filename,
             monitor=monitor,
             mode=checked_choice("mode", mode, ("max", "min")),
-            save_top_k=checked_count("save_top_k", save_top_k, -1) if monitor is not None else 0,
+            save_top_k=checked_count("save_top_k", save_top_k) if monitor is not None else 0,
             save_last=True,
             every_n_epochs=0,  # none of Lightning's own times
         )
@@ -173,7 +177,7 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         metric, is_best = self._metric(trainer), False
-        if self.save_top_k != 0 and metric is not self._seen and self.check_monitor_top_k(trainer, metric):
+        if metric is not self._seen and self.check_monitor_top_k(trainer, metric):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             is_best = True
         self._seen = metric
