@@ -63,6 +63,10 @@ class ReplayCheckpoint(ModelCheckpoint):
         ValueError: a count below 1, another mode.
     """
 
+    last_model_path: str
+    kth_best_model_path: str
+    best_k_models: dict[str, torch.Tensor]
+
     def __init__(
         self,
         dirpath: str | Path | None = None,
@@ -90,7 +94,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
-        self._hook: Callable[[bool], None] = bool
+        self._hook: Callable[[bool], None] | None = None
         self._seen: torch.Tensor | None = None
         self._saved = (0, 0)
         self._newest = ""
@@ -166,9 +170,9 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _release(self) -> None:
         self._signals.remove()
-        if self._source is not None:
+        if self._source is not None and self._hook is not None:
             self._source.pause_hooks.remove(self._hook)
-            self._source = None
+        self._source = self._hook = None
 
     def _pause(self, trainer: L.Trainer, source: EnvStepDataModule, is_between_steps: bool) -> None:
         if is_between_steps:
