@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.lit import Evaluate, ReplayDataModule, ReplayProgressBar
+from lightning_replay.lit import Evaluate, ReplayCheckpoint, ReplayDataModule, ReplayProgressBar
 
 GAP = 6  # the column of the wall between the rooms
 
@@ -51,7 +50,7 @@ def main() -> None:
         callbacks=[
             ReplayProgressBar(),
             Evaluate(every_n_env_steps=1_000, episodes=1),
-            ModelCheckpoint(options.directory, "best", monitor="eval/return", mode="max"),
+            ReplayCheckpoint(options.directory),
         ],
         default_root_dir=options.directory,
     )

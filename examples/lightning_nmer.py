@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
-from lightning_replay.lit import Evaluate, LogReplayStats, ReplayDataModule, ReplayProgressBar
+from lightning_replay.lit import Evaluate, LogReplayStats, ReplayCheckpoint, ReplayDataModule, ReplayProgressBar
 
 
 def make_data(env_steps: int) -> ReplayDataModule:
@@ -26,7 +25,7 @@ def make_trainer(directory: str) -> L.Trainer:
         ReplayProgressBar(),
         Evaluate(every_n_env_steps=1_000, episodes=5),
         LogReplayStats(every_n_updates=500),
-        ModelCheckpoint(directory, "best", monitor="eval/return", mode="max", save_last=True),
+        ReplayCheckpoint(directory),
     ]
     return L.Trainer(max_epochs=-1, accelerator="cpu", callbacks=callbacks, default_root_dir=directory)
 
@@ -44,7 +43,7 @@ def main() -> None:
     trainer.fit(agent, datamodule=make_data(env_steps))
     print(f"return {trainer.callback_metrics['eval/return']:.0f} after {env_steps} steps")
 
-    # a longer run goes on from the last checkpoint: its replay lies beside it and is loaded too
+    # a longer run goes on from the last checkpoint, as one after Ctrl-C does: its replay lies beside it and is loaded too
     trainer = make_trainer(options.directory)
     data = make_data(env_steps + 200)
     trainer.fit(agent, datamodule=data, ckpt_path="last")

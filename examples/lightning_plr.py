@@ -12,7 +12,6 @@ from pathlib import Path
 
 import gymnasium
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_replay.agents import PPO
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels
@@ -21,6 +20,7 @@ from lightning_replay.lit import (
     LearningCurve,
     LevelCurriculum,
     LevelDataModule,
+    ReplayCheckpoint,
     ReplayProgressBar,
     ReturnNormalization,
     ScoreAgainstStaleness,
@@ -56,7 +56,7 @@ def make_trainer(directory: Path, every_n_env_steps: int) -> L.Trainer:
         LevelCurriculum(every_n_rollouts=2, path=str(directory / "level_curriculum.png")),
         ScoreAgainstStaleness(str(directory / "score_against_staleness.png")),
         LearningCurve(str(directory / "learning_curve.png")),
-        ModelCheckpoint(directory, "best", monitor="eval/return", mode="max", save_last=True),
+        ReplayCheckpoint(directory),
     ]
     options = {"max_epochs": -1, "accelerator": "cpu", "log_every_n_steps": 1, "default_root_dir": directory}
     return L.Trainer(callbacks=callbacks, **options)

@@ -82,7 +82,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def __init__(self, wrapped: CheckpointIO, datamodule: ReplayDataModule) -> None:
         super().__init__(wrapped)
         self.datamodule = datamodule
-        self._newest: tuple[Hashable, Path] | None = None
+        self._newest: tuple[Hashable, Path] | None = None  # state and folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Saves the buffer first, then the file that names it, then drops the buffers the name had before."""
@@ -150,7 +150,9 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             FileNotFoundError: the replay is not there.
         """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
-        self.datamodule.find_replay(checkpoint, _local(path))
+        replay = self.datamodule.find_replay(checkpoint, _local(path))
+        if replay is not None and self._newest is None:
+            self._newest = (None, replay)  # of no state here, but its files are those of the rows that stay
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -21,9 +21,9 @@ from lightning_replay.lit.rollout import Episode, Rollout
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
 
-__all__ = ["Collection"]
+__all__ = ["ROWS_PER_WRITE", "Collection"]
 
-_ROWS_PER_WRITE = 1_024
+ROWS_PER_WRITE = 1_024
 
 
 class Collection:
@@ -66,6 +66,7 @@ class Collection:
         self._is_open = np.zeros(0, dtype=np.bool_)
         self._interrupted: tuple[Tensor, Tensor] | None = None
         self.env_steps = 0
+        self._stored_steps = 0
         self.episodes: deque[Episode] = deque(maxlen=1_000)
 
     @property
@@ -75,23 +76,42 @@ class Collection:
         return float(np.mean(recent)) if recent else math.nan
 
     def collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
-        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after."""
+        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
+
+        If a step raises, those before it are stored and counted.
+        """
         if self.env_steps >= env_steps:
             return
         with acting(agent):
             rollout = self._start() if self._rollout is None else self._rollout
-            while self.env_steps < env_steps:
-                if self.env_steps < self._warmup_steps:
-                    space = rollout.environments.single_action_space
-                    action = random_actions(space, rollout.num_envs, self._generator)
-                else:
-                    action = act_on(agent, rollout.observation, explore=True)
-                self.env_steps += rollout.num_envs
-                self.episodes.extend(rollout.step(action, self.env_steps))
-                if rollout.pending_rows >= _ROWS_PER_WRITE or self.env_steps >= env_steps:
-                    self._store(rollout)
+            try:
+                self._step_until(env_steps, agent, rollout)
+            except BaseException:
+                self._store_finished(rollout)
+                raise
         if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
             self._information.check()
+
+    def _step_until(self, env_steps: int, agent: L.LightningModule, rollout: Rollout) -> None:
+        while self.env_steps < env_steps:
+            if self.env_steps < self._warmup_steps:
+                space = rollout.environments.single_action_space
+                action = random_actions(space, rollout.num_envs, self._generator)
+            else:
+                action = act_on(agent, rollout.observation, explore=True)
+            self.env_steps += rollout.num_envs
+            self.episodes.extend(rollout.step(action, self.env_steps))
+            if rollout.pending_rows >= ROWS_PER_WRITE or self.env_steps >= env_steps:
+                self._store(rollout)
+
+    def _store_finished(self, rollout: Rollout) -> None:
+        """Counts the steps that were finished before an exception, and stores those that wait."""
+        self.env_steps = self._stored_steps + rollout.pending_rows
+        try:
+            if rollout.pending_rows:
+                self._store(rollout)
+        except (TypeError, ValueError):  # rows that the replay refuses are collected again
+            self.env_steps = self._stored_steps
 
     def _start(self) -> Rollout:
         if self._interrupted is not None:
@@ -125,6 +145,7 @@ class Collection:
         if excess:
             self.env_steps = self._last_step
             self.close()
+        self._stored_steps = self.env_steps
 
     def _open_rows(self) -> tuple[Tensor, Tensor] | None:
         """Newest rows of episodes in progress: slots and generations."""
@@ -159,7 +180,7 @@ class Collection:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, with the open episodes interrupted."""
         self.close()
-        self.env_steps = state["env_steps"]
+        self.env_steps = self._stored_steps = state["env_steps"]
         self._next_trajectory = state["next_trajectory"]
         self._generator.bit_generator.state = state["generator"]
         self._interrupted = (torch.tensor(state["open_index"]).long(), torch.tensor(state["open_generation"]).long())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
-from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.collection import ROWS_PER_WRITE, Collection
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 from lightning_replay.lit.environments import check_env, checked_arguments, make_environment, make_environments
 from lightning_replay.lit.evaluation import EvaluationStream
@@ -190,7 +190,15 @@ class ReplayDataModule(EnvStepDataModule):
         """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
         super().start_epoch()
         if self.remaining_updates == 0:
-            self.collection.collect_until(self.pace.env_steps, self._agent)
+            self._collect_until(self.pace.env_steps)
+
+    def _collect_until(self, env_steps: int) -> None:
+        """Collects in pieces, so that a signal need not wait for a whole warm-up."""
+        collection = self.collection
+        while collection.env_steps < env_steps:
+            collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), self._agent)
+            if collection.env_steps < env_steps:
+                self.pause(is_between_steps=False)
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
@@ -200,15 +208,14 @@ class ReplayDataModule(EnvStepDataModule):
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
                 "replay.update_priority(batch, td_error) after each update."
             )
-        agent, collection, replay = self._agent, self.collection, self.replay
-        steps = self.pace.steps_for(self.updates_done + 1)
-        if collection.env_steps < steps:
-            collection.collect_until(steps, agent)
-        replay.advance(env_steps=collection.env_steps, updates=self.updates_done)
+        self.is_update_open = False
+        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        replay = self.replay
+        replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1
-        self._has_drawn = True
-        device = agent.device
+        self.is_update_open = self._has_drawn = True
+        device = self._agent.device
         return batch if batch.get("index").device == device else batch.to(device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
@@ -225,8 +232,11 @@ class ReplayDataModule(EnvStepDataModule):
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None}
 
-    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> None:
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
         """Called with a checkpoint that was read, before the agent is restored from it.
+
+        Returns:
+            The replay that will be restored; ``None`` where the weights alone are.
 
         Raises:
             FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpointing.saved_replay`.
@@ -235,6 +245,8 @@ class ReplayDataModule(EnvStepDataModule):
         if self._is_fitting and state is not None:
             # Checkpoints of earlier versions hold no id.
             self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
+            return self._saved_replay
+        return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""

@@ -47,16 +47,22 @@ class EnvStepDataModule(L.LightningDataModule):
     Subclasses set ``env``, ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
 
     Attributes:
+        updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
         updates_done: batches or rollouts handed to the agent.
+        is_update_open: whether the agent may not have learned from the newest of them yet.
+        pause_hooks: called by :meth:`pause`.
     """
 
     env: str | Callable[..., gymnasium.Env]
     pace: _Pace
     collection: _Collection
+    updates_per_checkpoint = 10_000
 
     def __init__(self) -> None:
         super().__init__()
         self.updates_done = 0
+        self.is_update_open = False
+        self.pause_hooks: list[Callable[[bool], None]] = []
         self._limit_val_batches: int | float | None = None
 
     @abstractmethod
@@ -66,6 +72,17 @@ class EnvStepDataModule(L.LightningDataModule):
     @abstractmethod
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
+
+    def pause(self, is_between_steps: bool) -> None:
+        """Calls the hooks, which may save or stop: between training steps, and while many steps are collected."""
+        for hook in self.pause_hooks:
+            hook(is_between_steps)
+
+    def drop_open_update(self) -> None:
+        """Leaves an update that failed out of the count: it is due again."""
+        if self.is_update_open:
+            self.updates_done -= 1
+            self.is_update_open = False
 
     @property
     @abstractmethod

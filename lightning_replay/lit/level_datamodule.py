@@ -83,6 +83,7 @@ class LevelDataModule(EnvStepDataModule):
 
     pace: RolloutPace
     collection: LevelCollection
+    updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
 
     @with_named_arguments
     def __init__(
@@ -122,6 +123,7 @@ class LevelDataModule(EnvStepDataModule):
         self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._check = check
+        self._steps_before = 0  # the newest rollout
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
 
     def _make_environments(self, seed: int) -> LevelVectorWrapper:
@@ -179,13 +181,25 @@ class LevelDataModule(EnvStepDataModule):
 
         Its keys are those of :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
         """
-        agent = self._agent
-        rollout = self.collection.collect(agent, self.pace.length_after(self.env_steps_done))
-        update_rollout(self.levels, rollout, rollout["level_id"])
-        if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
-            self.levels.flush()
+        agent, collection = self._agent, self.collection
+        self.is_update_open, self._steps_before = False, collection.env_steps
+        try:
+            rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
+            update_rollout(self.levels, rollout, rollout["level_id"])
+            if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
+                self.levels.flush()
+        except BaseException:
+            collection.env_steps = self._steps_before  # nothing will be learned from these steps
+            raise
         self.updates_done += 1
+        self.is_update_open = True
         return rollout.to(agent.device)
+
+    def drop_open_update(self) -> None:
+        """Leaves a rollout whose update failed, and its steps, out of the counts: it is collected again."""
+        if self.is_update_open:
+            self.collection.env_steps = self._steps_before
+        super().drop_open_update()
 
     def state_dict(self) -> dict[str, Any]:
         """Levels, clocks and generators: tensors and plain values only."""

@@ -72,6 +72,7 @@ class UpdateStream:
         source = self._source
         source.start_epoch()
         for _ in range(self._length):
+            source.pause(is_between_steps=True)
             remaining = source.remaining_updates
             if remaining <= self._updates_per_step:
                 source.request_stop()

@@ -58,8 +58,8 @@ SHORTENED = {
 def test_each_file_trains_and_leaves_checkpoint_replay_and_picture(name: str, tmp_path: Path) -> None:
     run_tiny(name, *SHORTENED.get(name, []))
     (run,) = (tmp_path / "lightning_logs").iterdir()
-    assert (run / "checkpoints" / "step=30.ckpt").exists()
-    assert (run / "checkpoints" / "step=30.30.replay").is_dir()
+    assert (run / "checkpoints" / "best.ckpt").exists() and (run / "checkpoints" / "last.ckpt").exists()
+    assert (run / "checkpoints" / "best.30.replay").is_dir()
     assert (run / "learning_curve.png").exists()
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]["env_steps"] == 330
 
@@ -73,19 +73,15 @@ def test_agents_trained_by_the_command_line_load(tmp_path: Path) -> None:
     from lightning_replay.agents import DQN
 
     run_tiny("lightning/per_dqn_cartpole.yaml")
-    (checkpoint,) = (tmp_path / "lightning_logs").glob("*/checkpoints/step=30.ckpt")
+    (checkpoint,) = (tmp_path / "lightning_logs").glob("*/checkpoints/best.ckpt")
     agent = DQN.load_from_checkpoint(checkpoint)
     assert agent.hparams["num_actions"] == 2 and agent.is_built
 
 
 def test_resume_from_the_command_line(tmp_path: Path) -> None:
     run_tiny("lightning/per_dqn_cartpole.yaml")
-    run_tiny(
-        "lightning/per_dqn_cartpole.yaml",
-        "--data.init_args.env_steps=350",
-        f"--ckpt_path={tmp_path}/lightning_logs/version_0/checkpoints/last.ckpt",
-    )
-    assert (tmp_path / "lightning_logs/version_1/checkpoints/step=50.ckpt").exists()
+    run_tiny("lightning/per_dqn_cartpole.yaml", "--data.init_args.env_steps=350", "--ckpt_path=last")
+    assert (tmp_path / "lightning_logs/version_1/checkpoints/last.50.replay").is_dir()
 
 
 def test_one_word_swaps_the_method_and_validate_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,16 +78,15 @@ def run_tiny(*more: str) -> None:
 def test_the_file_trains_resumes_and_leaves_pictures(tmp_path: Path) -> None:
     run_tiny()
     run = tmp_path / "lightning_logs" / "version_0"
-    assert (run / "checkpoints" / "step=2.ckpt").exists() and (run / "learning_curve.png").exists()
+    assert (run / "checkpoints" / "best.ckpt").exists() and (run / "learning_curve.png").exists()
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["data"]["init_args"]["levels"]["init_args"]["levels"] == 4_000
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["LevelDataModule"]
     assert saved["updates"] == 2 and saved["collection"]["env_steps"] == 128
 
-    run_tiny("--data.init_args.env_steps=192", f"--ckpt_path={run}/checkpoints/last.ckpt")
+    run_tiny("--data.init_args.env_steps=192", "--ckpt_path=last")
     again = tmp_path / "lightning_logs" / "version_1"
-    assert (again / "checkpoints" / "step=3.ckpt").exists()
-    agent = PPO.load_from_checkpoint(again / "checkpoints" / "step=3.ckpt")
+    agent = PPO.load_from_checkpoint(again / "checkpoints" / "last.ckpt")
     assert list(agent.hparams["observation_shape"]) == [14, 14, 3] and agent.is_built
 
 

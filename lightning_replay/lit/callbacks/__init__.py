@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning callbacks: priority feedback, evaluation, statistics, progress, pictures."""
+"""Lightning callbacks: priority feedback, evaluation, checkpoints, statistics, progress, pictures."""
 
+from lightning_replay.lit.callbacks.checkpoint import ReplayCheckpoint
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.callbacks.learning_curve import LearningCurve, draw_learning_curves
@@ -22,6 +23,7 @@ __all__ = [
     "LevelCurriculum",
     "LogLevelStats",
     "LogReplayStats",
+    "ReplayCheckpoint",
     "ReplayProgressBar",
     "ScoreAgainstStaleness",
     "UpdatePriorities",

@@ -21,7 +21,7 @@ class Evaluate(L.Callback):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` from before the first update on, so that
-    ``ModelCheckpoint(monitor="eval/return", mode="max")``, ``EarlyStopping`` and Tune find it; loggers get it against
+    ``ReplayCheckpoint``, ``EarlyStopping`` and Tune find it; loggers get it against
     environment steps. It is evaluated at the start and with the last update too. All evaluations of a run start from
     the same seeds, and none touches the training's random numbers.
 

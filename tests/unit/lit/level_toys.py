@@ -145,6 +145,11 @@ def make_data(levels=None, env=Stairs, **options) -> LevelDataModule:
     return LevelDataModule(env, make_levels() if levels is None else levels, **(defaults | options))
 
 
+def make_rollouts(env=Stairs) -> LevelDataModule:
+    """Six rollouts in three epochs."""
+    return make_data(env=env, env_steps=90, rollouts_per_epoch=2)
+
+
 def make_agent() -> PPO:
     torch.manual_seed(0)
     return PPO(hidden_sizes=(8,), epochs=1, minibatches=2)

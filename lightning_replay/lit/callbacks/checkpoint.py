@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the best checkpoint and the last one, also of a run that is interrupted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.nn.parameter import is_lazy
+
+from lightning_replay.levels import LevelSource
+from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.env_step_datamodule import EnvStepDataModule, source_of
+from lightning_replay.lit.stop_signals import StopSignals
+from lightning_replay.replay import Replay
+from lightning_replay.validation import check_kind, checked_choice, checked_count
+
+__all__ = ["ReplayCheckpoint"]
+
+_GO_ON = 'Go on with fit(..., ckpt_path="last"), on the command line --ckpt_path=last.'
+
+
+class ReplayCheckpoint(ModelCheckpoint):
+    """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` goes on.
+
+    ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
+    stopped: by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced as a whole; killed at
+    any time, the newest complete one loads. A run that was stopped between two training steps and resumed is the run
+    without a break whose environments were closed there.
+
+    * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
+      interrupts at once. Exceptions and exit status are Lightning's.
+    * An exception inside a step leaves the step half done. Steps collected before it are stored and counted; the update
+      is not counted and is done again, with another batch, by weights that may have moved already. A rollout of levels
+      is collected again; scores it has given to levels stay.
+    * Nothing is saved, and ``last.ckpt`` stays what it was, where the exception came from saving, where it interrupted
+      a write to the replay, and where weights are NaN or infinite.
+    * A run that starts anew in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without
+      ``dirpath`` each run has the folder of its logger's version, and ``ckpt_path="last"`` finds the newest of all
+      versions. The resumed run writes to a version of its own; what was the best so far stays the best.
+
+    Args:
+        dirpath: folder; ``checkpoints`` in the logger's folder if absent, without a logger in ``default_root_dir``.
+        filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
+        monitor: metric, looked at each time it is evaluated or logged. Where it never is, only the last is kept.
+        mode: whether the largest or the smallest is best.
+        save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
+        every_n_updates: updates of the data module between two ``last.ckpt``; 10,000 with a replay and 10 with levels
+            if absent. Files of the replay that have not changed are linked, the others written.
+
+    Raises:
+        TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
+        ValueError: a count below 1, another mode.
+    """
+
+    last_model_path: str
+    kth_best_model_path: str
+    best_k_models: dict[str, torch.Tensor]
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str = "best",
+        monitor: str | None = "eval/return",
+        mode: Literal["max", "min"] = "max",
+        save_top_k: int = 1,
+        every_n_updates: int | None = None,
+    ) -> None:
+        check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
+        check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
+        check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
+        if every_n_updates is not None:
+            checked_count("every_n_updates", every_n_updates)
+        super().__init__(
+            dirpath,
+            filename,
+            monitor=monitor,
+            mode=checked_choice("mode", mode, ("max", "min")),
+            save_top_k=checked_count("save_top_k", save_top_k) if monitor is not None else 0,
+            save_last=True,
+            every_n_epochs=0,  # none of Lightning's own times
+        )
+        self.every_n_updates = every_n_updates
+        self._has_own_folder = dirpath is None
+        self._signals = StopSignals()
+        self._source: EnvStepDataModule | None = None  # while it trains
+        self._hook: Callable[[bool], None] | None = None
+        self._seen: torch.Tensor | None = None
+        self._saved = (0, 0)
+        self._newest = ""
+        self._is_saving = False
+        self._is_step_open = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds the folder."""
+        if stage == TrainerFn.FITTING:
+            source_of(trainer, self)
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts to count, and to keep signals until a step is finished."""
+        super().on_train_start(trainer, pl_module)
+        if trainer.fast_dev_run:
+            return
+        source = self._source = source_of(trainer, self)
+        resumed = trainer.ckpt_path
+        if not (source.env_steps_done if resumed is None else _is_same(resumed, self.last_model_path)):
+            # What lies in the folder is not this run's past: it gets names of its own.
+            self.last_model_path = self.kth_best_model_path = ""
+            self.best_k_models = {}
+        if resumed is not None or not source.env_steps_done:
+            self._saved = _clocks(source)
+        self._newest = str(resumed or self.last_model_path)
+        self._seen = self._metric(trainer)  # of an agent that has learned nothing yet, or was saved with its score
+        self._is_saving = False
+        self._hook = partial(self._pause, trainer, source)
+        source.pause_hooks.append(self._hook)
+        self._signals.install()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Notes that the update is finished; it is saved when the LightningModule's own hook has run too."""
+        if self._source is not None:
+            self._source.is_update_open = False
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the last checkpoint."""
+        if self._source is None:
+            return
+        self._save_due(trainer, self._source, is_last=True)
+        self._signals.raise_pending()
+        self._release()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Saves what is whole and names it in one line."""
+        source = self._source
+        if source is None:  # before the training, such as while a checkpoint is restored, or after it
+            return
+        self._release()
+        progress = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_learned = progress.ready == progress.processed == progress.completed + 1
+        self._is_step_open = progress.ready > progress.processed
+        if is_learned:
+            source.is_update_open = False
+        source.drop_open_update()
+        reason = self._reason_against_saving(pl_module, exception)
+        if reason is None and _clocks(source) != self._saved:
+            try:
+                self._save_last(trainer, source)
+            except Exception as failure:  # the exception that ended the run is the one to be raised
+                reason = f"saving failed, {type(failure).__name__}: {failure}"
+        self._is_step_open = False
+        self._report(reason)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Restores the handlers of a run that was given up without an exception."""
+        self._release()
+        super().teardown(trainer, pl_module, stage)
+
+    def _release(self) -> None:
+        self._signals.remove()
+        if self._source is not None and self._hook is not None:
+            self._source.pause_hooks.remove(self._hook)
+        self._source = self._hook = None
+
+    def _pause(self, trainer: L.Trainer, source: EnvStepDataModule, is_between_steps: bool) -> None:
+        if is_between_steps:
+            self._save_due(trainer, source)
+        self._signals.raise_pending()
+
+    def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
+        metric, is_best = self._metric(trainer), False
+        if metric is not self._seen and self.check_monitor_top_k(trainer, metric):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            is_best = True
+        self._seen = metric
+        every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
+        is_due = source.updates_done - self._saved[1] >= every or (is_last and _clocks(source) != self._saved)
+        # With the best too: a run that is resumed before it would look for it anew and might write over it.
+        if is_best or is_due:
+            self._save_last(trainer, source)
+
+    def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._saved = _clocks(source)
+        self._newest = self.last_model_path
+
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        self._is_saving = True
+        super()._save_checkpoint(trainer, filepath)
+        self._is_saving = False
+
+    def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
+        return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+
+    def _reason_against_saving(self, agent: L.LightningModule, exception: BaseException) -> str | None:
+        if self._is_saving:
+            # a signal, however, left the state as it was
+            return "saving failed" if isinstance(exception, Exception) else None
+        if _interrupts_a_write(exception):
+            return "the replay was being written"
+        parameters = [parameter for parameter in agent.parameters() if not is_lazy(parameter)]
+        if not all(torch.isfinite(parameter).all() for parameter in parameters):
+            return "weights of the agent are NaN or infinite"
+        return None
+
+    def _report(self, reason: str | None) -> None:
+        env_steps, updates = self._saved
+        if not self._newest and reason is None:
+            return  # not one step was collected
+        kept = "there is no checkpoint of this run yet"
+        if self._newest:
+            kept = f"update {updates:,} (environment step {env_steps:,}) is in {self._newest}. {_GO_ON}"
+        # not a warning: one that is turned into an error would take the place of the exception that ended the run
+        rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Leaves a training step that was not finished out of Lightning's counts, as out of the data module's."""
+        if self._is_step_open:
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["total"], progress["current"]):
+                counts.update(dict.fromkeys(counts, counts["completed"]))
+            progress["is_last_batch"] = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores which checkpoints are the best, also of another folder, where they still exist."""
+        best = {path: score for path, score in state_dict["best_k_models"].items() if os.path.exists(path)}
+        super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
+
+    def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
+        """Called for ``ckpt_path="last"``; of what is returned Lightning takes the file written last."""
+        found: set[str] = super()._find_last_checkpoints(trainer)
+        if found or not self._has_own_folder or not trainer.loggers:
+            return found
+        logger = trainer.loggers[0]
+        runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+        return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
+
+
+def _clocks(source: EnvStepDataModule) -> tuple[int, int]:
+    return source.env_steps_done, source.updates_done
+
+
+def _is_same(path: str | Path, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _interrupts_a_write(exception: BaseException) -> bool:
+    """Whether what is saved may be half changed. What it refuses by an ``Exception`` leaves it as it was."""
+    if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
+        return False
+    for frame, _ in walk_tb(exception.__traceback__):
+        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if isinstance(owner, Replay | LevelSource):
+            return name != "sample"
+        if isinstance(owner, Collection) and name == "_store":
+            return True
+    return False

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGINT and SIGTERM that wait until the state is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+__all__ = ["StopSignals"]
+
+_HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
+
+
+class StopSignals:
+    """Keeps the first SIGINT or SIGTERM for :meth:`raise_pending`; the second one interrupts at once.
+
+    What is raised is what would have been: ``KeyboardInterrupt``, and for SIGTERM Lightning's ``SIGTERMException``,
+    after the handlers that were there, Lightning's among them, have been called. A SIGINT that the program handles in a
+    way of its own, or ignores, stays as it is. Python calls handlers in the main thread alone; in another thread this
+    class does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._pending: int | None = None
+        self._process = 0
+
+    def install(self) -> None:
+        """Replaces the handlers."""
+        self._pending = None
+        self._process = os.getpid()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._receive)
+        if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
+            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
+
+    def remove(self) -> None:
+        """Restores the handlers, except those that were replaced since."""
+        while self._previous:
+            number, handler = self._previous.popitem()
+            if signal.getsignal(number) == self._receive:
+                signal.signal(number, handler)
+
+    def raise_pending(self) -> None:
+        """Raises what was kept."""
+        if self._pending is not None:
+            self._raise(self._pending, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A forked environment. Ctrl-C reaches it too, but its parent still needs it to finish the step.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        elif self._pending is None:
+            self._pending = number
+            os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
+        else:
+            self._raise(number, frame)
+
+    def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+        raise KeyboardInterrupt if number == signal.SIGINT else SIGTERMException

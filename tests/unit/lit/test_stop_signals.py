@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that are stopped by SIGINT and SIGTERM, and how they go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule
+from lightning_replay.lit.stop_signals import StopSignals
+from lightning_replay.replay import Replay
+from lightning_replay.storage import PackedStorage
+from lightning_replay.writers import FirstInFirstOutWriter
+from tests.unit.lit.level_toys import make_agent, make_rollouts
+from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fit, make_data, send
+from tests.unit.lit.toys import Counting, make_trainer
+
+pytestmark = pytest.mark.usefixtures("default_handlers")
+
+
+@pytest.mark.parametrize(
+    ("number", "update", "prioritized", "options"),
+    [
+        (signal.SIGINT, 7, False, {}),
+        (signal.SIGTERM, 10, True, {}),  # at the end of an epoch
+        (signal.SIGINT, 23, True, {}),
+        (signal.SIGTERM, 30, False, {"updates_per_env_step": 3, "env_steps": 40}),
+        (signal.SIGINT, 12, True, {"updates_per_training_step": 4, "updates_per_epoch": 12}),
+    ],
+)
+def test_a_stopped_run_goes_on_as_the_one_without_a_break(
+    tmp_path: Path, number, update: int, prioritized: bool, options
+) -> None:
+    whole = Agent()
+    unbroken = fit(tmp_path / "whole", whole, make_data(prioritized, **options), [CloseAt(update)])
+    # in the middle of a training step, of which the last update is still to come
+    first = Agent(update - options.get("updates_per_training_step", 1) + 1, send(number))
+    with pytest.raises(SystemExit) as end:
+        fit(tmp_path, first, make_data(prioritized, **options))
+    assert end.value.code == 1 if number == signal.SIGINT else isinstance(end.value, SIGTERMException)
+    assert len(first.seen) == update
+    second = Agent()
+    resumed = fit(tmp_path, second, make_data(prioritized, **(options | {"seed": 99})), ckpt_path="last")
+    assert first.seen + second.seen == whole.seen
+    assert torch.equal(second.weight, whole.weight)
+    assert (resumed.datamodule.replay[:] == unbroken.datamodule.replay[:]).all()
+    assert counts_of(resumed) == counts_of(unbroken)
+
+
+@pytest.mark.parametrize("updates_per_training_step", [1, 4])
+def test_a_signal_does_not_wait_for_the_whole_warm_up(tmp_path: Path, updates_per_training_step: int) -> None:
+    class Signals(Counting):
+        steps = 0
+
+        def step(self, action):
+            Signals.steps += 1
+            if Signals.steps == 1_100:
+                send(signal.SIGINT)()
+            return super().step(action)
+
+    options = {"warmup_steps": 3_000, "env_steps": 3_040, "num_envs": 1}
+    options["updates_per_training_step"] = updates_per_training_step
+    whole, second = Agent(), Agent()
+
+    def close(trainer) -> None:
+        data = trainer.datamodule
+        data.pause_hooks.append(lambda _: data.collection.close() if data.env_steps_done == 2_048 else None)
+
+    closing = L.Callback()
+    closing.on_train_start = lambda trainer, pl_module: close(trainer)
+    unbroken = fit(tmp_path / "whole", whole, make_data(**options), [closing])
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Agent(), make_data(env=Signals, **options))
+    assert Signals.steps == 2_048
+    resumed = fit(tmp_path, second, make_data(**options), ckpt_path="last")
+    assert second.seen == whole.seen and torch.equal(second.weight, whole.weight)
+    assert (resumed.datamodule.replay[:] == unbroken.datamodule.replay[:]).all()
+    assert counts_of(resumed) == counts_of(unbroken)
+
+
+def level_state(data: LevelDataModule) -> list:
+    state = data.state_dict()
+    state.pop("torch_generator")
+    levels = data.levels.probabilities()
+    columns = [levels[key].tolist() for key in ("level_id", "probability", "score", "staleness")]
+    return [state["updates"], state["collection"]["env_steps"], columns, data.levels.episodes]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_of_levels_goes_on_as_the_one_without_a_break(tmp_path: Path, number) -> None:
+    class Sends(L.Callback):
+        def on_train_batch_start(self, trainer, *_) -> None:
+            if trainer.datamodule.updates_done == 3:
+                send(number)()
+
+    whole, unbroken = make_agent(), make_rollouts()
+    fit(tmp_path / "whole", whole, unbroken, [CloseAt(3)])
+    with pytest.raises(SystemExit):
+        fit(tmp_path, make_agent(), make_rollouts(), [Sends()])
+    agent, resumed = make_agent(), make_rollouts()
+    trainer = fit(tmp_path, agent, resumed, ckpt_path="last")
+    assert level_state(resumed) == level_state(unbroken)
+    assert all(torch.equal(one, other) for one, other in zip(agent.parameters(), whole.parameters(), strict=True))
+    assert (resumed.updates_done, trainer.global_step, resumed.env_steps_done) == (6, 6, 90)
+
+
+def test_a_signal_at_the_end_of_the_last_step(tmp_path: Path, lines) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Agent(40, send(signal.SIGINT)), make_data())
+    assert "Saved: update 40 (environment step 60)" in lines()[-1]
+
+
+def test_a_second_signal_leaves_the_step_unfinished(tmp_path: Path, lines) -> None:
+    agent, data = Agent(17, send(signal.SIGINT, 2)), make_data()
+    with pytest.raises(SystemExit) as end:
+        fit(tmp_path, agent, data)
+    assert end.value.code == 1 and len(agent.seen) == data.updates_done == 16
+    assert "Saved: update 16 (environment step 38)" in lines()[-1]
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, Agent(30, send(signal.SIGTERM, 2)), make_data(), ckpt_path="last")
+    assert "Saved: update 29 (environment step 50)" in lines()[-1]
+
+
+class Interrupting(FirstInFirstOutWriter):
+    """Interrupted while it writes the row of a given number."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self.row, self.written = row, 0
+
+    def extend(self, data):
+        index = super().extend(data)
+        self.written += len(index)
+        if self.written == self.row:
+            send(signal.SIGINT, 2)()
+        return index
+
+
+def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines) -> None:
+    for row, callbacks in ((36, []), (50, [])):
+        replay = Replay(storage=PackedStorage(500), writer=Interrupting(row), batch_size=4, seed=0)
+        data = ReplayDataModule(Counting, replay, **RUN)
+        keep = ReplayCheckpoint(tmp_path / "run", every_n_updates=10)
+        trainer = make_trainer(tmp_path, [keep, *callbacks])
+        with pytest.raises(SystemExit):
+            trainer.fit(Agent(), datamodule=data)
+        assert "Nothing was saved, because the replay was being written; " in lines()[-1]
+        assert "update 10 (environment step 30) is in" in lines()[-1] or row == 50
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_during_a_save_does_not_lose_it(tmp_path: Path, number, monkeypatch) -> None:
+    replay_save, saves = Replay.save, []
+
+    def save(self, *arguments, **options):
+        saves.append(len(self))
+        if len(saves) == 2:
+            send(number, 2)()
+        return replay_save(self, *arguments, **options)
+
+    monkeypatch.setattr(Replay, "save", save)
+    with pytest.raises(SystemExit):
+        trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run", every_n_updates=10)])
+        trainer.fit(Agent(), datamodule=make_data())
+    assert saves == [30, 40, 40]
+    assert torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 20
+
+
+def test_a_thread_leaves_the_signals_alone(tmp_path: Path) -> None:
+    seen = []
+
+    def look() -> None:
+        seen.extend([signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)])
+
+    thread = threading.Thread(target=fit, args=(tmp_path, Agent(7, look), make_data()))
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler, signal.SIG_DFL]
+    assert (tmp_path / "run" / "last.ckpt").exists()
+
+
+def test_a_handler_of_the_program_stays(tmp_path: Path) -> None:
+    received, seen = [], []
+    handler = lambda *given: received.append(given)  # noqa: E731
+
+    def act() -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+        send(signal.SIGINT)()
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        fit(tmp_path, Agent(7, act), make_data())
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert seen == [handler] and len(received) == 1
+
+
+def test_forked_environments_outlive_ctrl_c_and_obey_sigterm() -> None:
+    signals = StopSignals()
+    signals.install()
+    statuses = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        child = os.fork()
+        if child == 0:
+            send(number, 2)()
+            os._exit(0)
+        statuses.append(os.waitpid(child, 0)[1])
+    signals.raise_pending()
+    signals.remove()
+    assert statuses == [0, signal.SIGTERM]
