@@ -12,6 +12,7 @@ import gymnasium
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
@@ -103,7 +104,11 @@ class ReplayDataModule(EnvStepDataModule):
         super().__init__()
         check_env(env)
         check_kind("replay", replay, Replay, _REPLAYS)
-        checked_count("num_envs", num_envs)
+        if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
+            raise ValueError(
+                f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+            )
         checked_flag("asynchronous", asynchronous)
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.env = env
