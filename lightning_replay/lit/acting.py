@@ -189,15 +189,14 @@ def _read(returned: Any, space: Space, count: int, source: str) -> np.ndarray:
 
 
 def as_array(returned: Any) -> np.ndarray | None:
-    """An array of numbers; ``None`` where there are none."""
+    """An array of what an agent returned; ``None`` where that is none."""
     if isinstance(returned, Tensor):
         tensor = returned.detach()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
     try:
-        array = np.asarray(returned)
+        return np.asarray(returned)
     except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, or of tensors on a GPU
         return None
-    return array if array.dtype.kind in "biuf" else None
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

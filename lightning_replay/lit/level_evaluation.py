@@ -96,8 +96,7 @@ class _StochasticPolicy:
     def __call__(self, observation: np.ndarray) -> Any:
         agent = self._agent
         returned = agent.act(as_input(observation).to(agent.device), explore=True)  # type: ignore[operator]
-        array = as_array(returned)
-        return returned if array is None else array
+        return as_array(returned) if isinstance(returned, Tensor) else returned
 
 
 class LevelEvaluationStream:
