@@ -141,6 +141,12 @@ class ReplayDataModule(EnvStepDataModule):
         self._has_drawn = False
         self._handed_over = False
 
+    @property
+    def _source(self) -> str:
+        replay = self.replay
+        parts = type(replay).__name__, type(replay.sampler).__name__
+        return f"{parts[0]} of {len(replay):,} of {replay.capacity:,} transitions, {parts[1]}"
+
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
         environment = make_environment(self.env, self.evaluation_env_kwargs)

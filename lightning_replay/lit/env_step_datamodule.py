@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -50,6 +50,7 @@ class EnvStepDataModule(L.LightningDataModule):
         updates_done: batches or rollouts handed to the agent.
     """
 
+    env: str | Callable[..., gymnasium.Env]
     pace: _Pace
     collection: _Collection
 
@@ -57,6 +58,21 @@ class EnvStepDataModule(L.LightningDataModule):
         super().__init__()
         self.updates_done = 0
         self._limit_val_batches: int | float | None = None
+
+    @property
+    @abstractmethod
+    def _source(self) -> str:
+        """What batches come from, for :meth:`__repr__`."""
+
+    def __repr__(self) -> str:
+        env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
+        updates = self.updates_done + self.remaining_updates
+        return (
+            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{self.updates_done:,} of {updates:,} updates, {self._source})"
+        )
+
+    __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
     @abstractmethod
     def make_environment(self) -> gymnasium.Env:
