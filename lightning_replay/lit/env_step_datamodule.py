@@ -65,6 +65,21 @@ class EnvStepDataModule(L.LightningDataModule):
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._limit_val_batches: int | float | None = None
 
+    @property
+    @abstractmethod
+    def _source(self) -> str:
+        """What batches come from, for :meth:`__repr__`."""
+
+    def __repr__(self) -> str:
+        env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
+        updates = self.updates_done + self.remaining_updates
+        return (
+            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{self.updates_done:,} of {updates:,} updates, {self._source})"
+        )
+
+    __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
+
     @abstractmethod
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""

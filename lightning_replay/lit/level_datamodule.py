@@ -137,6 +137,10 @@ class LevelDataModule(EnvStepDataModule):
             check=self._check,
         )
 
+    @property
+    def _source(self) -> str:
+        return repr(self.levels)
+
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
         return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
