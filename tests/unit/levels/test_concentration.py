@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, LevelWriter, Proportional, Rank
+from lightning_replay.levels.concentration import ReplayConcentration
 from tests.level_steps import buffer, play, scored
 
 NARROW = "took the same level as the replay before"
@@ -101,6 +102,28 @@ def test_warns_whatever_the_temperature_is_of(prioritization):
     levels = ranked(30, prioritization=prioritization, score_temperature=0.05)
     with pytest.warns(UserWarning, match=rf"{type(prioritization).__name__}\(\) at score_temperature=0.05 "):
         replay(levels, 1_000)
+
+
+@pytest.mark.parametrize(("repeats", "warns"), [(200, False), (201, True)])
+def test_five_levels_are_enough(repeats, warns):
+    concentration = ReplayConcentration(Rank())
+    drawn = [0] * (repeats + 1) + [1 + n % 2 for n in range(999 - repeats)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for row in drawn:
+            concentration.add((row, 0), scored=20)
+    assert [f"{repeats} took the same level" in str(one.message) for one in caught] == [True] * warns
+
+
+def test_a_stretch_begins_anew():
+    """Two stretches of 99 and 100 repeats do not add up; then 201 of one stretch."""
+    concentration = ReplayConcentration(Rank())
+    turns = [1, 2] * 450
+    for row in [*turns, *[0] * 100, *[0] * 100, *turns]:
+        concentration.add((row, 0), scored=20)
+    with pytest.warns(UserWarning, match="of the last 1,000 replays 201 took"):
+        for row in [*[0] * 202, *[1, 2] * 399]:
+            concentration.add((row, 0), scored=20)
 
 
 def test_warns_when_replays_become_narrow_later():
