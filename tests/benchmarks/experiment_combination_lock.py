@@ -26,7 +26,16 @@ import numpy as np
 import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_pictures import block_means, draw_panels
-from experiment_tables import Runs, expect_narrow_replay, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
 

@@ -23,7 +23,16 @@ import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_combination_lock import CLEARLY, EPISODES_PER_UPDATE, UNIFORM, UPDATES, learn_from
 from experiment_pictures import draw_panels
-from experiment_tables import Runs, expect_narrow_replay, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
 

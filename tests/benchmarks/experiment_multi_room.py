@@ -35,7 +35,16 @@ from typing import Any
 import numpy as np
 import torch
 from experiment_pictures import draw_panels
-from experiment_tables import Runs, expect_narrow_replay, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
 
