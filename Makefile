@@ -51,6 +51,7 @@ experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tabl
 	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
 			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
 			tests/benchmarks/experiment_minatar.py tests/benchmarks/experiment_combination_lock.py \
+			tests/benchmarks/experiment_level_temperature.py \
 			tests/benchmarks/experiment_multi_room.py tests/benchmarks/experiment_half_cheetah.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
 

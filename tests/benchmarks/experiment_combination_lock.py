@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,16 @@ import numpy as np
 import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_pictures import block_means, draw_panels
-from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
 
@@ -74,6 +83,17 @@ def update(
 ) -> int:
     """Plays the levels chosen, scores them and learns from them; returns the environment steps played."""
     chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
+    return learn_from(chosen, locks, player, levels, generator)
+
+
+def learn_from(
+    chosen: Sequence[int],
+    locks: CombinationLocks,
+    player: TabularActorCritic,
+    levels: LevelSource,
+    generator: np.random.Generator,
+) -> int:
+    """Plays the level chosen for each actor, scores all and learns; returns the environment steps played."""
     episodes = locks.play(np.array(chosen), player, generator)
     for actor, (level_id, segment) in enumerate(zip(chosen, episodes.segments(), strict=True)):
         levels.update(actor, level_id, segment, True)
@@ -84,6 +104,7 @@ def update(
 def train(method: str, seed: int, updates: int) -> dict[str, Any]:
     """One run: mean success over all levels and expected difficulty after every update, and the seconds it took."""
     torch.set_num_threads(1)
+    expect_narrow_replay()
     started = time.perf_counter()
     locks, player, levels = CombinationLocks(seed), TabularActorCritic(), METHODS[method](seed)
     generator = np.random.default_rng(seed + 1_000_000)

@@ -35,7 +35,16 @@ from typing import Any
 import numpy as np
 import torch
 from experiment_pictures import draw_panels
-from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
 
@@ -87,6 +96,7 @@ def train(method: str, seed: int, settings: Settings, env_steps: int, device_nam
     """One run: what was seen at every check and at the end, and the seconds it took."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    expect_narrow_replay()
     started = time.perf_counter()
     device = torch.device(device_name)
     grids, held_out = (each.to(device) for each in all_grids())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -104,6 +105,11 @@ def write_results(
     draw_runs(content, path.with_suffix(".png"))
     unfinished(name).unlink(missing_ok=True)
     print(f"written: {path}.md, .json and .png")
+
+
+def expect_narrow_replay() -> None:
+    """Silences, in this process, the warning that nearly one level is replayed: the temperature is what is measured."""
+    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
 
 
 Runs = dict[str, list[dict[str, Any]]]

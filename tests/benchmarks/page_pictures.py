@@ -14,6 +14,7 @@ import torch
 from combination_lock import CombinationLocks, TabularActorCritic
 from experiment_combination_lock import UPDATES, prioritized, update
 from experiment_pictures import shrink
+from experiment_tables import expect_narrow_replay
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
@@ -73,6 +74,7 @@ def draw_mixed_pairs(path: Path) -> None:
 
 def draw_levels(folder: Path) -> None:
     """The level curriculum of a run on combination locks, and scores and staleness of the locks at its end."""
+    expect_narrow_replay()
     locks, player, levels = CombinationLocks(SEED), TabularActorCritic(), prioritized(STALENESS_WEIGHT)(SEED)
     generator, env_steps, history = np.random.default_rng(SEED + 1_000_000), 0, []  # as in the experiment
     for _ in range(UPDATES):

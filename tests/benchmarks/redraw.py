@@ -16,6 +16,7 @@ MODULES = {  # of draw_runs(content, path), by the name of the results
     "combination_lock": "experiment_combination_lock",
     "half_cheetah": "experiment_half_cheetah",
     "half_field": "curriculum_runs",
+    "level_temperature": "experiment_level_temperature",
     "minatar": "experiment_minatar",
     "multi_room": "experiment_multi_room",
     "point_maze": "curriculum_runs",

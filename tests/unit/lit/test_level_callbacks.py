@@ -285,6 +285,8 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
     assert [step for step, _ in logger.records] == [30, 60]
     last = logger.records[-1][1]
     assert last["levels/levels"] == len(data.levels) and last["levels/episodes"] == data.levels.episodes
+    for name in ("effective_levels", "probability_max"):
+        assert last[f"levels/{name}"] == data.levels.stats()[name]
     assert last["train/return"] == pytest.approx(data.collection.recent_return)
     assert last["train/loss"] == pytest.approx(1.6) and last["updates"] == 4 and last["env_steps_per_second"] > 0
 
