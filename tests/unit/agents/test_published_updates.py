@@ -16,7 +16,7 @@ from tests.actor_critic_oracle import SACOracle, TD3Oracle, copied
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
-SIZES = {"observation_size": 3, "action_low": [-2.0, 0.0], "action_high": [2.0, 1.0], "hidden_sizes": (8, 5)}
+SIZES = {"observation_size": 3, "action_low": [-2.0, 0.0], "action_high": [2.0, 3.0], "hidden_sizes": (8, 5)}
 FAST = {"actor_learning_rate": 0.02, "critic_learning_rate": 0.03, "target_update_rate": 0.25, "discount": 0.9}
 
 
