@@ -41,7 +41,9 @@ class ActorCriticOracle:
         self.target_actor = [value.detach().clone() for value in self.actor]
         self.target_critics = [[value.detach().clone() for value in critic] for critic in self.critics]
         self.actor_adam = torch.optim.Adam(self.actor, lr=self.options["actor_learning_rate"])
-        self.critic_adam = torch.optim.Adam([*self.critics[0], *self.critics[1]], lr=self.options["critic_learning_rate"])
+        self.critic_adam = torch.optim.Adam(
+            [*self.critics[0], *self.critics[1]], lr=self.options["critic_learning_rate"]
+        )
         self.updates = 0
 
     def values(self, critics: list[Network], observation: Tensor, action: Tensor) -> Tensor:
