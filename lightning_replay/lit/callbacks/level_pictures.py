@@ -84,7 +84,7 @@ class LevelCurriculum(L.Callback):
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
-            logger.log_metrics({"levels/expected_difficulty": expected}, step=source.env_steps_done)
+            logger.log_metrics({"levels/expected_difficulty": expected})
 
     def _measure(self, trainer: L.Trainer, level_id: int) -> float:
         if self.difficulty is not None:
