@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_replay.extras import missing_extra
+
 
 def import_pyplot(picture: str) -> Any:
     """``matplotlib.pyplot``, which draws into files unless a display was chosen before.
@@ -13,14 +15,12 @@ def import_pyplot(picture: str) -> Any:
         picture: what is drawn, for the error.
 
     Raises:
-        ModuleNotFoundError: without the extra ``plots``.
+        MissingExtraError: without the extra ``plots``.
     """
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{picture} needs matplotlib, which is not installed: pip install lightning-replay[plots]"
-        ) from error
+        raise missing_extra(picture, "matplotlib", "plots") from error
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot
 

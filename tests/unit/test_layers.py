@@ -20,6 +20,7 @@ LAYERS = (
         "neighbors",
         "schedules",
         "saving",
+        "extras",
         "forking",
         "recorded",
         "argument_names",

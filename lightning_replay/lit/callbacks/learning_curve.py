@@ -25,7 +25,7 @@ _MOST_EPISODES = 1_000
 class LearningCurve(L.Callback):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
-    Needs matplotlib: ``pip install lightning-replay[plots]``.
+    Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.

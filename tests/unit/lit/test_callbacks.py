@@ -154,7 +154,7 @@ def test_the_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
 
 def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[plots\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[plots\]'"):
         make_trainer(tmp_path, [LearningCurve()]).fit(Tiny(), datamodule=make_data())
 
 
