@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from lightning_replay.extras import missing_extra
-from lightning_replay.lit.cli_errors import cause_of, sentence_of
+from lightning_replay.lit.cli_errors import SEE_HELP, cause_of, sentence_of
 from lightning_replay.validation import did_you_mean
 
 __all__ = ["main"]
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
         is_file = given[0].endswith((".yaml", ".yml"))
         hint = f". Give a file as fit -c {given[0]}" if is_file else did_you_mean(given[0], _SUBCOMMANDS)
-        _refuse(f"there is no subcommand {given[0]!r}; it must be one of {', '.join(_SUBCOMMANDS)}{hint}")
+        _refuse(f"there is no subcommand {given[0]!r}; it must be one of {', '.join(_SUBCOMMANDS)}{hint}{SEE_HELP}")
     given = _with_class_paths(given)
     try:
         import gymnasium  # noqa: F401
@@ -126,7 +126,7 @@ def _import_classes() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    print(f"lightning-replay: error: {sentence.rstrip('.')} (see lightning-replay --help)", file=sys.stderr)
+    print(f"lightning-replay: error: {sentence}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -158,7 +158,7 @@ def _class_path(option: str, value: str) -> str:
         try:
             recipes.by_name(value)
         except ValueError as error:
-            _refuse(str(error))
+            _refuse(f"{str(error).rstrip('.')}{SEE_HELP}")
         return f"lightning_replay.recipes.{value}"
     if option == _SCORE and value.isidentifier():
         from lightning_replay.levels import scores

@@ -92,9 +92,10 @@ def _is_absent(module: str, error: BaseException | None) -> bool:
 
 
 def _unknown(env: object, error: BaseException | None) -> UnknownEnvironmentError:
+    reason = str(error)
     return UnknownEnvironmentError(
-        f"environment {env!r}: {str(error).rstrip('.')}. Give a registered id, such as 'CartPole-v1'; "
-        "'my_module:MyEnv-v0' imports the module that registers an id of your own"
+        f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "
+        "'CartPole-v1'; 'my_module:MyEnv-v0' imports the module that registers an id of your own"
     )
 
 
