@@ -19,7 +19,8 @@ def sentence_of(error: Exception, is_begun: bool) -> str | None:
     """Returns what is wrong with the options or missing, in one line; ``None`` where the traceback is needed.
 
     A missing extra and an unknown environment are reported at any time, other refusals only before the run begins.
-    Errors in the code of a user, such as an import that fails in a module of theirs, are never reported this way.
+    A ``ValueError`` of a class that is built from the options is a refusal; other errors in the code of a user, such as
+    an import that fails in a module of theirs, keep their tracebacks.
 
     Args:
         error: that ended the command.

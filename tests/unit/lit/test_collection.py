@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -175,10 +176,15 @@ def test_a_missing_package_of_an_environment_names_the_extra(monkeypatch: pytest
         make_environment("LunarLander-v3", {})
 
 
-def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is() -> None:
-    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'") as found:
-        make_environment(Importing, {"module": "nowhere"})
-    assert not isinstance(found.value, MissingExtraError)
+def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_and_fails.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for env, arguments in [(Importing, {"module": "nowhere"}), ("registers_and_fails:Own-v0", {})]:
+        with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'") as found:
+            make_environment(env, arguments)
+        assert found.type is ModuleNotFoundError
 
 
 @pytest.mark.parametrize(
