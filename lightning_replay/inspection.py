@@ -253,7 +253,7 @@ def draw_inspection(
     """Writes a picture with a column for each buffer: observations in two dimensions, coloured by age; ages; returns.
 
     All columns have the same axes and colours. After figure 5 of the retention paper,
-    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         inspections: what :func:`inspect_buffers` returned.

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lightning_replay.extras import missing_extra
+
 # Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--")  # beyond the last colour
@@ -25,14 +27,12 @@ def import_pyplot(picture: str) -> Any:
         picture: what is drawn, for the error.
 
     Raises:
-        ModuleNotFoundError: without the extra ``plots``.
+        MissingExtraError: without the extra ``plots``.
     """
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{picture} needs matplotlib, which is not installed: pip install lightning-replay[plots]"
-        ) from error
+        raise missing_extra(picture, "matplotlib", "plots") from error
     matplotlib.use("Agg", force=False)
     from matplotlib import pyplot
 

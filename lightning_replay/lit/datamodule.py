@@ -167,7 +167,7 @@ class ReplayDataModule(EnvStepDataModule):
                 check_tasks(probe, self._tasks)
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
-        self._settle_validation(stage)
+        self._settle_trainer(stage)
         if self.trainer is not None:
             strategy = self.trainer.strategy
             strategy.checkpoint_io = ReplayCheckpointIO(unwrapped(strategy.checkpoint_io), self)

@@ -165,7 +165,7 @@ class LevelDataModule(EnvStepDataModule):
         if self.trainer is not None:
             strategy = self.trainer.strategy
             strategy.checkpoint_io = CheckedCheckpointIO(unwrapped(strategy.checkpoint_io))
-        self._settle_validation(stage)
+        self._settle_trainer(stage)
 
     def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length, so that each rollout is collected with the newest policy."""

@@ -30,7 +30,7 @@ class LearningCurve(L.Callback):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
     Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
-    matplotlib: ``pip install lightning-replay[plots]``.
+    matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.

@@ -34,7 +34,7 @@ class LevelCurriculum(L.Callback):
 
     At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
     without scores have no such probabilities; for them nothing is drawn, and a line says so.
-    Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         difficulty: of a level's id, one of a few numbers; if absent, ``info["difficulty"]`` of a reset to that level in
@@ -85,7 +85,7 @@ class LevelCurriculum(L.Callback):
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
-            logger.log_metrics({"levels/expected_difficulty": expected}, step=source.env_steps_done)
+            logger.log_metrics({"levels/expected_difficulty": expected})
 
     def _measure(self, trainer: L.Trainer, level_id: int) -> float:
         if self.difficulty is not None:
@@ -129,7 +129,7 @@ class ScoreAgainstStaleness(L.Callback):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
     For sources without scores nothing is drawn, and a line says so. Needs matplotlib:
-    ``pip install lightning-replay[plots]``.
+    ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.

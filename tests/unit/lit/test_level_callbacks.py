@@ -106,8 +106,9 @@ def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) ->
     }
     assert metrics == pytest.approx(expected, rel=1e-6)
     logged = [(step, values) for step, values in logger.records if "eval/return" in values]
-    assert [step for step, _ in logged] == [0, 30, 60]
-    assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT}) and logged[1][1] == pytest.approx(expected)
+    assert [(step, values["updates"]) for step, values in logged] == [(0, 0), (30, 2), (60, 4)]
+    assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT, "updates": 0})
+    assert logged[1][1] == pytest.approx(expected | {"updates": 2})
     assert data.levels.episodes > 0 and sorted(data.collection.played_levels) == [5, 8, 9]
 
 
