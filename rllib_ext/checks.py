@@ -100,21 +100,6 @@ def check_capacity(config: AlgorithmConfig) -> None:
         )
 
 
-def check_environment(config: AlgorithmConfig) -> None:
-    """Makes an environment of this library once, so that what it lacks is said here.
-
-    What goes wrong on an EnvRunner reaches the driver's log alone, and ``build_algo()`` ends with an IndexError.
-
-    Raises:
-        ModuleNotFoundError: an extra is not installed; the message names it.
-        ValueError: arguments that the environment refuses, such as an unknown game.
-    """
-    if isinstance(config.env, str) and config.env.startswith("lightning_replay.envs:"):
-        import gymnasium
-
-        gymnasium.make(config.env, **config.env_config).close()
-
-
 def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
     """Refuses returns that cannot be formed before rows are stored, where rows are kept by importance.
 

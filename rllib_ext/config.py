@@ -15,12 +15,12 @@ from rllib_ext.checks import (
     check_capacity,
     check_cpus,
     check_curriculum,
-    check_environment,
     check_returns,
     check_room_for_episodes,
     with_room_for_episodes,
 )
 from rllib_ext.clocks import add_clocks
+from rllib_ext.environments import check_environment
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.flags import flags_connector
 from rllib_ext.install import install
@@ -39,8 +39,10 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     several Learners and the fastest path need :func:`rllib_ext.configure` as well.
 
     Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name; left out where ``sampler``, ``writer`` or
-            ``transform`` say by class path what the buffer is put together from.
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of an own one,
+            ``"my_module.my_recipe"``, that takes ``capacity`` and ``batch_size`` and returns a
+            :class:`~lightning_replay.Replay`; left out where ``sampler``, ``writer`` or ``transform`` name by class
+            path what the buffer is put together from.
         options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
             ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
             ``progress`` of :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class path
@@ -87,6 +89,7 @@ def configure(
     incremental: bool = True,
     require_cpus: bool = True,
     assign_tasks: bool = True,
+    check_environments: bool = True,
 ) -> C:
     """Prepares an algorithm for the buffer of its ``replay_buffer_config``; call it last, before ``build_algo()``.
 
@@ -122,24 +125,29 @@ def configure(
         require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
         assign_tasks: tell environments the tasks of a curriculum; if not, their infos must say what they play.
+        check_environments: make the environment once, here, so that what it lacks is reported; pass ``False`` where
+            only the machines of EnvRunners can make it.
 
     Returns:
         The config.
 
     Raises:
-        ModuleNotFoundError: an environment of this library whose extra is not installed.
-        ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
-            capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
-            ``n_step`` an interval where rows are kept by importance, or too few CPUs (Ray would wait for ever).
+        ModuleNotFoundError: a package that the environment needs is not installed.
+        ValueError: an environment that cannot be made, an algorithm without a replay buffer, the old API stack, another
+            ``replay_buffer_config``, a capacity below what one round brings or a batch takes, histories for fewer
+            episodes than environments run, ``n_step`` an interval where rows are kept by importance, or too few CPUs
+            (Ray would wait for ever).
     """
     checked_flag("restore", restore)
     checked_flag("incremental", incremental)
     checked_flag("require_cpus", require_cpus)
     checked_flag("assign_tasks", assign_tasks)
+    checked_flag("check_environments", check_environments)
     check_algorithm(config)
     samples = sampled_configs(config)
     in_tune = samples[0] is not config
-    samples = accepted(samples, functools.partial(_check, require_cpus=require_cpus, in_tune=in_tune))
+    check = functools.partial(_check, check_environments=check_environments, require_cpus=require_cpus, in_tune=in_tune)
+    samples = accepted(samples, check)
     environments = max(map(num_actors, samples))
     config.replay_buffer_config = with_room_for_episodes(config.replay_buffer_config, environments)
     if config._learner_connector is None:
@@ -166,12 +174,13 @@ def configure(
     return config
 
 
-def _check(config: AlgorithmConfig, *, require_cpus: bool, in_tune: bool) -> None:
+def _check(config: AlgorithmConfig, *, check_environments: bool, require_cpus: bool, in_tune: bool) -> None:
     """Refuses values that cannot work together; the config has no search spaces."""
     check_buffer(config)
     check_room_for_episodes(config)
     check_capacity(config)
-    check_environment(config)
+    if check_environments:
+        check_environment(config)
     if require_cpus:
         check_cpus(config, in_tune=in_tune)
     check_returns(config, functools.partial(_trial, **_given(config)))
