@@ -7,6 +7,7 @@ import functools
 import logging
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -66,6 +67,8 @@ def test_two_iterations(name: str) -> None:
     algorithm.stop()
     assert buffer.num_learners == config.num_learners
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"] == len(buffer)
+    assert result["num_updates_lifetime"] == buffer.get_sampled_timesteps() / (16 * max(config.num_learners, 1)) > 1
     learner = result["learners"]["default_policy"]
     assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
     if buffer.replay.is_prioritized:
@@ -196,6 +199,22 @@ def test_the_old_api_stack_is_refused() -> None:
 
 def test_another_buffer_is_refused() -> None:
     refused(DQNConfig().environment("CartPole-v1"), r"is of type 'PrioritizedEpisodeReplayBuffer'.*replay_config")
+
+
+class Broken(gym.Env):
+    """Cannot be made."""
+
+    def __init__(self, config: Any) -> None:
+        raise RuntimeError("the simulator is not running")
+
+
+def test_an_environment_that_cannot_be_made_is_refused_before_any_runner_starts() -> None:
+    config = small(DQNConfig, Broken, "uniform")
+    refused(config, r"Broken.* cannot be made with env_config={}: RuntimeError\('the simulator is not running'\)")
+    rllib_ext.configure(config, check_environments=False)
+    refused(small(DQNConfig, "CartPool-v1", "uniform"), "the environment 'CartPool-v1' cannot be made .*CartPole`")
+    with pytest.raises(ModuleNotFoundError, match="my_module"):
+        rllib_ext.configure(small(DQNConfig, "my_module:MyEnv-v0", "uniform"))
 
 
 def test_too_few_cpus_are_counted() -> None:

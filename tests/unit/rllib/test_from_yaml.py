@@ -125,7 +125,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
-            "configure has no 'restores'; accepted are assign_tasks, incremental, require_cpus, restore",
+            "configure has no 'restores'; accepted are assign_tasks, check_environments, incremental, require_cpus, restore",
         ),
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
@@ -228,8 +228,9 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
     header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "return", "stored", "drawn"]
-    env_steps, _, stored, drawn = lines[-1].split()
+    assert header.split() == ["env_steps", "updates", "return", "stored", "drawn"]
+    env_steps, updates, _, stored, drawn = lines[-1].split()
+    assert int(updates) >= 1
     assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
@@ -242,8 +243,9 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
     monkeypatch.chdir(tmp_path)
     main([str(config_directory() / "rllib/plr_ppo_multiroom.yaml"), *TINY_PPO])
     header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "return", "levels", "episodes", "held_out", "gap"]
-    env_steps, _, levels, episodes, held_out, gap = lines[-1].split()
+    assert header.split() == ["env_steps", "updates", "return", "levels", "episodes", "held_out", "gap"]
+    env_steps, updates, _, levels, episodes, held_out, gap = lines[-1].split()
+    assert int(updates) >= 4  # minibatches of 20 out of two times 40 steps
     assert (float(held_out), float(gap)) == (0.0, 0.0)  # nine steps are too few for a goal
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
     folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
@@ -253,12 +255,16 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
 @pytest.mark.slow
 def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    path = written(tmp_path, reporting={"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0})
+    training = {"num_steps_sampled_before_learning_starts": 40}
+    reporting = {"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0}
+    path = written(tmp_path, training=training, reporting=reporting)
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
-    steps = [int(line.split()[0]) for line in printed(capsys)[1:3]]
+    env_steps, updates, *_ = printed(capsys)[2].split()
     main([str(path), "--restore", "first", "--set", "stop={iterations: 3}"])
     _, line = printed(capsys)
-    assert int(line.split()[0]) == int(line.split()[2]) > steps[-1] >= 80
+    steps_after, updates_after, _, stored, _ = line.split()
+    assert int(steps_after) == int(stored) > int(env_steps) >= 80
+    assert int(updates_after) > int(updates) > 0
 
 
 @pytest.mark.slow
