@@ -125,8 +125,8 @@ def configure(
         require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
         assign_tasks: tell environments the tasks of a curriculum; if not, their infos must say what they play.
-        check_environments: make the environment once, here, so that what it lacks is reported; pass ``False`` where
-            only the machines of EnvRunners can make it.
+        check_environments: make the environment once, here, and play a step, so that errors are reported; pass
+            ``False`` where only the machines of EnvRunners can make it.
 
     Returns:
         The config.

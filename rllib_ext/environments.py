@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rllib_ext.class_paths import imported
+
+logger = logging.getLogger(__name__)
 
 _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"
@@ -81,7 +84,9 @@ def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
 
 
 def check_environment(config: AlgorithmConfig) -> None:
-    """Makes the environment once, because an error on an EnvRunner ends ``build_algo()`` with an IndexError.
+    """Makes the environment once and plays a step, because RLlib starts EnvRunners again without end where that fails.
+
+    Warns of names that only this process has registered.
 
     Args:
         config: without search spaces; without an environment, or with one that exists as a vector alone, nothing is
@@ -89,21 +94,47 @@ def check_environment(config: AlgorithmConfig) -> None:
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
-        ValueError: the environment cannot be made; the message has the reason.
+        ValueError: the environment cannot be made or played; the message has the reason.
     """
     alone = gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is not gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
     if config.env is None or not alone:
         return
+    _warn_of_local_registration(config)
     try:
-        environment_maker(config)().close()
+        _play_a_step(environment_maker(config)())
     except ModuleNotFoundError:
         raise
     except Exception as error:
         raise ValueError(
-            f"the environment {config.env!r} cannot be made with env_config={dict(config.env_config)!r}: {error!r}. "
-            "Own environments are given as a class, by the name they are registered under, "
-            "'my_module:MyEnv-v0', or in a YAML file by class path, 'my_module.MyEnv'"
+            f"the environment {config.env!r} with env_config={dict(config.env_config)!r} cannot be made, reset and "
+            f"stepped: {error!r}. RLlib calls a class with one dict, env_config; an environment with arguments of its "
+            "own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class path, "
+            "'my_module.MyEnv'"
         ) from error
+
+
+def _warn_of_local_registration(config: AlgorithmConfig) -> None:
+    """Other processes have Gymnasium's own names, and those of a module that the name begins with."""
+    if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
+        return
+    entry_point = gymnasium.spec(config.env).entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+    if module.partition(".")[0] not in ("gymnasium", "shimmy"):
+        logger.warning(
+            "the name %r is registered in this process; EnvRunners in other processes find it if it begins with the "
+            "module that registers it, such as %r",
+            config.env,
+            f"{'my_module' if module == '__main__' else module}:{config.env}",
+        )
+
+
+def _play_a_step(environment: gymnasium.Env) -> None:
+    try:
+        environment.reset()
+        if not isinstance(environment, MultiAgentEnv):
+            environment.step(environment.action_space.sample())
+    finally:
+        environment.close()
 
 
 def _is_registered(name: str) -> bool:

@@ -201,20 +201,39 @@ def test_another_buffer_is_refused() -> None:
     refused(DQNConfig().environment("CartPole-v1"), r"is of type 'PrioritizedEpisodeReplayBuffer'.*replay_config")
 
 
-class Broken(gym.Env):
-    """Cannot be made."""
+class Arguments(gym.Env):
+    """Has arguments of its own, where RLlib gives one dict."""
 
-    def __init__(self, config: Any) -> None:
-        raise RuntimeError("the simulator is not running")
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.full(1, 1 / self.length, np.float32), {}
 
 
-def test_an_environment_that_cannot_be_made_is_refused_before_any_runner_starts() -> None:
-    config = small(DQNConfig, Broken, "uniform")
-    refused(config, r"Broken.* cannot be made with env_config={}: RuntimeError\('the simulator is not running'\)")
+def test_an_environment_that_cannot_be_played_is_refused_before_any_runner_starts() -> None:
+    config = small(DQNConfig, Arguments, "uniform").environment(env_config={"length": 4})
+    refused(config, r"Arguments.* with env_config={'length': 4} cannot be made, reset and stepped: TypeError")
     rllib_ext.configure(config, check_environments=False)
-    refused(small(DQNConfig, "CartPool-v1", "uniform"), "the environment 'CartPool-v1' cannot be made .*CartPole`")
+    refused(small(DQNConfig, "CartPool-v1", "uniform"), "the environment 'CartPool-v1' .*Did you mean: `CartPole`")
     with pytest.raises(ModuleNotFoundError, match="my_module"):
         rllib_ext.configure(small(DQNConfig, "my_module:MyEnv-v0", "uniform"))
+
+
+def test_a_name_that_only_this_process_has_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    gym.register("OnlyHere-v0", Counting)
+    try:
+        with caplog.at_level(logging.WARNING, logger="rllib_ext.environments"):
+            rllib_ext.configure(small(DQNConfig, "OnlyHere-v0", "uniform").env_runners(num_env_runners=0))
+            assert not caplog.text
+            rllib_ext.configure(small(DQNConfig, "OnlyHere-v0", "uniform").env_runners(num_env_runners=1))
+    finally:
+        del gym.registry["OnlyHere-v0"]
+    assert "'OnlyHere-v0' is registered in this process; " in caplog.text
+    assert f"'{Counting.__module__}:OnlyHere-v0'" in caplog.text
 
 
 def test_too_few_cpus_are_counted() -> None:

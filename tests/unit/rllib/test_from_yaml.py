@@ -14,6 +14,7 @@ import rllib_ext
 from lightning_replay.schedules import Linear
 from lightning_replay.shipped_configs import config_directory, config_files
 from rllib_ext.__main__ import main
+from rllib_ext.environments import EnvironmentFromPath
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.from_yaml import Settings, Stop, parse
 
@@ -85,6 +86,41 @@ def test_class_paths_reach_the_buffer(tmp_path: Path) -> None:
     refused("transform names 'no.Such', which cannot be imported", written(tmp_path, replay=parts))
 
 
+def test_environments_by_class_path(tmp_path: Path) -> None:
+    path = "gymnasium.envs.classic_control.CartPoleEnv"
+    environment = {"env": path, "env_config": {"sutton_barto_reward": True}}
+    config, _ = rllib_ext.load_config(written(tmp_path, environment=environment))
+    assert config.env is EnvironmentFromPath
+    assert config.env(config.env_config).unwrapped._sutton_barto_reward
+    rllibs_kind = "ray.rllib.examples.envs.classes.simple_corridor.SimpleCorridor"
+    config, _ = rllib_ext.load_config(written(tmp_path, environment={"env": rllibs_kind}))
+    assert config.env.__name__ == "SimpleCorridor" and config.env_config == {}
+    refused(
+        "environment.env names 'gymnasium.Nothing', which cannot",
+        written(tmp_path, environment={"env": "gymnasium.Nothing"}),
+    )
+    refused(
+        "'gymnasium.make', which is no class of gymnasium.Env", written(tmp_path, environment={"env": "gymnasium.make"})
+    )
+
+
+def test_own_recipes_by_import_path(tmp_path: Path) -> None:
+    path = "lightning_replay.recipes.plain.prioritized"
+    replay = {"recipe": path, "capacity": 500, "priority_exponent": 0.25}
+    config, _ = rllib_ext.load_config(written(tmp_path, replay=replay))
+    buffer = RecipeEpisodeReplayBuffer(
+        **{name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+    )
+    assert buffer.replay.sampler.priority_exponent == 0.25
+    refused("has no option 'priority_exponnt'", written(tmp_path, replay={**replay, "priority_exponnt": 1}))
+    for recipe, message in {
+        "no_such_module.recipe": "recipe names 'no_such_module.recipe', which cannot be imported",
+        "math.sqrt": "recipe 'math.sqrt' has no argument batch_size, capacity; a recipe takes",
+        "lightning_replay.recipes.retention.surprise_retention": "keeps rows by importance, .* name the parts",
+    }.items():
+        refused(message, written(tmp_path, replay={"recipe": recipe, "capacity": 500}))
+
+
 def test_overrides_by_dotted_key(tmp_path: Path) -> None:
     overrides = {"training.gamma": 0.5, "learners.num_learners": 0, "replay": {"recipe": "prioritized", "capacity": 60}}
     config, settings = rllib_ext.load_config(written(tmp_path), {**overrides, "checkpoint": "there"})
@@ -125,7 +161,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
-            "configure has no 'restores'; accepted are assign_tasks, check_environments, incremental, require_cpus, restore",
+            "configure has no 'restores'; accepted are assign_tasks, check_environments, incremental, require_cpus, re",
         ),
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
