@@ -48,7 +48,8 @@ def _is_refusal(root: BaseException) -> bool:
         return True
     origin = _origin(root)
     is_option = origin in _PARSERS and not isinstance(root, SyntaxError)  # of a module, which importlib compiles
-    return is_option or (isinstance(root, TypeError) and origin == "lightning_replay")
+    # AttributeError: a class path that a module of this library does not have
+    return is_option or (isinstance(root, TypeError | AttributeError) and origin == "lightning_replay")
 
 
 def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:

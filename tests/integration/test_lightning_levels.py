@@ -186,7 +186,7 @@ def test_a_mistake_in_a_class_keeps_its_traceback(tmp_path: Path, monkeypatch: p
         "    def __init__(self, levels: int = 3):\n"
         "        super().__init__(levels.count)\n"
     )
-    with pytest.raises(ValueError, match="'int' object has no attribute 'count'") as raised:
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'count'") as raised:
         run_tiny("--data.init_args.levels=mine.Mine")
     assert "mine.py" in str(raised.getrepr())
 
