@@ -188,5 +188,5 @@ def test_no_level_is_started_twice_for_one_update() -> None:
             playing.append(experiment_level_temperature.start_idle_level(levels, actor, playing, generator))
         assert len(set(playing)) == 16
         begun += 16
-        experiment_level_temperature.learn_from(playing, levels, locks, player, generator)
+        experiment_level_temperature.learn_from(playing, locks, player, levels, generator)
     assert levels.episodes == begun and 16 < len(levels) < begun, "some are new and some replayed"
