@@ -144,15 +144,13 @@ class Interrupting(FirstInFirstOutWriter):
 
 
 def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines) -> None:
-    for row, callbacks in ((36, []), (50, [])):
-        replay = Replay(storage=PackedStorage(500), writer=Interrupting(row), batch_size=4, seed=0)
-        data = ReplayDataModule(Counting, replay, **RUN)
-        keep = ReplayCheckpoint(tmp_path / "run", every_n_updates=10)
-        trainer = make_trainer(tmp_path, [keep, *callbacks])
-        with pytest.raises(SystemExit):
-            trainer.fit(Agent(), datamodule=data)
-        assert "Nothing was saved, because the replay was being written; " in lines()[-1]
-        assert "update 10 (environment step 30) is in" in lines()[-1] or row == 50
+    replay = Replay(storage=PackedStorage(500), writer=Interrupting(36), batch_size=4, seed=0)
+    trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run", every_n_updates=10)])
+    with pytest.raises(SystemExit):
+        trainer.fit(Agent(), datamodule=ReplayDataModule(Counting, replay, **RUN))
+    said = "\nNothing was saved, because the replay was being written; update 10 (environment step 30) is in"
+    assert lines()[-1].startswith(said)
+    assert torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
