@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 	@$(PIP) --no-build-isolation --editable '.[all,dev]'
 	@touch $@
 
-demo: .venv/.stamp  ## trains TD3 with uniform replay and with neighbourhood mixup, prints a table, draws the learning curves
+demo: .venv/.stamp  ## three published effects in two minutes: tables, and one picture with a panel for each
 	$(BIN)/python examples/demo.py
 
 lint: .venv/.stamp  ## ruff: rules and layout
@@ -46,13 +46,13 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
 
-experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to runs/experiment and tests/benchmarks/results
-	$(BIN)/python examples/demo.py --seeds 5
+experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to tests/benchmarks/results
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
 	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
 			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
 			tests/benchmarks/experiment_minatar.py tests/benchmarks/experiment_combination_lock.py \
-			tests/benchmarks/experiment_multi_room.py; do \
+			tests/benchmarks/experiment_level_temperature.py \
+			tests/benchmarks/experiment_multi_room.py tests/benchmarks/experiment_half_cheetah.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
 
 clean:  ## removes .venv, the peers' environments and every output

@@ -1,150 +1,286 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD3 with uniform replay and with neighbourhood mixup, side by side, on a MuJoCo task.
+"""Three published effects in two minutes on two cores: a table, and one picture with a panel for each.
 
-    python examples/demo.py                # two runs at a time: a table, a picture, checkpoints
-    python examples/demo.py --seeds 5      # five paired seeds: areas under the learning curves and their ratio
+    python examples/demo.py            # writes runs/demo/demo.png
+    python examples/demo.py --fast     # two seeds and few steps: does it run?
 
-Everything is written under runs/demo (runs/experiment with several seeds).
+Level replay, event tables and neighbourhood mixup, each beside uniform replay with the same seeds. These are mechanism
+experiments: they show that a method does what its paper claims on a small problem. The problems and learners are those
+of tests/benchmarks, which has them with more methods and seeds. Seeds were fixed before the first run.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
+import sys
 import time
-import warnings
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the runs themselves are the parallel part
+os.environ["OMP_NUM_THREADS"] = "1"  # the runs are the parallel part
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "benchmarks"))
 
-METHODS = ("uniform", "neighborhood_mixup")
-WARMUP_STEPS = 1_000
+import numpy as np
+
+PROCESSES = 2
+CLOSING = """These are mechanism experiments on small problems. Larger ones, with more methods and more seeds, and those
+in which no effect appeared, are in tests/benchmarks/results and docs/benchmarks.md; make experiments runs them.
+Next: .venv/bin/lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml"""
 
 
-class Run(NamedTuple):
+@dataclass
+class Run:
+    """One seed of one method.
+
+    Args:
+        value: what the panel's table compares.
+        at: where the points of the curve are, ``[P]``.
+        curve: what the panel's picture shows, ``[P]``.
+    """
+
+    value: float
+    at: list[int]
+    curve: list[float]
+
+
+@dataclass
+class Panel:
+    """One claim: a baseline and a method over paired seeds.
+
+    Args:
+        title: of the panel.
+        paper: whose claim it is.
+        baseline: name of the method without, in the experiment.
+        method: name of the method with.
+        labels: of both in the table and the picture.
+        seeds: fixed before the first run.
+        value: what the table compares.
+        higher_is_better: of this value.
+        axes: names of the axes of the picture.
+        train: a method's name, seeds, whether to be fast, and a function that takes the share done, to a run by seed.
+        seconds: of one seed of one method, roughly, for the progress bar.
+        stacked: whether all seeds of a method run together.
+    """
+
+    title: str
+    paper: str
+    baseline: str
     method: str
-    seed: int
-    curve: list[tuple[int, float]]
-    checkpoint: str
+    labels: tuple[str, str]
+    seeds: tuple[int, ...]
+    value: str
+    higher_is_better: bool
+    axes: tuple[str, str]
+    train: Callable[[str, tuple[int, ...], bool, Callable[[float], None]], dict[int, Run]]
     seconds: float
+    stacked: bool = False
+    runs: dict[tuple[str, int], Run] = field(default_factory=dict)
+
+    def of(self, method: str) -> list[Run]:
+        """Runs of a method in the order of the seeds."""
+        return [self.runs[method, seed] for seed in self.seeds]
 
     @property
-    def area(self) -> float:
-        """Mean evaluation return over the run: the area under the learning curve per environment step."""
-        pairs = list(zip(self.curve[:-1], self.curve[1:], strict=True))
-        total = sum((after[0] - before[0]) * (after[1] + before[1]) / 2 for before, after in pairs)
-        return total / (self.curve[-1][0] - self.curve[0][0])
+    def is_done(self) -> bool:
+        return len(self.runs) == 2 * len(self.seeds)
 
 
-def train(method: str, seed: int, env: str, env_steps: int, directory: Path) -> Run:
-    import lightning as L
-    from lightning.pytorch.callbacks import ModelCheckpoint
+def play_locks(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
+    import experiment_combination_lock as locks
 
-    from lightning_replay import recipes
-    from lightning_replay.agents import TD3
-    from lightning_replay.lit import Evaluate, ReplayDataModule
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    started = time.perf_counter()
-    L.seed_everything(seed, verbose=False)  # before the agent: both methods start from the same networks
-    # larger steps than usual: the task is small and the demo short
-    agent = TD3.for_env(
-        env, hidden_sizes=(64, 64), actor_learning_rate=2e-3, critic_learning_rate=2e-3, target_update_rate=0.02
-    )
-    replay = {
-        "uniform": lambda: recipes.uniform(capacity=50_000, batch_size=128),
-        "neighborhood_mixup": lambda: recipes.neighborhood_mixup(capacity=50_000, batch_size=128, num_neighbors=10),
-    }[method]()
-    data = ReplayDataModule(
-        env, replay, env_steps, WARMUP_STEPS, updates_per_env_step=2, updates_per_epoch=1_000, seed=seed
-    )
-    evaluate = Evaluate(every_n_env_steps=500, episodes=5)
-    best = ModelCheckpoint(
-        directory / f"{method}-seed{seed}", "best", monitor="eval/return", mode="max", enable_version_counter=False
-    )
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[evaluate, best],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(agent, datamodule=data)
-    return Run(method, seed, evaluate.history, best.best_model_path, time.perf_counter() - started)
-
-
-def train_all(seeds: int, env: str, env_steps: int, directory: Path) -> list[Run]:
-    """All runs, as many at a time as there are cores."""
-    workers = min(os.cpu_count() or 1, seeds * len(METHODS))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = [
-            pool.submit(train, method, seed, env, env_steps, directory) for seed in range(seeds) for method in METHODS
-        ]
-        runs = []
-        for job in jobs:
-            run = job.result()
-            returns = f"last return {run.curve[-1][1]:.0f}, mean {run.area:.0f}"
-            print(f"  {run.method}, seed {run.seed}: {returns}, {run.seconds:.0f} s", flush=True)
-            runs.append(run)
+    updates = 20 if is_fast else locks.UPDATES
+    runs = {}
+    for seed in seeds:
+        success = locks.train(method, seed, updates)["success"]
+        at = [locks.EPISODES_PER_UPDATE * (update + 1) for update in range(updates)]
+        runs[seed] = Run(success[-1], at, success)
     return runs
 
 
-def print_returns(runs: list[Run]) -> None:
-    print("\nevaluation return, mean of 5 episodes\n")
-    print(f"{'env steps':>9}" + "".join(f"{method:>20}" for method in METHODS))
-    for row in range(max(len(run.curve) for run in runs)):
-        points = [run.curve[row] for run in runs if row < len(run.curve)]
-        print(f"{points[0][0]:>9}" + "".join(f"{value:>20.1f}" for _, value in points))
+def walk_rooms(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
+    import experiment_three_rooms as rooms
+    from experiment_pictures import block_means
+
+    env_steps = 2_000 if is_fast else rooms.ENV_STEPS
+    runs = {}
+    for seed in seeds:
+        run = rooms.train(method, seed, env_steps)
+        steps, _ = rooms.steps_after_first_goal(run)
+        checks = np.array([[reached is not None for reached in run["greedy_steps"]]])
+        means, at = block_means(checks, range(rooms.CHECK_EVERY, env_steps + 1, rooms.CHECK_EVERY), 4)
+        runs[seed] = Run(steps, at, means[0].tolist())
+    return runs
 
 
-def print_areas(runs: list[Run]) -> None:
-    """Mean return over the whole run of each paired seed, and the ratio of the means."""
-    areas = {method: [run.area for run in runs if run.method == method] for method in METHODS}
-    print("\nmean evaluation return over the run (area under the learning curve / environment steps)\n")
-    print(f"{'seed':>9}" + "".join(f"{method:>20}" for method in METHODS) + f"{'ratio':>8}")
-    for seed, (uniform, mixed) in enumerate(zip(*areas.values(), strict=True)):
-        print(f"{seed:>9}{uniform:>20.1f}{mixed:>20.1f}{mixed / uniform:>8.2f}")
-    uniform, mixed = (sum(values) / len(values) for values in areas.values())
-    print(f"{'mean':>9}{uniform:>20.1f}{mixed:>20.1f}{mixed / uniform:>8.2f}")
+def run_half_cheetah(
+    method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]
+) -> dict[int, Run]:
+    import experiment_half_cheetah as cheetah
+
+    trained = cheetah.train(method, seeds, is_fast, report)
+    means = cheetah.mean_returns(trained)
+    return {
+        seed: Run(float(mean), trained["env_steps"], trained["returns"][seed])
+        for seed, mean in zip(seeds, means, strict=True)
+    }
 
 
-def mean_curves(runs: list[Run]) -> dict[str, list[tuple[int, float]]]:
-    curves = {}
-    for method in METHODS:
-        grouped = zip(*(run.curve for run in runs if run.method == method), strict=False)
-        curves[method] = [(points[0][0], sum(value for _, value in points) / len(points)) for points in grouped]
-    return curves
+def panels(is_fast: bool) -> list[Panel]:
+    built = [
+        Panel(
+            title="Level replay, combination locks",
+            paper="Prioritized Level Replay, Jiang et al. 2021",
+            baseline="uniform",
+            method="PLR, staleness weight 0.3",
+            labels=("uniform levels", "prioritized levels"),
+            seeds=tuple(range(400, 406)),
+            value="share of all locks opened at the end",
+            higher_is_better=True,
+            axes=("episodes", "share of all locks opened"),
+            train=play_locks,
+            seconds=1.0,
+        ),
+        Panel(
+            title="Event tables, three rooms",
+            paper="Stratified Sampling from Event Tables, Kompella et al. 2022",
+            baseline="uniform",
+            method="SSET: gap and goal",
+            labels=("uniform replay", "event tables: gap and goal"),
+            seeds=tuple(range(400, 406)),
+            value="steps from the first goal to a near-optimal policy",
+            higher_is_better=False,
+            axes=("environment steps", "share of seeds that reach the goal greedily"),
+            train=walk_rooms,
+            seconds=3.0,
+        ),
+        Panel(
+            title="Neighbourhood mixup, TD3 on HalfCheetah-v5",
+            paper="Neighborhood Mixup Experience Replay, Sander et al. 2022",
+            baseline="uniform",
+            method="neighbourhood mixup",
+            labels=("uniform replay", "neighbourhood mixup"),
+            seeds=tuple(range(90, 93)),
+            value="mean return over the run",
+            higher_is_better=True,
+            axes=("environment steps, the first 5,000 random", "evaluation return"),
+            train=run_half_cheetah,
+            seconds=28.0,
+            stacked=True,
+        ),
+    ]
+    for panel in built if is_fast else []:
+        panel.seeds = panel.seeds[:2]
+    return built
+
+
+_shares: Any = None  # of each job that is done, shared with the processes
+
+
+def _connect(shares: Any) -> None:
+    global _shares
+    _shares = shares
+
+
+def _work(number: int, panel: int, method: str, seeds: tuple[int, ...], is_fast: bool) -> dict[int, Run]:
+    def report(share: float) -> None:
+        _shares[number] = share
+
+    return panels(is_fast)[panel].train(method, seeds, is_fast, report)
+
+
+def run_all(built: list[Panel], is_fast: bool) -> Iterable[Panel]:
+    """Yields each panel when its last run has ended; a bar shows how far all runs are."""
+    from tqdm import tqdm
+
+    jobs = []
+    for number, panel in enumerate(built):
+        groups = [panel.seeds] if panel.stacked else [(seed,) for seed in panel.seeds]
+        jobs += [(number, method, seeds) for seeds in groups for method in (panel.baseline, panel.method)]
+    costs = [built[number].seconds * len(seeds) for number, _, seeds in jobs]
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array("d", len(jobs), lock=False)
+    bar = tqdm(
+        total=100,
+        bar_format="{percentage:3.0f}% |{bar}| {elapsed}",
+        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+    )
+    with ProcessPoolExecutor(PROCESSES, context, _connect, (shares,)) as pool, bar:
+        running: dict[Future, int] = {
+            pool.submit(_work, job, panel, method, seeds, is_fast): job
+            for job, (panel, method, seeds) in enumerate(jobs)
+        }
+        while running:
+            ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in ended:
+                job = running.pop(future)
+                shares[job] = 1.0
+                number, method, _ = jobs[job]
+                panel = built[number]
+                panel.runs |= {(method, seed): run for seed, run in future.result().items()}
+                if panel.is_done:
+                    bar.clear()
+                    yield panel
+            share = sum(cost * done for cost, done in zip(costs, shares, strict=True)) / sum(costs)
+            bar.update(100 * share - bar.n)
+
+
+def print_table(panel: Panel) -> None:
+    """Every seed of both methods, their differences, means and standard errors."""
+    from experiment_tables import standard_error
+
+    baseline, method = (np.array([run.value for run in panel.of(name)]) for name in (panel.baseline, panel.method))
+    difference = method - baseline
+    digits = 3 if abs(baseline).max() < 10 else 0
+    better = "higher" if panel.higher_is_better else "lower"
+    print(f"\n{panel.title} ({panel.paper})\n  {panel.value}; {better} is better\n")
+    print(f"  {'seed':<28}" + "".join(f"{seed:>9}" for seed in panel.seeds) + f"{'mean':>12} ± standard error")
+    for label, numbers in zip((*panel.labels, "difference"), (baseline, method, difference), strict=True):
+        sign = "+" if label == "difference" else ""
+        cells = "".join(f"{number:>{sign}9,.{digits}f}" for number in numbers)
+        mean, error = f"{numbers.mean():>{sign}12,.{digits}f}", f"{standard_error(numbers):,.{digits}f}"
+        print(f"  {label:<28}{cells}{mean} ± {error}")
+    ahead = difference > 0 if panel.higher_is_better else difference < 0
+    medians = " and ".join(f"{np.median(numbers):,.{digits}f}" for numbers in (baseline, method))
+    print(f"  {panel.labels[1]} better for {ahead.sum()} of {len(ahead)} seeds; medians {medians}")
+
+
+def draw(built: list[Panel], path: Path) -> None:
+    """Means of the finished panels with bands of one standard error, as a PNG file."""
+    from lightning_replay.pictures import band_note, count_on, draw_band, make_figure, save_figure
+
+    figure, row = make_figure("the picture of the demo", columns=len(built), width=4.4 * len(built), height=4.2)
+    for axes, panel in zip(row[0], built, strict=True):
+        axes.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1])
+        count_on(axes.xaxis)
+        if not panel.is_done:
+            axes.text(0.5, 0.5, "still running", transform=axes.transAxes, ha="center")
+            continue
+        for method, label in zip((panel.baseline, panel.method), panel.labels, strict=True):
+            runs = panel.of(method)
+            draw_band(axes, runs[0].at, [run.curve for run in runs], label)
+        axes.legend(title=band_note(len(panel.seeds)), title_fontsize="small", fontsize="small")
+    save_figure(figure, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--env", default="InvertedPendulum-v5")
-    parser.add_argument("--env-steps", type=int, default=6_000)
-    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--fast", action="store_true", help="two seeds and few steps")
+    parser.add_argument("--directory", type=Path, default=Path("runs", "demo"))
     options = parser.parse_args()
-    directory = options.directory or Path("runs", "demo" if options.seeds == 1 else "experiment")
-    print(f"TD3 on {options.env}, {options.env_steps} environment steps, {WARMUP_STEPS} of them random")
     started = time.perf_counter()
-    runs = train_all(options.seeds, options.env, options.env_steps, directory)
-    if options.seeds == 1:
-        print_returns(runs)
-    print_areas(runs)
-
-    from lightning_replay.lit.callbacks import draw_learning_curves
-
-    picture = directory / "learning_curve.png"
-    draw_learning_curves(mean_curves(runs), picture, f"TD3 on {options.env}, {options.seeds} seed(s)")
-    print(f"\n{time.perf_counter() - started:.0f} s; written:\n  {picture}")
-    for run in runs:
-        print(f"  {run.checkpoint}")
+    picture = options.directory / "demo.png"
+    built = panels(options.fast)
+    print("Each method beside uniform replay, same seeds, none left out; about two minutes on two cores.", flush=True)
+    for panel in run_all(built, options.fast):
+        print_table(panel)
+        draw(built, picture)
+        print(f"  {time.perf_counter() - started:.0f} s; this panel is in {picture}", flush=True)
+    print(f"\n{picture}: the three learning curves. {time.perf_counter() - started:.0f} s in all.\n{CLOSING}")
 
 
 if __name__ == "__main__":

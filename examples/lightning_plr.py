@@ -30,6 +30,7 @@ from lightning_replay.lit import (
 
 LEVELS = 500  # of training; a level is the seed of the environment's reset
 ROOMS = {"max_rooms": 2}
+SETTINGS = {"score_temperature": 0.5, "staleness_weight": 0.3}  # broad enough for 16 environments and an unseen clock
 
 
 def make_data(levels: LevelSource, env_steps: int) -> LevelDataModule:
@@ -46,7 +47,7 @@ def make_data(levels: LevelSource, env_steps: int) -> LevelDataModule:
 
 
 def make_levels(uniform: bool) -> LevelSource:
-    return UniformLevels(LEVELS, seed=0) if uniform else LevelBuffer(LEVELS, staleness_weight=0.3, seed=0)
+    return UniformLevels(LEVELS, seed=0) if uniform else LevelBuffer(LEVELS, **SETTINGS, seed=0)
 
 
 def make_trainer(directory: Path, every_n_env_steps: int) -> L.Trainer:

@@ -24,7 +24,7 @@ from torch.distributions import Categorical
 
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, make_level_vector
 from lightning_replay.levels import LevelBuffer, LevelSource, SequentialLevels, UniformLevels, scores, update_rollout
-from lightning_replay.pictures import import_pyplot
+from lightning_replay.pictures import make_figure, save_figure
 
 DISCOUNT, GAE_LAMBDA, ENVS, ROLLOUT = 0.95, 0.95, 32, 32
 TRAINING_LEVELS, HELD_OUT_LEVELS = range(500), range(10_000, 10_100)
@@ -153,16 +153,16 @@ def mean_return(model: nn.Module, envs: LevelVectorWrapper) -> float:
 
 
 def draw(levels: LevelBuffer, path: Path) -> None:
-    pyplot = import_pyplot("the picture of scores")
     table = levels.probabilities()
     distance = [make_maze(level_id)[3] for level_id in table["level_id"].tolist()]
-    figure, axes = pyplot.subplots(layout="constrained")
+    figure, panels = make_figure("the picture of scores")
+    axes = panels[0, 0]
     points = axes.scatter(table["staleness"], table["score"], c=distance, s=4 + 3000 * table["probability"], alpha=0.7)
-    axes.set(xlabel="staleness (episodes since it was played)", ylabel="score", title="area: chance of being replayed")
+    axes.set(xlabel="staleness (episodes since the maze was played)", ylabel="score of the maze")
+    axes.set_title(f"Scores of {len(table)} mazes; area: probability of replay")
     axes.margins(0.15)  # half of the largest area
     figure.colorbar(points, label="shortest way (steps)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     print(f"written: {path}")
 
 

@@ -111,7 +111,8 @@ def train(uniform: bool, total_steps: int, batch_size: int, epochs: int) -> None
         .fault_tolerance(restart_failed_env_runners=True)
         .debugging(seed=0, log_level="ERROR")
     )
-    levels = LevelBuffer(TRAINING_LEVELS, score=L1ValueLoss(DISCOUNT, GAE_LAMBDA), staleness_weight=0.3, seed=0)
+    score = L1ValueLoss(DISCOUNT, GAE_LAMBDA)
+    levels = LevelBuffer(TRAINING_LEVELS, score=score, score_temperature=0.5, staleness_weight=0.3, seed=0)
     chosen = UniformLevels(TRAINING_LEVELS, seed=0) if uniform else levels
     algorithm = rllib_ext.configure_levels(config, chosen, held_out_levels=500).build_algo()
 

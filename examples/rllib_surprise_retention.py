@@ -7,7 +7,7 @@ python examples/rllib_surprise_retention.py --recipe uniform    # first in, firs
 
 A full buffer gives up the row of the lowest surprise times on-policyness, and refuses a newcomer that is itself lowest.
 The Learner tells the buffer TD errors and action values, and how surprising newcomers are to the present networks.
-Needs the extra atari: pip install lightning-replay[rllib,atari].
+Needs the extra atari: pip install 'lightning-replay[rllib,atari]'.
 """
 
 from __future__ import annotations

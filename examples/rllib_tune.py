@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray Tune compares replay methods for one algorithm: SAC on Pendulum, a trial for each recipe.
+"""Ray Tune searches a learning rate and a replay option for DQN on CartPole, with early stopping by ASHA.
 
-    python examples/rllib_tune.py           # 4,000 steps each
-    python examples/rllib_tune.py --fast    # 220 steps each, to see it run
+    python examples/rllib_tune.py           # 8 trials of at most 10,000 environment steps
+    python examples/rllib_tune.py --fast    # 3 trials of at most 400, to see it run
 
-Each trial is a process of its own. The checkpoint it leaves holds its replay buffer.
+ASHA compares trials after equal numbers of environment steps and stops those that are behind (Li et al. 2020,
+https://arxiv.org/abs/1810.05934). Each trial is a process of its own, and its checkpoint holds its replay buffer: the
+best one is restored with it and trained on.
 """
 
 from __future__ import annotations
@@ -14,69 +16,81 @@ from pathlib import Path
 
 import ray
 from ray import tune
-from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.tune.schedulers import ASHAScheduler
 
 import rllib_ext
 
-BUFFERS = [
-    rllib_ext.replay_config("uniform", capacity=50_000),
-    rllib_ext.replay_config("prioritized", capacity=50_000, priority_exponent=0.6),
-    rllib_ext.replay_config("neighborhood_mixup", capacity=50_000, num_neighbors=10),
-]
+ENV_STEPS = "num_env_steps_sampled_lifetime"
+RETURN = "env_runners/episode_return_mean"
 
 
-def make_config(steps: int, warmup_steps: int, batch_size: int) -> SACConfig:
+def make_config(steps_per_result: int, warmup_steps: int) -> DQNConfig:
+    buffer = rllib_ext.replay_config("prioritized", capacity=20_000, priority_exponent=tune.uniform(0.0, 0.9))
     config = (
-        SACConfig()
-        .environment("Pendulum-v1")
+        DQNConfig()
+        .environment("CartPole-v1")
         .env_runners(num_env_runners=0)  # the trial's own process plays
         .training(
-            replay_buffer_config=BUFFERS[0],
-            train_batch_size_per_learner=batch_size,
+            lr=tune.loguniform(1e-4, 1e-2),
+            replay_buffer_config=buffer,
+            train_batch_size_per_learner=32,
             num_steps_sampled_before_learning_starts=warmup_steps,
-            actor_lr=3e-4,
-            critic_lr=1e-3,
+            target_network_update_freq=200,
+            epsilon=[[0, 1.0], [2_000, 0.05]],
         )
         .rl_module(model_config={"fcnet_hiddens": [64, 64], "head_fcnet_hiddens": []})
-        .reporting(min_sample_timesteps_per_iteration=steps // 10, min_time_s_per_iteration=0)
+        .reporting(min_sample_timesteps_per_iteration=steps_per_result, min_time_s_per_iteration=0)
         .debugging(seed=0, log_level="ERROR")
     )
-    rllib_ext.configure(config)
-    # After configure(), and as an attribute: training(replay_buffer_config=...) would merge the grid into the buffer.
-    config.replay_buffer_config = tune.grid_search(BUFFERS)
-    return config
+    return rllib_ext.configure(config)  # checks samples of the search space; each trial checks its own values
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", action="store_true", help="short trials")
+    parser.add_argument("--fast", action="store_true", help="few and short trials")
     parser.add_argument("--directory", type=Path, default=Path("runs/rllib_tune"))
     options = parser.parse_args()
-    steps, warmup_steps, batch_size = (220, 190, 32) if options.fast else (4_000, 300, 128)
+    trials, steps, warmup_steps = (3, 400, 100) if options.fast else (8, 10_000, 500)
 
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    config = make_config(steps, warmup_steps, batch_size)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)  # trials that run at once
+    config = make_config(steps // 4, warmup_steps)
     results = tune.Tuner(
         config.algo_class,
         param_space=config,
-        tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: trial.trial_id),
+        tune_config=tune.TuneConfig(
+            metric=RETURN,
+            mode="max",
+            num_samples=trials,
+            scheduler=ASHAScheduler(time_attr=ENV_STEPS, grace_period=steps // 4, max_t=steps, reduction_factor=2),
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
         run_config=tune.RunConfig(
-            name="sac_pendulum",
+            name="dqn_cartpole",
             storage_path=str(options.directory.resolve()),
-            stop={"num_env_steps_sampled_lifetime": steps},
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
             verbose=0,
         ),
     ).fit()
-    ray.shutdown()
 
-    print(f"\n{'recipe':<20}{'return':>8}{'stored rows':>13}  checkpoint")
+    print(f"\n{'lr':<9}{'priority_exponent':>18}{'env_steps':>11}{'updates':>9}{'return':>8}")
     for result in results:
-        assert result.metrics is not None and result.checkpoint is not None
-        recipe = result.config["replay_buffer_config"]["recipe"]
-        episode_return = result.metrics["env_runners"].get("episode_return_mean", float("nan"))
-        rows = result.metrics["replay_buffer"]["num_env_steps_stored"]
-        print(f"{recipe:<20}{episode_return:>8.0f}{rows:>13}  {result.checkpoint.path}")
+        assert result.metrics is not None
+        exponent = result.config["replay_buffer_config"]["priority_exponent"]
+        clocks = f"{result.metrics[ENV_STEPS]:>11.0f}{result.metrics['num_updates_lifetime']:>9}"
+        episode_return = result.metrics["env_runners"]["episode_return_mean"]
+        print(f"{result.config['lr']:<9.6f}{exponent:>18.3f}{clocks}{episode_return:>8.1f}")
+
+    best = results.get_best_result()
+    assert best.checkpoint is not None
+    algorithm = Algorithm.from_checkpoint(best.checkpoint.path)
+    buffer = algorithm.local_replay_buffer
+    exponent = buffer.replay.sampler.priority_exponent
+    print(f"\nbest: {best.checkpoint.path}\nrestored: {len(buffer)} rows, priority_exponent {exponent:.3f}")
+    print(f"trained on: {algorithm.train()[ENV_STEPS]:.0f} environment steps")
+    algorithm.stop()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.checkpoint import load_replay
-from lightning_replay.pictures import import_pyplot
+from lightning_replay.pictures import make_figure, save_figure
 from lightning_replay.replay import Replay
 from lightning_replay.row_layout import Key
 from lightning_replay.storage import read_columns, stored_slots
@@ -27,6 +27,12 @@ _ITERATIONS = 4
 _TSNE_DIMENSIONS = 50  # principal ones, to which rows are reduced before (van der Maaten and Hinton 2008)
 _PERPLEXITY = 30.0
 _BINS = 30
+_AGE = "age (transitions that came since)"
+_AXIS_NAMES = (
+    ("first coordinate of the observation", "second coordinate"),
+    (_AGE, "share of rows"),
+    ("return of the row", "share of rows"),
+)
 
 
 class Inspection(NamedTuple):
@@ -241,11 +247,13 @@ def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, see
         return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2)), seen
 
 
-def draw_inspection(inspections: Mapping[str, Inspection], path: str | Path, title: str = "") -> None:
+def draw_inspection(
+    inspections: Mapping[str, Inspection], path: str | Path, title: str = "What the buffers hold"
+) -> None:
     """Writes a picture with a column for each buffer: observations in two dimensions, coloured by age; ages; returns.
 
     All columns have the same axes and colours. After figure 5 of the retention paper,
-    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         inspections: what :func:`inspect_buffers` returned.
@@ -255,10 +263,14 @@ def draw_inspection(inspections: Mapping[str, Inspection], path: str | Path, tit
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
-    pyplot = import_pyplot("the picture of what stays")
-    size = (4 * len(inspections) + 1, 9)
-    figure, axes = pyplot.subplots(
-        3, len(inspections), figsize=size, squeeze=False, sharex="row", sharey="row", layout="constrained"
+    figure, axes = make_figure(
+        "the picture of what stays",
+        3,
+        len(inspections),
+        8.0,
+        max(7.0, 3 * len(inspections)),
+        sharex="row",
+        sharey="row",
     )
     found = list(inspections.values())
     oldest = max(int(each.ages.max()) for each in found)
@@ -266,23 +278,28 @@ def draw_inspection(inspections: Mapping[str, Inspection], path: str | Path, tit
     edges = [np.histogram_bin_edges(np.concatenate(values), _BINS) for values in histograms]
     for column, (name, each) in enumerate(inspections.items()):
         top = axes[0, column]
-        colour = each.ages[each.sampled].numpy()
-        points = top.scatter(*each.points.T.numpy(), c=colour, s=6, vmin=0, vmax=max(oldest, 1), cmap="viridis_r")
-        top.set_title(f"{name}: {len(each.ages):,} rows")
+        points = top.scatter(
+            *each.points.T.numpy(),
+            c=each.ages[each.sampled].numpy(),
+            s=14,
+            vmin=0,
+            vmax=max(oldest, 1),
+            cmap="viridis_r",
+            edgecolors="0.3",  # or the youngest, which are bright, would hardly be seen on white
+            linewidths=0.4,
+        )
+        top.set_title(f"{name}: {len(each.ages):,} rows", fontsize="medium")
         top.locator_params(nbins=5)
         for row, (values, bins) in enumerate(zip(histograms, edges, strict=True), 1):
             share = np.full(len(values[column]), 1 / len(values[column]))
             axes[row, column].hist(values[column], bins=bins, weights=share)
-    figure.colorbar(points, ax=list(axes[0]), label="age")
-    for row, label in enumerate(("", "age, in transitions", "return")):
+    figure.colorbar(points, ax=list(axes[0]), label=_AGE, location="bottom", aspect=50)
+    for row, (xlabel, ylabel) in enumerate(_AXIS_NAMES):
         for each in axes[row]:
-            each.set_xlabel(label)
-    axes[1, 0].set_ylabel("share of rows")
-    axes[2, 0].set_ylabel("share of rows")
+            each.set_xlabel(xlabel)
+        axes[row, 0].set_ylabel(ylabel)
     figure.suptitle(title)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _as_tuple(key: NestedKey) -> Key:

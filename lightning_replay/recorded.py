@@ -85,7 +85,11 @@ def describe(value: Any) -> Any:
     if _importable(value):
         return {"import": _import_path(value)}
     is_named = inspect.isroutine(value) or inspect.isclass(value)  # the repr of others may be their whole content
-    return {"not_saved": repr(value) if is_named else f"a {type(value).__name__}"}
+    defined = value if is_named else type(value)
+    return {
+        "not_saved": repr(value) if is_named else f"a {type(value).__name__}",
+        "defined": f"{defined.__module__ or ''}:{defined.__qualname__}",
+    }
 
 
 def build(
@@ -120,13 +124,13 @@ def build(
     if kind == "class":
         cls = _resolve(_allowed(content, name, trust), name)
         if not (isinstance(cls, type) and getattr(cls, "is_recorded", False)):
-            raise _not_rebuildable(name, content)
+            raise _not_rebuildable(name, content, content)
         given = dict(description["arguments"])
         for key in getattr(cls, "chosen_when_loaded", ()):
             if key in given:
                 given[key] = (chosen or {}).get(key)
         return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
-    raise _not_rebuildable(name, content)
+    raise _not_rebuildable(name, content, description.get("defined"))
 
 
 def _allowed(path: Any, name: str, trust: Sequence[str]) -> str:
@@ -149,11 +153,32 @@ def _is_rebuildable(cls: type) -> bool:
     return "is_recorded" in vars(builder) and _importable(cls)
 
 
-def _not_rebuildable(name: str, what: str) -> NotRebuildableError:
+def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
     return NotRebuildableError(
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        "Build the replay buffer yourself with the same options and call replay.load(path)."
+        f"Build the replay buffer yourself with the same options and call replay.load(path).{_advice(defined)}"
     )
+
+
+def _advice(defined: Any) -> str:
+    """What to change so that the next save is one that can be rebuilt; ``defined`` is ``module:qualname``."""
+    module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
+    package, name = module.partition(".")[0], qualname.rpartition(".")[2]
+    if package in ("", "builtins", "functools", "torch"):  # objects that no class of the user's makes
+        return ""
+    if package in TRUSTED[1:]:
+        return (
+            f" Where load_replay is to rebuild it, use a part of lightning_replay in place of {package}'s {name}, or a "
+            "subclass of it with the decorator lightning_replay.recorded.recorded."
+        )
+    is_lambda = name == "<lambda>"
+    changes = [] if is_lambda else [f"put the decorator lightning_replay.recorded.recorded over the class {name}"]
+    if is_lambda or module == "__main__" or "<locals>" in qualname:
+        what = "a function with a name" if is_lambda else "it"
+        changes.append(f"define {what} at the top level of a module that can be imported")
+    package = "that_module" if module == "__main__" else package
+    changes.append(f"save again, and load with trust=[{package!r}]")
+    return f" Where load_replay is to rebuild it, {', '.join(changes)}."
 
 
 def _import_path(value: Any) -> str:
@@ -179,4 +204,8 @@ def _resolve(path: str, name: str) -> Any:
             raise AttributeError(f"{path} is defined in {found.__module__}")
         return found
     except (ImportError, AttributeError, ValueError) as error:
-        raise _not_rebuildable(name, path) from error
+        raise NotRebuildableError(
+            f"the option {name} was {path}, which cannot be imported here: {error}. Make its module importable, for "
+            "example with its folder on PYTHONPATH; or build the replay buffer yourself with the same options and call "
+            "replay.load(path)."
+        ) from error

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage, Writer
+from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
 
 from lightning_replay import forking
@@ -28,6 +28,7 @@ from lightning_replay.replay_state import read_state, restore_state
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.storage import EntryState, PackedStorage, stored_slots
 from lightning_replay.transition_check import TransitionCheck, with_done
@@ -118,13 +119,17 @@ class Replay(TensorDictReplayBuffer):
         episodes = EpisodeTracker(n_steps, discount)
         self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
+        self._check_slices = SliceCheck()
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
         sampler = UniformSampler() if sampler is None else sampler
         _check_room(sampler, storage.max_size)
+        writer = FirstInFirstOutWriter() if writer is None else writer
+        if isinstance(sampler, SliceSampler):
+            check_slice_writer(sampler, writer)
         super().__init__(
             storage=storage,
             sampler=sampler,
-            writer=FirstInFirstOutWriter() if writer is None else writer,
+            writer=writer,
             transform=transform,
             batch_size=batch_size,
             priority_key=priority_key,
@@ -442,6 +447,8 @@ class Replay(TensorDictReplayBuffer):
             is_plain = self._is_plain
             if is_plain and not self._sampler_may_fail:
                 return self._draw(batch_size, is_plain=True)
+            if isinstance(self._sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
+                self._check_slices(self._sampler, self._storage, self._writer, batch_size)
             drawing = _Drawing([self._sampler] if is_plain else [self._sampler, *self._transforms])
             try:
                 return self._draw(batch_size, is_plain=is_plain)
@@ -661,6 +668,7 @@ class Replay(TensorDictReplayBuffer):
             self._prefetch_queue.clear()
             super().empty(empty_write_count)
             self._feedback.forget()
+            self._check_slices = SliceCheck()
             for follower in (self._episodes, *self._transforms):
                 if follower is not None and hasattr(follower, "clear"):
                     follower.clear()
@@ -696,6 +704,7 @@ class Replay(TensorDictReplayBuffer):
             ValueError: the state of another buffer, or of something else; nothing is changed.
         """
         restore_state(self, state_dict)
+        self._check_slices = SliceCheck()
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
         """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.

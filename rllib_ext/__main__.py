@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both as a YAML
   python -m rllib_ext configs/rllib/plr_ppo_multiroom.yaml
   python -m rllib_ext FILE --set training.gamma=0.98 --set replay.recipe=uniform
   python -m rllib_ext FILE --restore runs/rllib/per_dqn_cartpole --set stop.env_steps=40_000
+
+Modules of the current folder are found, also by the EnvRunners: environments, recipes, conditions and classes of your
+own are named by import path. Ctrl-C ends training after the iteration that runs, and writes the checkpoint.
 """
 _SMALLEST_CLUSTER = 8
 
@@ -27,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small lose by more
-    import ray
+    try:
+        import ray.rllib
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"python -m rllib_ext needs Ray RLlib, and {error.name} is not installed: "
+            "pip install 'lightning-replay[rllib]'"
+        ) from error
 
     started = not ray.is_initialized()
     if started:
@@ -51,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", help="YAML; see docs/rllib.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
-    parser.add_argument("--checkpoint", metavar="PATH", help="where the last checkpoint is written")
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="where the last checkpoint is written, also after Ctrl-C or SIGTERM"
+    )
     parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to go on from, its buffer included")
     parser.add_argument(
         "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
@@ -72,6 +84,7 @@ def _start_ray(num_cpus: int | None) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from rllib_ext.from_yaml import load_config
+    from rllib_ext.interruption import Interruption
 
     try:
         config, settings = load_config(options.file, _overrides(options))
@@ -84,15 +97,19 @@ def _train(options: argparse.Namespace) -> None:
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()
-        print(f"{'env_steps':>9}{'return':>9}{columns[0]:>9}{columns[1]:>10}{_row(test)}", flush=True)
-        is_over = False
-        while not is_over:
-            result = algorithm.train()
-            _print(result, *(_of_levels(result) if levels else _of_steps(result, algorithm)))
-            is_over = settings.stop.is_reached(result)
+        print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
+        with Interruption() if settings.checkpoint is not None else nullcontext() as interruption:
+            is_over = False
+            while not is_over:
+                result = algorithm.train()
+                _print(result, *(_of_levels(result) if levels else _of_steps(result, algorithm)))
+                signal_number = None if interruption is None else interruption.signal_number
+                is_over = settings.stop.is_reached(result) or signal_number is not None
         if settings.checkpoint is not None:
             kind = "level" if levels else "replay"
             print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
+        if signal_number is not None:
+            raise SystemExit(128 + signal_number)
     finally:
         algorithm.stop()
 
@@ -142,10 +159,12 @@ def _of_evaluation(result: dict[str, Any]) -> list[str]:
 
 
 def _print(result: dict[str, Any], held: int, taken: float) -> None:
+    from rllib_ext.clocks import NUM_UPDATES_LIFETIME
+
     runners = result["env_runners"]
     episode_return = runners.get("episode_return_mean", float("nan"))
-    steps = runners["num_env_steps_sampled_lifetime"]
-    print(f"{steps:>9.0f}{episode_return:>9.1f}{held:>9}{taken:>10.0f}{_row(_of_evaluation(result))}", flush=True)
+    clocks = result["timesteps_total"], result[NUM_UPDATES_LIFETIME]
+    print(f"{_row((*clocks, f'{episode_return:.1f}', held))}{taken:>10.0f}{_row(_of_evaluation(result))}", flush=True)
 
 
 if __name__ == "__main__":

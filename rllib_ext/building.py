@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_replay.argument_names import hint_for
@@ -38,7 +38,8 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
 
     Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name.
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
+            takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
         options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``check_finite``, ``seed``, and
             ``sampler``, ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}``
             or, for transforms, a list of these. Values of that form are built wherever they stand (a schedule, a
@@ -102,10 +103,11 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
 
 
 def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
-    from lightning_replay import recipes
+    from lightning_replay.replay import Replay
+    from lightning_replay.writers import RetentionWriter
     from rllib_ext.event_tables import built_condition, built_tables
 
-    function = recipes.by_name(recipe)
+    function = _recipe_function(recipe)
     parts = [name for name in PARTS if options.get(name) is not None]
     if parts:
         raise ValueError(
@@ -126,7 +128,31 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     if recipe in _BY_IMPORTANCE:
         built["n_steps"], built["discount"] = _single_length(returns)
     # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
-    return call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
+    replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
+    if not isinstance(replay, Replay):
+        raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
+    if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
+        raise ValueError(
+            f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
+            "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
+        )
+    return replay
+
+
+def _recipe_function(recipe: str) -> Callable[..., Replay]:
+    """The recipe of this library, or the function that an import path names."""
+    from lightning_replay import recipes
+
+    if not isinstance(recipe, str) or "." not in recipe:
+        return recipes.by_name(recipe)
+    function: Callable[..., Replay] = imported(recipe, "recipe", "my_module.my_recipe")
+    missing = {"capacity", "batch_size"} - set(inspect.signature(function).parameters)
+    if missing:
+        raise ValueError(
+            f"recipe {recipe!r} has no argument {', '.join(sorted(missing))}; a recipe takes capacity and batch_size "
+            "and returns a lightning_replay.Replay"
+        )
+    return function
 
 
 def _single_length(returns: Returns) -> tuple[int, float]:

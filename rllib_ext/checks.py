@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_algorithm(config: AlgorithmConfig) -> None:
-    """Refuses algorithms without a replay buffer, the old API stack, and buffers of another kind.
+    """Refuses algorithms without a replay buffer, and the old API stack.
 
     Raises:
         ValueError: with the reason.
@@ -53,12 +53,23 @@ def check_algorithm(config: AlgorithmConfig) -> None:
             "the config is on the old API stack, whose buffers are given sample batches and not episodes. Remove "
             ".api_stack(...), or set both of its options to True"
         )
+
+
+def check_buffer(config: AlgorithmConfig) -> None:
+    """Refuses buffers of another kind.
+
+    Raises:
+        ValueError: with the type that was given.
+    """
     kind = config.replay_buffer_config.get("type")
     if kind is not RecipeEpisodeReplayBuffer:
-        raise ValueError(
-            f"replay_buffer_config is of type {kind!r}; first give "
-            '.training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
+        instead = (
+            # RLlib merges a dict without a type into the algorithm's default buffer.
+            "a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search([...])"
+            if "grid_search" in config.replay_buffer_config
+            else 'first give .training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
         )
+        raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
 
 
 def check_capacity(config: AlgorithmConfig) -> None:
@@ -89,21 +100,6 @@ def check_capacity(config: AlgorithmConfig) -> None:
         )
 
 
-def check_environment(config: AlgorithmConfig) -> None:
-    """Makes an environment of this library once, so that what it lacks is said here.
-
-    What goes wrong on an EnvRunner reaches the driver's log alone, and ``build_algo()`` ends with an IndexError.
-
-    Raises:
-        ModuleNotFoundError: an extra is not installed; the message names it.
-        ValueError: arguments that the environment refuses, such as an unknown game.
-    """
-    if isinstance(config.env, str) and config.env.startswith("lightning_replay.envs:"):
-        import gymnasium
-
-        gymnasium.make(config.env, **config.env_config).close()
-
-
 def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
     """Refuses returns that cannot be formed before rows are stored, where rows are kept by importance.
 
@@ -120,25 +116,31 @@ def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeRepl
         trial().form_returns(config.n_step, config.gamma)
 
 
-def with_room_for_episodes(config: AlgorithmConfig) -> dict[str, Any]:
-    """The ``replay_buffer_config`` whose event tables hold the histories of all running episodes and of lost ones.
+def check_room_for_episodes(config: AlgorithmConfig) -> None:
+    """Refuses event tables that hold the histories of fewer episodes than run at once.
 
     Raises:
         ValueError: ``max_trajectories`` was given and is below the number of environments.
     """
-    given = config.replay_buffer_config
-    if given.get("recipe") != "event_tables":
-        return given
-    environments = num_actors(config)
+    given, environments = config.replay_buffer_config, num_actors(config)
     most = given.get("max_trajectories")
-    if most is None:
-        return {**given, "max_trajectories": max(2 * environments, RECIPE_DEFAULTS["event_tables"]["max_trajectories"])}
-    if most < environments:
+    if given.get("recipe") == "event_tables" and most is not None and most < environments:
         raise ValueError(
             f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "
             f"{environments}; lost EnvRunners leave episodes that count for a while, so twice that is better"
         )
-    return given
+
+
+def with_room_for_episodes(given: dict[str, Any], environments: int) -> dict[str, Any]:
+    """Options whose event tables hold the histories of all running episodes and of lost ones.
+
+    Args:
+        given: ``replay_buffer_config``; unchanged where it has ``max_trajectories`` or another recipe.
+        environments: that run at once.
+    """
+    if given.get("recipe") != "event_tables" or given.get("max_trajectories") is not None:
+        return given
+    return {**given, "max_trajectories": max(2 * environments, RECIPE_DEFAULTS["event_tables"]["max_trajectories"])}
 
 
 def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: Sequence[str]) -> None:
@@ -171,18 +173,20 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
         )
 
 
-def check_cpus(config: AlgorithmConfig) -> None:
-    """Refuses more actors than Ray has CPUs for: it would wait for ever, without a word.
+def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
+    """Refuses more actors than Ray has CPUs for: it would wait for ever, without a message.
 
-    The driver itself asks for nothing outside Tune.
+    Args:
+        config: without search spaces.
+        in_tune: whether a trial of Tune runs it, which takes a CPU of its own.
 
     Raises:
         ValueError: with both numbers.
     """
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not known yet
-    actors = config.algo_class.default_resource_request(config).bundles[1:]
-    needed = sum(bundle.get("CPU", 0) for bundle in actors)
+    driver, *actors = config.algo_class.default_resource_request(config).bundles
+    needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
     if ray.is_initialized():
         present = ray.cluster_resources().get("CPU", 0)
         remedy = "start Ray with more, ray.init(num_cpus=...), or a larger cluster; or use fewer"
@@ -192,6 +196,7 @@ def check_cpus(config: AlgorithmConfig) -> None:
     if needed > present:
         raise ValueError(
             f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and what evaluates ask for "
-            f"{needed:g} CPUs and Ray has {present:g}: build_algo() would wait for ever. Either {remedy}; "
+            f"{needed:g} CPUs and Ray has {present:g}: {'the trial' if in_tune else 'build_algo()'} would wait for "
+            f"ever. Either {remedy}; "
             "require_cpus=False leaves this check out"
         )

@@ -11,18 +11,22 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from lightning_replay.validation import checked_flag
 from rllib_ext.checks import (
     check_algorithm,
+    check_buffer,
     check_capacity,
     check_cpus,
     check_curriculum,
-    check_environment,
     check_returns,
+    check_room_for_episodes,
     with_room_for_episodes,
 )
+from rllib_ext.clocks import add_clocks
+from rllib_ext.environments import check_environment
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.flags import flags_connector
 from rllib_ext.install import install
+from rllib_ext.search_spaces import accepted, sampled_configs, samples_of
 from rllib_ext.stacks import choose_module
-from rllib_ext.task_assignment import assigned, begin_episode, tell_recreated
+from rllib_ext.task_assignment import assigned, begin_episode, num_actors, tell_recreated
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -35,15 +39,18 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     several Learners and the fastest path need :func:`rllib_ext.configure` as well.
 
     Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name; left out where ``sampler``, ``writer`` or
-            ``transform`` say by class path what the buffer is put together from.
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of an own one,
+            ``"my_module.my_recipe"``, that takes ``capacity`` and ``batch_size`` and returns a
+            :class:`~lightning_replay.Replay`; left out where ``sampler``, ``writer`` or ``transform`` name by class
+            path what the buffer is put together from.
         options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
             ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
             ``progress`` of :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class path
             with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``; a table of
             ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
             import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
-            ``forget_stale`` is on if not given, because a lost EnvRunner leaves episodes that never end.
+            ``forget_stale`` is on if not given, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
+            every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -57,11 +64,22 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         >>> config = replay_config(capacity=50_000, sampler="lightning_replay.samplers.RandomPairSampler",
         ...                        transform="lightning_replay.transforms.MixPairs")
     """
-    buffer = _trial(recipe, **options)
-    for name in options.get("modules") or {}:
+    given = {"recipe": recipe, **options}
+    try:
+        samples = samples_of(given)
+    except ValueError:
+        samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
+    if samples:
+        accepted(samples, _check_options)
+    return {"type": RecipeEpisodeReplayBuffer, **given}
+
+
+def _check_options(given: dict[str, Any]) -> None:
+    """Builds the replay of every module once."""
+    buffer = _trial(**given)
+    for name in given.get("modules") or {}:
         if buffer.options.stores(name):
             buffer.options.build(name)
-    return {"type": RecipeEpisodeReplayBuffer, "recipe": recipe, **options}
 
 
 def configure(
@@ -71,6 +89,7 @@ def configure(
     incremental: bool = True,
     require_cpus: bool = True,
     assign_tasks: bool = True,
+    check_environments: bool = True,
 ) -> C:
     """Prepares an algorithm for the buffer of its ``replay_buffer_config``; call it last, before ``build_algo()``.
 
@@ -88,6 +107,13 @@ def configure(
     * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
       were lost and came back, and environments that evaluate play the first: their attribute ``task`` is set.
 
+    Results get ``num_updates_lifetime``, gradient steps, and ``timesteps_total``, environment steps, see
+    :func:`~rllib_ext.clocks.add_clocks`.
+
+    The config may hold search spaces of Ray Tune, among its settings and among the options of the buffer. They are
+    checked by samples: if none is accepted the config is refused, if some are a warning has the reason, and each trial
+    checks its own values when it is built.
+
     The user's callbacks stay as they are.
 
     Args:
@@ -99,41 +125,46 @@ def configure(
         require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
         assign_tasks: tell environments the tasks of a curriculum; if not, their infos must say what they play.
+        check_environments: make the environment once, here, and play a step, so that errors are reported; pass
+            ``False`` where only the machines of EnvRunners can make it.
 
     Returns:
         The config.
 
     Raises:
-        ModuleNotFoundError: an environment of this library whose extra is not installed.
-        ValueError: an algorithm without a replay buffer, the old API stack, another ``replay_buffer_config``, a
-            capacity below what one round brings or a batch takes, histories for fewer episodes than environments run,
-            ``n_step`` an interval where rows are kept by importance, or too few CPUs (Ray would wait for ever).
+        ModuleNotFoundError: a package that the environment needs is not installed.
+        ValueError: an environment that cannot be made, an algorithm without a replay buffer, the old API stack, another
+            ``replay_buffer_config``, a capacity below what one round brings or a batch takes, histories for fewer
+            episodes than environments run, ``n_step`` an interval where rows are kept by importance, or too few CPUs
+            (Ray would wait for ever).
     """
     checked_flag("restore", restore)
     checked_flag("incremental", incremental)
     checked_flag("require_cpus", require_cpus)
     checked_flag("assign_tasks", assign_tasks)
+    checked_flag("check_environments", check_environments)
     check_algorithm(config)
-    config.replay_buffer_config = with_room_for_episodes(config)
-    check_capacity(config)
-    check_environment(config)
-    if require_cpus:
-        check_cpus(config)
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    check = functools.partial(_check, check_environments=check_environments, require_cpus=require_cpus, in_tune=in_tune)
+    samples = accepted(samples, check)
+    environments = max(map(num_actors, samples))
+    config.replay_buffer_config = with_room_for_episodes(config.replay_buffer_config, environments)
     if config._learner_connector is None:
         config.learners(learner_connector=flags_connector)
-    choose_module(config)
-    given = {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
-    check_returns(config, functools.partial(_trial, **given))
-    assigns = assign_tasks and "tasks" in config.replay_buffer_config and not config.is_multi_agent
+    choose_module(config, samples)
+    tasks = _tasks(samples)
+    assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
     ours: dict[str, Any] = {name: None for name in ("on_episode_created", "on_env_runners_recreated")}
     ours["on_algorithm_init"] = functools.partial(
         install, restore=restore, incremental=incremental, assign_tasks=assigns
     )
+    ours["on_train_result"] = functools.partial(add_clocks)
     if assigns:
-        replay = _trial(**given).replay
-        first = assigned(replay, config)
-        check_curriculum(config, replay, first)
-        ours["on_episode_created"] = functools.partial(begin_episode, target=replay.tasks[0], first=first)
+        replay = _trial(**_given(samples[0])).replay
+        first = assigned(replay, samples[0])
+        check_curriculum(samples[0], replay, first)
+        ours["on_episode_created"] = functools.partial(begin_episode, target=tasks[0], first=first)
         ours["on_env_runners_recreated"] = functools.partial(tell_recreated)
     for event, hook in ours.items():
         present = _as_list(getattr(config, f"callbacks_{event}"))
@@ -141,6 +172,39 @@ def configure(
         if hook is not None or others != present:
             config.callbacks(**{event: [*others, *_as_list(hook)]})
     return config
+
+
+def _check(config: AlgorithmConfig, *, check_environments: bool, require_cpus: bool, in_tune: bool) -> None:
+    """Refuses values that cannot work together; the config has no search spaces."""
+    check_buffer(config)
+    check_room_for_episodes(config)
+    check_capacity(config)
+    if check_environments:
+        check_environment(config)
+    if require_cpus:
+        check_cpus(config, in_tune=in_tune)
+    check_returns(config, functools.partial(_trial, **_given(config)))
+
+
+def _given(config: AlgorithmConfig) -> dict[str, Any]:
+    """The arguments of :func:`replay_config` in a config without search spaces."""
+    return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+
+
+def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
+    """Tasks of the curriculum, empty where there is none.
+
+    Raises:
+        ValueError: trials would have different tasks.
+    """
+    found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
+    if any(tasks != found[0] for tasks in found):
+        raise ValueError(
+            f"the search space has buffers of different tasks, such as {found[0]} and "
+            f"{next(tasks for tasks in found if tasks != found[0])}; the environments are prepared for one list. "
+            "Search over each in a Tuner of its own"
+        )
+    return found[0]
 
 
 def _trial(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
@@ -153,7 +217,7 @@ def _trial(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuff
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, functools.partial) and hook.func in (install, begin_episode, tell_recreated)
+    return isinstance(hook, functools.partial) and hook.func in (install, add_clocks, begin_episode, tell_recreated)
 
 
 def _as_list(hooks: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from lightning_replay.validation import check_kind, checked_number, did_you_mean
 from rllib_ext.config import configure, replay_config
+from rllib_ext.environments import set_class_path
 from rllib_ext.levels.config import configure_levels
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
@@ -98,6 +99,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     for name in METHODS:
         if name in sections:
             _call(config, name, sections[name])
+    set_class_path(config)
     return _configured(config, sections), _settings(sections)
 
 
@@ -130,8 +132,8 @@ def _check_kind(algorithm: Any, levels: bool, sections: Mapping[str, Any]) -> No
 
 def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:
     options = sections.get("configure", {})
-    door: Callable[..., AlgorithmConfig] = configure_levels if "levels" in sections else configure
-    _check_names("configure", options, [name for name in _arguments(door) if name not in ("config", "levels")])
+    prepare: Callable[..., AlgorithmConfig] = configure_levels if "levels" in sections else configure
+    _check_names("configure", options, [name for name in _arguments(prepare) if name not in ("config", "levels")])
     if "levels" in sections:
         return configure_levels(config, sections["levels"], **options)
     config.training(replay_buffer_config=replay_config(**sections["replay"]))

@@ -23,11 +23,17 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
         ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
 
     Raises:
-        ValueError: a layout was given that the Learners' connectors do not read, environments without tasks, or
-            ``n_step`` an interval where rows are kept by importance.
+        ValueError: a layout was given that the Learners' connectors do not read, environments without tasks,
+            ``n_step`` an interval where rows are kept by importance, or values of a trial of Tune that
+            :func:`rllib_ext.configure` would have refused.
     """
     from rllib_ext.checkpoint import CheckpointedReplay
+    from rllib_ext.checks import check_buffer, check_capacity, check_room_for_episodes
+    from rllib_ext.clocks import count_updates
 
+    # Values that were search spaces when configure() checked the config.
+    for check in (check_buffer, check_room_for_episodes, check_capacity):
+        check(algorithm.config)
     buffer = algorithm.local_replay_buffer
     buffer.num_learners = algorithm.config.num_learners
     if not buffer.layout_was_given:
@@ -43,6 +49,7 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
 
         if report_from_all(algorithm.learner_group):
             buffer.measure_newcomers(NewcomersSurprise(algorithm.learner_group))
+    count_updates(algorithm)
     if assign_tasks:
         from rllib_ext.task_assignment import TaskAssignment
 

@@ -63,7 +63,7 @@ def check_stacks(storage: Any, observation: Columns) -> None:
     )
 
 
-def choose_module(config: AlgorithmConfig) -> None:
+def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:
     """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once.
 
     RLlib's own takes floats with the channels last, as which frames would need four times the room. A module that the
@@ -71,9 +71,10 @@ def choose_module(config: AlgorithmConfig) -> None:
 
     Args:
         config: of any algorithm with a replay buffer; changed in place.
+        samples: of its search spaces, or the config alone.
     """
-    given = config.replay_buffer_config
-    every = [given, *(special for special in (given.get("modules") or {}).values() if special)]
+    buffers = [sample.replay_buffer_config for sample in samples]
+    every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
     if config._rl_module_spec is not None or not any(
         one.get("frame_stack") is not None and one.get("image_key") is None for one in every
     ):
@@ -83,5 +84,5 @@ def choose_module(config: AlgorithmConfig) -> None:
 
     from rllib_ext.image_module import ImageDQNModule
 
-    if config.get_default_rl_module_spec().module_class is DefaultDQNTorchRLModule:
+    if samples[0].get_default_rl_module_spec().module_class is DefaultDQNTorchRLModule:
         config.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))

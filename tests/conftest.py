@@ -13,6 +13,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import time
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy
@@ -43,6 +44,18 @@ def _fixed_seeds() -> None:
 def fixtures() -> Path:
     """The folder of worked examples."""
     return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every figure that was written since, to be read as an object; the files are written, too."""
+    figure = pytest.importorskip("matplotlib.figure")
+    saved: list[Any] = []
+    write = figure.Figure.savefig
+    monkeypatch.setattr(
+        figure.Figure, "savefig", lambda self, *args, **options: (saved.append(self), write(self, *args, **options))
+    )
+    return saved
 
 
 @pytest.fixture(scope="module")

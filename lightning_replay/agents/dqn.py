@@ -28,8 +28,9 @@ torch.serialization.add_safe_globals([Constant, Linear])
 class DQN(OffPolicyAgent):
     """Double deep Q-learning: ``Q target = r + γ Q'(s', argmax Q(s', ·))``, epsilon-greedy exploration.
 
-    ``priority_weight`` multiplies each row of the loss.
-    Van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461.
+    ``priority_weight`` multiplies each row of the loss, which is smooth L1.
+    Van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, where the target network is a copy renewed every so many
+    updates; here it moves with every update, as in Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
 
     Args:
         observation_size: length of a flat observation; read from the environment if absent.
@@ -37,7 +38,7 @@ class DQN(OffPolicyAgent):
         hidden_sizes: widths of the hidden layers.
         learning_rate: Adam's.
         discount: γ.
-        target_update_rate: τ of the target network.
+        target_update_rate: τ, ``target += τ * (network - target)`` with every update.
         exploration_start: share of random actions at the first action taken.
         exploration_end: share of random actions after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.

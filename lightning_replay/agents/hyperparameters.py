@@ -29,6 +29,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "action_high": checked_numbers,
     "action_low": checked_numbers,
     "actor_learning_rate": _from_zero,
+    "actor_regularization": _from_zero,
     "adam_epsilon": _above_zero,
     "atoms": partial(checked_count, lowest=2),
     "categories": checked_counts,

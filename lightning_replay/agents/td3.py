@@ -24,7 +24,10 @@ class TD3(OffPolicyAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
     Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss.
-    Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
+    Follows Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: the critics move with every update;
+    after every ``policy_delay``-th the policy moves, then the targets of policy and critics. RLlib's former TD3, with
+    which Neighborhood Mixup Experience Replay was published, moves the targets after every update;
+    ``target_update_rate=0.01`` with ``policy_delay=2`` moves them as far over two updates.
 
     Args:
         observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
@@ -34,7 +37,7 @@ class TD3(OffPolicyAgent):
         actor_learning_rate: Adam's, of the policy.
         critic_learning_rate: Adam's, of the critics.
         discount: γ.
-        target_update_rate: τ of the target networks, applied with each policy update.
+        target_update_rate: τ, ``target += τ * (network - target)`` with each policy update.
         policy_delay: critic updates per policy update.
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObservation
 
+from lightning_replay.extras import missing_extra
 from lightning_replay.validation import check_kind, checked_count, checked_flag, checked_share
 
 __all__ = ["LifeEpisodes", "atari"]
@@ -89,7 +90,7 @@ def atari(
 
     Raises:
         ValueError: a game that ale-py does not have.
-        ModuleNotFoundError: without the extra ``atari``.
+        MissingExtraError: without the extra ``atari``.
     """
     check_kind("game", game, str, "the name of a game in ale-py, such as 'Breakout'")
     checked_flag("ends_with_life", ends_with_life)
@@ -127,6 +128,4 @@ def _check_packages() -> None:
         try:
             importlib.import_module(module)  # ale_py registers its games with Gymnasium
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"the Atari games need {package}, which is not installed: pip install lightning-replay[atari]"
-            ) from error
+            raise missing_extra("an Atari game", package, "atari") from error

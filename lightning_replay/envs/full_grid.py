@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.extras import missing_extra
+
 try:
     from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
     from minigrid.core.grid import Grid
     from minigrid.minigrid_env import MiniGridEnv
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the grid environments need MiniGrid, which is not installed: pip install lightning-replay[grids]"
-    ) from error
+    raise missing_extra("a grid environment", "MiniGrid", "grids") from error
 
 __all__ = ["FullGrid"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice, checked_count, checked_number
 
 try:
@@ -16,9 +17,7 @@ try:
     from minigrid.core.world_object import Goal, Lava, Wall
     from minigrid.minigrid_env import MiniGridEnv
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the grid environments need MiniGrid, which is not installed: pip install lightning-replay[grids]"
-    ) from error
+    raise missing_extra("a grid environment", "MiniGrid", "grids") from error
 
 LEFT, RIGHT, FORWARD = range(3)
 GOAL_REWARD = 1.0

@@ -14,7 +14,8 @@ MARGIN = 3.0  # metres around the half field
 HEIGHT = round((soccer.FIELD_WIDTH + 2 * MARGIN) * PIXELS_PER_METRE)
 WIDTH = round((soccer.FIELD_LENGTH + 2 * MARGIN) * PIXELS_PER_METRE)
 _GRASS, _LINE, _GOAL = (58, 125, 68), (235, 235, 235), (250, 250, 140)
-_PLAYER, _KEEPER, _BALL = (220, 60, 50), (50, 90, 220), (255, 255, 255)
+# Orange and blue are told apart from the grass, and from each other, without seeing red and green.
+_PLAYER, _KEEPER, _BALL = (240, 170, 30), (50, 90, 220), (255, 255, 255)
 _SIZE = 1.1  # metres of radius a player is drawn with, more than its real 0.3
 
 

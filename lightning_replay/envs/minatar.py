@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_share
 
 __all__ = ["GAMES", "MinAtarGame"]
@@ -31,7 +32,7 @@ class MinAtarGame(gymnasium.Env):
 
     Raises:
         ValueError: an unknown game; ``max_steps`` that is not positive.
-        ModuleNotFoundError: without the extra ``minatar``.
+        MissingExtraError: without the extra ``minatar``.
 
     Action: ``Discrete(6)``: nothing, left, up, right, down, fire; fewer with ``minimal_actions``.
 
@@ -56,9 +57,7 @@ class MinAtarGame(gymnasium.Env):
         try:
             from minatar import Environment  # imports matplotlib too, for drawing
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "the MinAtar games need MinAtar, which is not installed: pip install lightning-replay[minatar]"
-            ) from error
+            raise missing_extra("a MinAtar game", "MinAtar", "minatar") from error
         self._game = Environment(game, sticky_action_probability, difficulty_ramping)
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(self._game.num_actions()))
         self._max_steps = max_steps

@@ -12,13 +12,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lightning_replay.extras import missing_extra
+
 try:
     from gymnasium_robotics.envs.maze import maps
     from gymnasium_robotics.envs.maze.point_maze import PointMazeEnv
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the maze environments need gymnasium-robotics, which is not installed: pip install lightning-replay[mazes]"
-    ) from error
+    raise missing_extra("a maze environment", "gymnasium-robotics", "mazes") from error
 
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.validation import checked_choice, checked_count

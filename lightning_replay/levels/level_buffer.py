@@ -49,7 +49,7 @@ class LevelBuffer(LevelSource):
         score: of a segment of an episode: an object of :mod:`~lightning_replay.levels.scores`, a function of the user's
             own, or an :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
         prioritization: how scores become probabilities; ``Rank()`` if absent.
-        score_temperature: flattens the distribution of scores; above 0.
+        score_temperature: flattens the distribution of scores; above 0. See :class:`LevelSampler`.
         staleness_weight: share of probability given to staleness.
         replay_probability: chance of replaying rather than playing a new level. ``None``: the share of the levels that
             have a score, which the paper does for known levels; without ``levels`` 0.5.
@@ -68,6 +68,9 @@ class LevelBuffer(LevelSource):
         TypeError: an option that is not the number, flag or object that it has to be.
         ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
             contradict ``levels``.
+
+    Warns:
+        UserWarning: once, where nearly one level is replayed although many have a score, see :class:`LevelSampler`.
 
     Example:
         >>> levels = LevelBuffer(levels=range(100), staleness_weight=0.3, seed=0)
@@ -290,16 +293,9 @@ class LevelBuffer(LevelSource):
         return TensorDict(columns, [len(self)])
 
     def stats(self) -> dict[str, float]:
-        """Levels with a score, episodes begun, shares and means for a log."""
-        figures = super().stats() | {"replayed": self.replayed, "refused": self.writer.refused}
-        figures["replaced"] = self.writer.replaced
-        if len(self):
-            probabilities = self.sampler.probabilities()
-            figures["score_mean"] = float(self.sampler.scores.mean())
-            figures["score_max"] = float(self.sampler.scores.max())
-            figures["staleness_mean"] = float(self.sampler.staleness.mean())
-            figures["effective_levels"] = float(1.0 / (probabilities**2).sum())
-        return figures
+        """Figures for a log: counts, and from the first score on those of :meth:`LevelSampler.stats`."""
+        counts = {"replayed": self.replayed, "refused": self.writer.refused, "replaced": self.writer.replaced}
+        return super().stats() | counts | self.sampler.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values; see :meth:`LevelSource.state_dict`."""

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Real
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -28,9 +28,15 @@ _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, 
 
 
 class Prioritization(ABC):
-    """What turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it."""
+    """What turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it.
+
+    Attributes:
+        score_temperature: β of the paper.
+        uses_temperature: whether a higher temperature spreads the probability over more levels.
+    """
 
     score_temperature: float = math.nan
+    uses_temperature: ClassVar[bool] = True
 
     def bind(self, score_temperature: float) -> Self:
         """An empty one of the same options.
@@ -142,6 +148,8 @@ class Greedy(_Ordered):
     Args:
         epsilon: share of draws that take any level.
     """
+
+    uses_temperature = False
 
     def __init__(self, epsilon: float = 0.0) -> None:
         checked_share("epsilon", epsilon)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
-from argparse import ArgumentError
-from collections.abc import Sequence
-from pathlib import Path
-from traceback import extract_tb
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
+
+from lightning_replay.extras import missing_extra
+from lightning_replay.lit.cli_errors import SEE_HELP, cause_of, sentence_of
+from lightning_replay.validation import did_you_mean
 
 __all__ = ["main"]
 
@@ -29,42 +30,61 @@ numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain
 cores are shared.
 """
 
+_SUBCOMMANDS = ("fit", "validate", "test", "predict", "configs")
 _REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line.
+    """Runs the command line. Modules of the current folder can be named in the files, as with ``python -m``.
 
     Args:
         arguments: without the program's name; those of the process if absent.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["configs"]:
+    if not given:
+        print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=sys.stderr)
+        raise SystemExit(2)
+    if given[0] == "configs":
         _list_configs()
         return
+    if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
+        is_file = given[0].endswith((".yaml", ".yml"))
+        hint = f". Give a file as fit -c {given[0]}" if is_file else did_you_mean(given[0], _SUBCOMMANDS)
+        _refuse(f"there is no subcommand {given[0]!r}; it must be one of {', '.join(_SUBCOMMANDS)}{hint}{SEE_HELP}")
     given = _with_class_paths(given)
     try:
+        import gymnasium  # noqa: F401
         import jsonargparse  # noqa: F401
         import lightning.pytorch.cli  # noqa: F401
     except ModuleNotFoundError as error:
-        raise SystemExit(
-            f"the command line needs {error.name}, which is not installed: pip install lightning-replay[lightning]"
-        ) from error
-    _run(given)
+        _refuse(str(missing_extra("the command line", str(error.name), "lightning")))
+    with _current_folder_on_path():
+        _run(given)
+
+
+@contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    """A console script has its own folder there instead. ``PYTHONSAFEPATH`` and ``python -P`` keep it off the path."""
+    before = list(sys.path)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _run(arguments: Sequence[str]) -> None:
     import lightning as L
     import torch
     from lightning.pytorch.cli import LightningCLI
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     _import_classes()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
 
-    is_begun = False  # what a run that is begun refuses keeps its traceback
+    is_begun = False
 
     class ReplayCLI(LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
@@ -74,7 +94,7 @@ def _run(arguments: Sequence[str]) -> None:
             nonlocal is_begun
             is_begun = True
 
-    said = (ArgumentError, ValueError, MisconfigurationException)
+    raised: BaseException
     try:
         ReplayCLI(
             L.LightningModule,
@@ -86,12 +106,15 @@ def _run(arguments: Sequence[str]) -> None:
             parser_kwargs={"prog": "lightning-replay", "description": _DESCRIPTION, "exit_on_error": False},
             trainer_defaults={"max_epochs": -1},
         )
-    except (*said, TypeError) as error:
-        key, root = _option_and_cause(error)
-        is_ours = isinstance(root, TypeError) and _is_of("lightning_replay", root)
-        if is_begun or not (is_ours or isinstance(root, said) or isinstance(error, ArgumentError)):
+        return
+    except Exception as error:
+        sentence = sentence_of(error, is_begun)
+        if sentence is not None:
+            _refuse(sentence)
+        if is_begun:
             raise
-        _refuse(key + " ".join(str(root).split()))
+        raised = cause_of(error)
+    raise raised  # outside of the handler, so that the traceback shows the user's code and not all of jsonargparse
 
 
 def _import_classes() -> None:
@@ -102,30 +125,8 @@ def _import_classes() -> None:
     import lightning_replay.lit.level_datamodule  # noqa: F401
 
 
-def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
-    """What a class or jsonargparse said first, and of which option, ``"data.levels: "``.
-
-    jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
-    """
-    keys: list[str] = []
-    while _is_of("jsonargparse", error):
-        found = re.match(r'Parser key "([^"]+)":', str(error))
-        if found and keys[-1:] != [found[1]]:
-            keys.append(found[1])
-        following = error.__cause__ or error.__context__
-        if following is None:
-            break
-        error = following
-    return ".".join(keys) + ": " if keys else "", error
-
-
-def _is_of(package: str, error: BaseException) -> bool:
-    """Whether the line that raised it is of a package."""
-    return any(package in Path(frame.filename).parts for frame in extract_tb(error.__traceback__)[-1:])
-
-
 def _refuse(sentence: str) -> NoReturn:
-    print(f"lightning-replay: error: {sentence.rstrip('.')} (see lightning-replay --help)", file=sys.stderr)
+    print(f"lightning-replay: error: {sentence}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -157,7 +158,7 @@ def _class_path(option: str, value: str) -> str:
         try:
             recipes.by_name(value)
         except ValueError as error:
-            _refuse(str(error))
+            _refuse(f"{str(error).rstrip('.')}{SEE_HELP}")
         return f"lightning_replay.recipes.{value}"
     if option == _SCORE and value.isidentifier():
         from lightning_replay.levels import scores

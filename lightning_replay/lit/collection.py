@@ -98,7 +98,7 @@ class Collection:
                 space = rollout.environments.single_action_space
                 action = random_actions(space, rollout.num_envs, self._generator)
             else:
-                action = act_on(agent, rollout.observation, explore=True)
+                action = act_on(agent, rollout.observation, True, rollout.read_actions)
             self.env_steps += rollout.num_envs
             self.episodes.extend(rollout.step(action, self.env_steps))
             if rollout.pending_rows >= ROWS_PER_WRITE or self.env_steps >= env_steps:

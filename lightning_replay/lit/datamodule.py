@@ -12,6 +12,7 @@ import gymnasium
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
@@ -103,7 +104,11 @@ class ReplayDataModule(EnvStepDataModule):
         super().__init__()
         check_env(env)
         check_kind("replay", replay, Replay, _REPLAYS)
-        checked_count("num_envs", num_envs)
+        if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
+            raise ValueError(
+                f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+            )
         checked_flag("asynchronous", asynchronous)
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.env = env
@@ -136,6 +141,12 @@ class ReplayDataModule(EnvStepDataModule):
         self._has_drawn = False
         self._handed_over = False
 
+    @property
+    def _source(self) -> str:
+        replay = self.replay
+        parts = type(replay).__name__, type(replay.sampler).__name__
+        return f"{parts[0]} of {len(replay):,} of {replay.capacity:,} transitions, {parts[1]}"
+
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
         environment = make_environment(self.env, self.evaluation_env_kwargs)
@@ -156,7 +167,7 @@ class ReplayDataModule(EnvStepDataModule):
                 check_tasks(probe, self._tasks)
             self.observation_space, self.action_space = probe.observation_space, probe.action_space
             probe.close()
-        self._settle_validation(stage)
+        self._settle_trainer(stage)
         if self.trainer is not None:
             strategy = self.trainer.strategy
             strategy.checkpoint_io = ReplayCheckpointIO(unwrapped(strategy.checkpoint_io), self)

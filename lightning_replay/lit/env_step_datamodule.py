@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
+from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.rollout import Episode
 
 __all__ = ["EnvStepDataModule", "source_of"]
@@ -44,7 +45,10 @@ class _Collection(Protocol):
 class EnvStepDataModule(L.LightningDataModule):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    Subclasses set ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
+    From ``setup`` to ``teardown`` the trainer's loggers record both, see
+    :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`.
+
+    Subclasses set ``env``, ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
@@ -53,6 +57,7 @@ class EnvStepDataModule(L.LightningDataModule):
         pause_hooks: called by :meth:`pause`.
     """
 
+    env: str | Callable[..., gymnasium.Env]
     pace: _Pace
     collection: _Collection
     updates_per_checkpoint = 10_000
@@ -63,6 +68,22 @@ class EnvStepDataModule(L.LightningDataModule):
         self.is_update_open = False
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._limit_val_batches: int | float | None = None
+        self._logging_axis = EnvStepAxis(self)
+
+    @property
+    @abstractmethod
+    def _source(self) -> str:
+        """What batches come from, for :meth:`__repr__`."""
+
+    def __repr__(self) -> str:
+        env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
+        updates = self.updates_done + self.remaining_updates
+        return (
+            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{self.updates_done:,} of {updates:,} updates, {self._source})"
+        )
+
+    __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
     @abstractmethod
     def make_environment(self) -> gymnasium.Env:
@@ -106,9 +127,10 @@ class EnvStepDataModule(L.LightningDataModule):
                 f"each would {each_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
 
-    def _settle_validation(self, stage: str) -> None:
+    def _settle_trainer(self, stage: str) -> None:
         """Last in ``setup``, because a trainer whose setup fails is not set back."""
         if self.trainer is not None:
+            self._logging_axis.attach(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
@@ -164,8 +186,13 @@ class EnvStepDataModule(L.LightningDataModule):
         if "cuda_generators" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Gives the loggers back as they were; Lightning calls no ``teardown`` after an error."""
+        self._logging_axis.detach()
+
     def teardown(self, stage: str) -> None:
-        """Closes the environments."""
+        """Closes the environments, and gives the loggers back as they were."""
+        self._logging_axis.detach()
         self.collection.close()
         if self.trainer is not None:
             self._limit_validation(False)

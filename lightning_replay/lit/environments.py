@@ -14,11 +14,23 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
 from lightning_replay.envs.rewards import with_number_rewards
+from lightning_replay.extras import MissingExtraError, missing_extra_of
 from lightning_replay.lit.acting import Action
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.validation import check_kind
 
-__all__ = ["check_env", "checked_arguments", "make_environment", "make_environments", "random_actions"]
+__all__ = [
+    "UnknownEnvironmentError",
+    "check_env",
+    "checked_arguments",
+    "make_environment",
+    "make_environments",
+    "random_actions",
+]
+
+
+class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
+    """An id that is not registered with Gymnasium, or one of a module that does not exist."""
 
 
 def check_env(env: Any) -> None:
@@ -45,15 +57,26 @@ def checked_arguments(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
-    """One environment; a missing simulator is named together with the extra that brings it."""
+    """Returns one environment.
+
+    Raises:
+        MissingExtraError: a package that it imports is not installed, and an extra of this library brings it.
+        UnknownEnvironmentError: Gymnasium does not have the id.
+        ValueError: its observations are no arrays.
+    """
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        if "mujoco" in str(error).lower():
-            raise ModuleNotFoundError(
-                f"environment {env!r} needs MuJoCo, which is not installed: pip install lightning-replay[mujoco]"
-            ) from error
+    except MissingExtraError:
         raise
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        missing = missing_extra_of(f"environment {env!r}", error)
+        if missing is not None:
+            raise missing from error
+        if isinstance(env, str) and _is_absent(env.partition(":")[0], error.__cause__):
+            raise _unknown(env, error.__cause__) from error
+        raise
+    except gymnasium.error.UnregisteredEnv as error:
+        raise _unknown(env, error) from error
     if not isinstance(made.observation_space, Box):
         made.close()
         raise ValueError(
@@ -61,6 +84,19 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
             "(Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
         )
     return made
+
+
+def _is_absent(module: str, error: BaseException | None) -> bool:
+    """Whether the import failed because of that module, and not because of one that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+
+
+def _unknown(env: object, error: BaseException | None) -> UnknownEnvironmentError:
+    reason = str(error)
+    return UnknownEnvironmentError(
+        f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "
+        "'CartPole-v1'; 'my_module:MyEnv-v0' imports the module that registers an id of your own"
+    )
 
 
 def make_environments(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.envs.rewards import checked_reward
-from lightning_replay.lit.acting import act_on, acting
+from lightning_replay.lit.acting import ActionReader, act_on, acting
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 if TYPE_CHECKING:
@@ -25,12 +25,13 @@ def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episod
     """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``."""
     space = environment.action_space
     actions = ParameterizedActions.of(space) if is_parameterized(space) else None
+    read = ActionReader(space)
     for episode in range(episodes):
         observation, _ = environment.reset(seed=seed + episode)
         total, done = 0.0, False
         with acting(agent):
             while not done:
-                given = act_on(agent, observation[None], explore=False)
+                given = act_on(agent, observation[None], False, read)
                 action = given[0] if actions is None else actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)
                 total += float(checked_reward(reward, environment))

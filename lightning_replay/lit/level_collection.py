@@ -12,12 +12,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper
 from lightning_replay.levels import LevelSource
-from lightning_replay.lit.acting import acting
+from lightning_replay.lit.acting import ActionReader, act_with_value_on, acting, values_of
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.rollout import Episode
 
@@ -76,7 +75,7 @@ class LevelCollection:
         recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
         return float(np.mean(recent)) if recent else math.nan
 
-    def collect(self, agent: L.LightningModule, length: int) -> TensorDict:
+    def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
         """Plays ``length`` steps in every environment with the agent's policy as it is.
 
         Returns:
@@ -85,12 +84,12 @@ class LevelCollection:
             is_trained bool, whether the learner may learn from the episode; of ``next`` reward, as normalised,
             state_value, terminated, truncated, done, each ``[N, length, 1]``.
         """
-        rows: list[TensorDict] = []
+        rows: list[TensorDictBase] = []
         cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
         with acting(agent):
             environments = self._begin() if self._environments is None else self._environments
             for step in range(length):
-                row = _act(agent, self._observation)
+                row = act_with_value_on(agent, self._observation, self._read_actions)
                 following, reward, terminated, truncated, infos = environments.step(row["action"].numpy())
                 for i in np.flatnonzero(truncated & ~terminated):
                     cut.append((int(i), step, infos["final_obs"][i]))
@@ -108,6 +107,7 @@ class LevelCollection:
             environments.close()
             raise
         self._environments = environments
+        self._read_actions = ActionReader(environments.single_action_space)
         count = environments.num_envs
         self._return, self._length = np.zeros(count), np.zeros(count, dtype=np.int64)
         self._is_trained = np.ones(count, dtype=np.bool_)
@@ -128,8 +128,13 @@ class LevelCollection:
             del self._played[next(iter(self._played))]
 
     def _note(
-        self, row: TensorDict, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, level_id: np.ndarray
-    ) -> TensorDict:
+        self,
+        row: TensorDictBase,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        level_id: np.ndarray,
+    ) -> TensorDictBase:
         """Adds what a step gave; counts it and the episodes it ended."""
         done = terminated | truncated
         trained = reward if self._normalization is None else self._normalization(reward, done)
@@ -153,11 +158,11 @@ class LevelCollection:
         return row
 
     def _add_next_values(
-        self, agent: L.LightningModule, rollout: TensorDict, cut: list[tuple[int, int, np.ndarray]]
+        self, agent: L.LightningModule, rollout: TensorDictBase, cut: list[tuple[int, int, np.ndarray]]
     ) -> None:
         """Values of the observations that followed: the next row's, or the last observation's where time ran out."""
         behind = [self._observation, *(last[None] for _, _, last in cut)]
-        found = agent.value(_as_input(np.concatenate(behind)).to(agent.device)).cpu()  # type: ignore[operator]
+        found = values_of(agent, np.concatenate(behind))
         count = len(self._observation)
         values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
         for (i, step, _), value in zip(cut, found[count:], strict=True):
@@ -188,21 +193,3 @@ class LevelCollection:
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:
             self._normalization.load_state_dict(state["normalization"])
-
-
-def _act(agent: L.LightningModule, observation: np.ndarray) -> TensorDict:
-    """Actions for observations ``[N, ...]`` with all that is recorded of them, on the CPU."""
-    if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
-        raise TypeError(
-            f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
-            "collected with; add both as in lightning_replay.agents.PPO, or use that."
-        )
-    given = _as_input(observation)
-    row = agent.act_with_value(given.to(agent.device)).cpu()  # type: ignore[operator]
-    row["observation"] = given
-    return row
-
-
-def _as_input(observation: np.ndarray) -> Tensor:
-    tensor = torch.as_tensor(observation)
-    return tensor.float() if tensor.is_floating_point() else tensor

@@ -137,6 +137,10 @@ class LevelDataModule(EnvStepDataModule):
             check=self._check,
         )
 
+    @property
+    def _source(self) -> str:
+        return repr(self.levels)
+
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
         return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
@@ -161,7 +165,7 @@ class LevelDataModule(EnvStepDataModule):
         if self.trainer is not None:
             strategy = self.trainer.strategy
             strategy.checkpoint_io = CheckedCheckpointIO(unwrapped(strategy.checkpoint_io))
-        self._settle_validation(stage)
+        self._settle_trainer(stage)
 
     def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length, so that each rollout is collected with the newest policy."""

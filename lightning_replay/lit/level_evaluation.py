@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import lightning as L
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_replay.envs.level_wrappers import make_level_vector
 from lightning_replay.levels import SequentialLevels
-from lightning_replay.lit.acting import act_on, acting
+from lightning_replay.lit.acting import ActionReader, acting, as_array, as_input
 from lightning_replay.lit.environments import make_environment
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LevelEvaluationStream", "level_returns", "stochastic_policy"]
 
-Policy = Callable[[np.ndarray], np.ndarray]
+Policy = Callable[[np.ndarray], Any]
 
 
 def level_returns(
@@ -37,11 +37,14 @@ def level_returns(
     """Return of one episode on each level, float64 ``[L]``.
 
     Args:
-        policy: actions ``[N, ...]`` for observations ``[N, ...]``.
+        policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
         env: Gymnasium id, or a callable that builds one environment.
         level_ids: distinct; each is played once.
         num_envs: episodes played at a time.
         seed: of the environments' own randomness, where levels are set by ``set_level``.
+
+    Raises:
+        TypeError, ValueError: the policy returned no actions of the environment's space.
 
     Example:
         >>> level_returns(lambda observations: np.zeros(len(observations), dtype=int), "CartPole-v1", [3, 4, 5])
@@ -49,6 +52,8 @@ def level_returns(
     """
     count = min(num_envs, len(level_ids))
     environments = make_level_vector(env, count, SequentialLevels(level_ids), seed=seed, check=False)
+    source = policy.source if isinstance(policy, _StochasticPolicy) else "policy"
+    read = ActionReader(environments.single_action_space)
     try:
         returns = np.zeros(len(level_ids))
         is_played = np.zeros(len(level_ids), dtype=np.bool_)
@@ -56,7 +61,7 @@ def level_returns(
         place, total, following = np.arange(count), np.zeros(count), count
         observation, _ = environments.reset()
         while not is_played.all():
-            observation, reward, terminated, truncated, _ = environments.step(policy(observation))
+            observation, reward, terminated, truncated, _ = environments.step(read(policy(observation), count, source))
             total += reward
             for i in np.flatnonzero(terminated | truncated):
                 if place[i] < len(level_ids):
@@ -78,13 +83,20 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
     devices = [agent.device] if agent.device.type == "cuda" else []
     with acting(agent), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        yield partial(_act, agent)
+        yield _StochasticPolicy(agent)
 
 
-def _act(agent: L.LightningModule, observation: np.ndarray) -> np.ndarray:
-    action = act_on(agent, observation, explore=True)
-    assert isinstance(action, np.ndarray)
-    return action
+class _StochasticPolicy:
+    """An agent's actions with exploration, as arrays."""
+
+    def __init__(self, agent: L.LightningModule) -> None:
+        self.source = f"{type(agent).__name__}.act"
+        self._agent = agent
+
+    def __call__(self, observation: np.ndarray) -> Any:
+        agent = self._agent
+        returned = agent.act(as_input(observation).to(agent.device), explore=True)  # type: ignore[operator]
+        return as_array(returned) if isinstance(returned, Tensor) else returned
 
 
 class LevelEvaluationStream:

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_replay.lit.acting import Action
+from lightning_replay.lit.acting import Action, ActionReader
 from lightning_replay.lit.information import InformationColumns
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.lit.task_assignment import TaskAssignment
@@ -56,6 +56,7 @@ class Rollout:
         self._information = information or InformationColumns()
         space = environments.single_action_space
         self._actions = ParameterizedActions.of(space) if is_parameterized(space) else None
+        self.read_actions = ActionReader(space)
         count = environments.num_envs
         if assignment is not None:
             assignment.begin(environments)

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice
 
 _GROUP = 16  # rows whose smallest distance is looked at first
 _BLOCK = 256  # queries of one product
 _DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
+_EXACT = "or use backend='exact'"
 
 
 class PointTable:
@@ -164,7 +166,7 @@ class FaissSearch:
             index.nprobe = max(1, round(self.searched_share * cells))
         if points.device.type == "cuda":
             if not hasattr(faiss, "StandardGpuResources"):
-                raise ImportError(_faiss_missing("the installed Faiss has no GPU support", "faiss-gpu"))
+                raise missing_extra("a Faiss index on a GPU", "Faiss with GPU support", "faiss-gpu", _EXACT)
             index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
         rows = points.cpu().contiguous().numpy()
         if not index.is_trained:
@@ -210,14 +212,10 @@ def _whole_groups(rows: int) -> int:
     return -(-rows // _GROUP) * _GROUP
 
 
-def _faiss_missing(reason: str, extra: str) -> str:
-    return f"{reason}; run: pip install 'lightning-replay[{extra}]', or use backend='exact'"
-
-
 def _import_faiss() -> ModuleType:
     try:
         import faiss
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         extra = "faiss-gpu" if torch.cuda.is_available() else "faiss-cpu"
-        raise ImportError(_faiss_missing("Faiss is not installed", extra)) from error
+        raise missing_extra("a Faiss backend", "Faiss", extra, _EXACT) from error
     return faiss

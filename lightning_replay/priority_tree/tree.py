@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_replay.extras import missing_extra
 from lightning_replay.memory import check_free
 from lightning_replay.priority_tree.torch_tree import TorchTree
 from lightning_replay.validation import checked_choice, checked_count
@@ -19,7 +20,7 @@ def _choose_backend(backend: str, device: torch.device) -> str:
     checked_choice("backend", backend, ("auto", "torch", "numba"))
     has_numba = importlib.util.find_spec("numba") is not None
     if backend == "numba" and not has_numba:
-        raise ImportError("backend='numba' needs numba, which is not installed; install numba or use backend='torch'")
+        raise missing_extra("backend='numba'", "numba", "numba", "or use backend='torch'")
     if backend == "numba" and device.type != "cpu":
         raise ValueError(f"backend='numba' runs on the CPU only; got device {device}. Use backend='torch' there.")
     if device.type == "meta":

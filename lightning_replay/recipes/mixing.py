@@ -14,8 +14,10 @@ from lightning_replay.samplers import (
     RandomPairSampler,
     UniformSampler,
 )
+from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
 from lightning_replay.schedules import Schedule
 from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates
+from lightning_replay.transforms.mixup import MIXED_KEYS
 from lightning_replay.transforms.noise import NOISY_KEYS
 
 
@@ -33,6 +35,8 @@ def neighborhood_mixup(
     refresh_interval: int = 64,
     backend: str = "exact",
     discrete: str | None = None,
+    feature_keys: Sequence[str | tuple[str, ...]] = FEATURE_KEYS,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
     n_steps: int = 1,
     discount: float = 0.99,
     device: str = "cpu",
@@ -58,6 +62,9 @@ def neighborhood_mixup(
         refresh_interval: insertions between updates of the neighbour lists; 1 is the paper's definition.
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
+        feature_keys: columns that neighbours are found in, joined to one vector; floats, the last one may be a discrete
+            action. A nested column, such as a Dict observation, stands for everything under it.
+        keys: columns that are mixed, where they are floating; a key stands for everything under it.
         n_steps: rewards summed into one return when a row is drawn.
         discount: γ of that return.
         device: where transitions are kept.
@@ -74,8 +81,9 @@ def neighborhood_mixup(
         backend=backend,
         discrete=discrete,
         update_partners=update_partners,
+        feature_keys=feature_keys,
     )
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     return assemble(
         capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
     )
@@ -88,6 +96,7 @@ def continuous_transition(
     *,
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
     n_steps: int = 1,
     discount: float = 0.99,
     device: str = "cpu",
@@ -105,6 +114,7 @@ def continuous_transition(
         batch_size: transitions per batch.
         mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
         fraction: share of rows that are mixed.
+        keys: columns that are mixed, where they are floating; a key stands for everything under it.
         n_steps: rewards summed into one return when a row is drawn.
         discount: γ of that return.
         device: where transitions are kept.
@@ -113,7 +123,7 @@ def continuous_transition(
         check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     sampler = ContinuousTransitionSampler()
     return assemble(
         capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
@@ -127,6 +137,7 @@ def mixup(
     *,
     mixup_concentration: float = 0.75,
     fraction: float = 1.0,
+    keys: Sequence[str | tuple[str, ...]] = MIXED_KEYS,
     n_steps: int = 1,
     discount: float = 0.99,
     device: str = "cpu",
@@ -144,6 +155,7 @@ def mixup(
         batch_size: transitions per batch.
         mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
         fraction: share of rows that are mixed.
+        keys: columns that are mixed, where they are floating; a key stands for everything under it.
         n_steps: rewards summed into one return when a row is drawn.
         discount: γ of that return.
         device: where transitions are kept.
@@ -152,7 +164,7 @@ def mixup(
         check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
-    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction)
+    transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     sampler = RandomPairSampler()
     return assemble(
         capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
@@ -165,6 +177,7 @@ def s4rl(
     batch_size: int = 256,
     *,
     mixup_concentration: float = 0.75,
+    keys: Sequence[str | tuple[str, ...]] = ("observation",),
     n_steps: int = 1,
     discount: float = 0.99,
     device: str = "cpu",
@@ -179,6 +192,8 @@ def s4rl(
         capacity: most transitions kept.
         batch_size: transitions per batch.
         mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
+        keys: the observations, each mixed with the one of the same name under ``"next"``; a key stands for everything
+            under it.
         n_steps: rewards summed into one return when a row is drawn.
         discount: γ of that return.
         device: where transitions are kept.
@@ -187,7 +202,7 @@ def s4rl(
         check_finite: refuse rows with NaN or infinity in rewards or observations.
         seed: of every draw.
     """
-    transform = MixStates(mixup_concentration=mixup_concentration)
+    transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
     sampler = UniformSampler()
     return assemble(
         capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed

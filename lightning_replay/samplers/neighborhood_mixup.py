@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, unravel_key
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
@@ -37,7 +37,8 @@ class NeighborhoodMixupSampler(PairSampler):
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
         update_partners: give the TD error of a pair to both rows, not to the first alone.
-        feature_keys: what the distance is taken in; all floating, the last one may be a discrete action.
+        feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
+            observations, stand for all columns under them. All are floating, the last one may be a discrete action.
         seed: of the sampler's own generator.
 
     Sampled keys:
@@ -80,13 +81,14 @@ class NeighborhoodMixupSampler(PairSampler):
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` this sampler could not learn; ``Replay`` calls it before it stores them."""
-        columns = []
+        columns: list[Tensor | TensorDictBase] = []
         for key in self._feature_keys:
             column = rows.get(key, None)
             if column is None:
+                stored = sorted(map(repr, rows.keys(True, True)))
                 raise ValueError(
                     f"the transitions have no {key!r}; neighbours are found in {self._feature_keys}. "
-                    "Name the keys of your transitions with feature_keys=."
+                    f"Name keys of your transitions with feature_keys=, out of {', '.join(stored)}."
                 )
             columns.append(column)
         features, _ = self._features(columns, rows.batch_size[0])
@@ -99,7 +101,8 @@ class NeighborhoodMixupSampler(PairSampler):
 
     def learn(self, index: Tensor, storage: Storage) -> None:
         """Hands the observations and actions of new rows to the neighbour lists."""
-        features, action = self._features(read_columns(storage, index, self._feature_keys), len(index))
+        columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
+        features, action = self._features(columns, len(index))
         if self._lists is None:
             self._lists = self._new_lists(storage.max_size)
         index = index.to(features.device)
@@ -147,26 +150,43 @@ class NeighborhoodMixupSampler(PairSampler):
         lists = NeighborLists if self.discrete is None else SameActionLists
         return lists(capacity, self.num_neighbors, **self._options)
 
-    def _features(self, columns: list[Tensor], count: int) -> tuple[Tensor, Tensor | None]:
+    def _features(self, columns: list[Tensor | TensorDictBase], count: int) -> tuple[Tensor, Tensor | None]:
         """Float32 features ``[n, d]``, and the discrete action where neighbours are restricted to the same."""
         action = columns.pop() if self.discrete is not None else None
-        if action is not None and action.is_floating_point():
+        if action is not None and (not isinstance(action, Tensor) or action.is_floating_point()):
+            given = f"dtype {action.dtype}" if isinstance(action, Tensor) else "several columns"
             raise ValueError(
-                f"{self._feature_keys[-1]!r} has dtype {action.dtype}; discrete='same_action' needs integer actions. "
+                f"{self._feature_keys[-1]!r} has {given}; discrete='same_action' needs integer actions. "
                 "Leave discrete=None for continuous ones."
             )
-        for key, column in zip(self._feature_keys, columns, strict=False):
-            if not column.is_floating_point():
-                raise _refused(key, column)
-        return torch.cat([column.reshape(count, -1).float() for column in columns], dim=1), action
+        features = []
+        for place, column in enumerate(columns):
+            for key, leaf in _leaves(self._feature_keys[place], column):
+                if not leaf.is_floating_point():
+                    raise _refused(key, leaf, may_be_action=place == len(self._feature_keys) - 1)
+                features.append(leaf.reshape(count, -1).float())
+        return torch.cat(features, dim=1), action
 
 
-def _refused(key: NestedKey, column: Tensor) -> ValueError:
+def _leaves(key: NestedKey, column: Tensor | TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
+    """Single columns, those of a nested one in the order of their names, whichever order they were stored in."""
+    if isinstance(column, Tensor):
+        return [(key, column)]
+    return sorted((unravel_key((key, name)), leaf) for name, leaf in column.items(True, True))
+
+
+def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueError:
     given = f"{key!r} has dtype {column.dtype} and shape {list(column.shape[1:])}"
+    others = "Name other columns with feature_keys="
     if column.dtype == torch.uint8 and column.ndim > 2:
         return ValueError(
             f"{given}, an image; pixels say little about which states are near. Neighbourhood mixup needs floating "
-            "features: store an encoding and name it with feature_keys=, or use another sampler."
+            f"features. {others}, such as an encoding stored beside it, or use another sampler."
+        )
+    if not may_be_action:
+        return ValueError(
+            f"{given}; neighbourhood mixup interpolates continuous observations and actions. {others}, store it as "
+            "floats, or use another sampler."
         )
     return ValueError(
         f"{given}; neighbourhood mixup interpolates continuous observations and actions. For discrete actions pass "

@@ -145,7 +145,7 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
         return value
     raise TypeError(
         f"state entry {name!r} is a {type(value).__name__}; accepted are tensors, None, bool, int, float, str, "
-        "and lists and dictionaries of these"
+        "and lists and dictionaries of these. Return these from the part's state_dict(), of a generator its get_state()"
     )
 
 

@@ -171,7 +171,8 @@ class MixStates(Seeded, Transform):
 
     Args:
         mixup_concentration: α.
-        keys: the observations, each mixed with the entry of the same name under ``"next"``.
+        keys: the observations, each mixed with the entry of the same name under ``"next"``; a key stands for everything
+            under it.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
@@ -200,7 +201,8 @@ class MixStates(Seeded, Transform):
         """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
         shape = tensordict.batch_size
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
-        for path in self._observation_paths:
+        observation: Any = None
+        for path in self._paths_in(tensordict):
             observation, following = tensordict.get(path, None), tensordict.get(("next", *path), None)
             missing = {key for key, value in ((path, observation), (("next", *path), following)) if value is None}
             if missing:
@@ -221,6 +223,17 @@ class MixStates(Seeded, Transform):
             weight = coefficient.to(observation).reshape(shape + (1,) * (observation.ndim - len(shape)))
             tensordict.set(path, torch.lerp(following, observation, weight))
         return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
+
+    def _paths_in(self, batch: TensorDictBase) -> list[tuple[str, ...]]:
+        """The keys of single columns."""
+        paths: list[tuple[str, ...]] = []
+        for path in self._observation_paths:
+            column = batch.get(path, None)
+            if isinstance(column, TensorDictBase):
+                paths += [(*path, *as_path(name)) for name in column.keys(True, True)]
+            else:
+                paths.append(path)
+        return paths
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the generator's state; TorchRL saves it with the buffer."""

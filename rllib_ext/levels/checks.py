@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -12,12 +12,11 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.env.env_context import EnvContext
-from ray.tune.registry import ENV_CREATOR, _global_registry
 from tensordict import TensorDict
 
 from lightning_replay.envs.level_check import LEVEL_IDS
 from lightning_replay.envs.level_wrappers import LevelWrapper
+from rllib_ext.environments import environment_maker
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
@@ -40,6 +39,11 @@ def check_config(config: AlgorithmConfig) -> None:
             f"config is {config!r}; PPOConfig(), APPOConfig() or IMPALAConfig() is accepted, and after it the levels: "
             "configure_levels(config, levels)"
         )
+
+
+def plays_unlearned(levels: LevelSource) -> bool:
+    """Whether there may be episodes that are scored and not learned from."""
+    return not getattr(levels, "train_on_new_levels", True) or getattr(levels, "editor", None) is not None
 
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
@@ -229,12 +233,3 @@ def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
             f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
             "configure_levels(config, ..., held_out_levels=[...])"
         ) from error
-
-
-def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
-    """What makes one environment as the first EnvRunner does."""
-    context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
-    if isinstance(config.env, str) and not _global_registry.contains(ENV_CREATOR, config.env):
-        return lambda: gymnasium.make(config.env, **config.env_config)
-    creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
-    return lambda: creator(context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import cloudpickle
@@ -27,7 +27,9 @@ from rllib_ext.levels.checks import (
     check_score,
     check_updates,
     draw_levels,
+    plays_unlearned,
 )
+from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSource
@@ -64,6 +66,14 @@ def configure_levels(
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer.
     * Evaluation never plays levels of the buffer, but held-out ones, and adds the gap to the returns on training
       levels, see :class:`~rllib_ext.levels.evaluation.GeneralizationGap`.
+
+    Results get ``num_updates_lifetime``, gradient steps, and ``timesteps_total``, environment steps, see
+    :func:`~rllib_ext.clocks.add_clocks`.
+
+    The config may hold search spaces of Ray Tune, and so may levels that are given by arguments,
+    ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``: these become the setting ``levels`` of the config,
+    where Tune finds them. They are checked by samples, as in :func:`rllib_ext.configure`, and each trial checks its own
+    values when it is built.
 
     The user's callbacks stay as they are.
 
@@ -103,28 +113,32 @@ def configure_levels(
     checked_flag("flush", flush)
     checked_flag("check_environments", check_environments)
     checked_flag("require_cpus", require_cpus)
-    source = built_levels(levels, config)
-    packed = cloudpickle.dumps(source)
-    only_scores = not getattr(source, "train_on_new_levels", True) or getattr(source, "editor", None) is not None
-    check_algorithm(config, only_scores)
-    check_updates(config, flush)
     held_out = checked_held_out(_HELD_OUT if held_out_levels is None else held_out_levels)
-    trial = cloudpickle.loads(packed)
-    drawn = draw_levels(trial)
-    check_apart(held_out, trial)
-    actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
-    check_score(trial, drawn[0], actions)
-    check_discount(config, source)
+    vars(config).pop("levels", None)  # of an earlier call
+    built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
+    if built_by_trials:
+        config.levels = levels
+
+    def check(sample: AlgorithmConfig) -> LevelSource:
+        given = sample.levels if built_by_trials else levels
+        source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
+        if require_cpus:
+            check_cpus(sample, in_tune=sample is not config)
+        return source
+
+    samples = sampled_configs(config)
+    in_tune = samples[0] is not config
+    sample = accepted(samples, check)[0]
+    source = built_levels(sample.levels if built_by_trials else levels, sample)
+    check_discount(sample, source)
     if held_out_levels is not None:
-        check_evaluated(config)
-    if require_cpus:
-        check_cpus(config)
+        check_evaluated(sample)
     ours = {
         "on_algorithm_init": functools.partial(
             install.install,
-            packed=packed,
+            packed=None if built_by_trials else cloudpickle.dumps(source),
             flush=flush,
-            only_scores=only_scores,
+            held_out=held_out if in_tune else None,
         ),
         "on_environment_created": functools.partial(playing.wrap_environments),
         "on_episode_created": functools.partial(playing.begin_episode, held_out=held_out),
@@ -139,6 +153,35 @@ def configure_levels(
         others = [one for one in present if not _is_ours(one)]
         config.callbacks(**{event: others if hook is None else [*others, hook]})
     return config
+
+
+def checked_levels(
+    levels: LevelSource | Mapping[str, Any],
+    config: AlgorithmConfig,
+    held_out: Sequence[int],
+    *,
+    flush: bool,
+    check_environments: bool,
+) -> LevelSource:
+    """Builds levels and checks that the algorithm can play and score them.
+
+    Args:
+        levels, flush, check_environments: as :func:`configure_levels`.
+        config: of the algorithm, without search spaces.
+        held_out: ids that evaluation plays.
+
+    Raises:
+        ValueError, TypeError: as :func:`configure_levels`.
+    """
+    source = built_levels(levels, config)
+    check_algorithm(config, plays_unlearned(source))
+    check_updates(config, flush)
+    trial = cloudpickle.loads(cloudpickle.dumps(source))
+    drawn = draw_levels(trial)
+    check_apart(held_out, trial)
+    actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
+    check_score(trial, drawn[0], actions)
+    return source
 
 
 def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfig) -> LevelSource:

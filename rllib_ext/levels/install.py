@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from rllib_ext.clocks import add_clocks, count_updates
 from rllib_ext.levels.playing import follow
 
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
@@ -16,31 +17,43 @@ _LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 def install(
     algorithm: Any,
     *,
-    packed: bytes,
+    packed: bytes | None,
     flush: bool,
-    only_scores: bool,
+    held_out: Sequence[int] | None,
     **ignored: Any,
 ) -> None:
-    """What RLlib calls as ``on_algorithm_init``: starts the level buffer, and has EnvRunners and Learners use it.
+    """Starts the level buffer, and has EnvRunners and Learners use it; the callback ``on_algorithm_init``.
 
     Args:
         algorithm: just built.
-        packed: the level buffer, as cloudpickle has it.
+        packed: the level buffer, as cloudpickle has it; ``None`` where the config's setting ``levels`` has its
+            arguments, which held search spaces of Tune.
         flush: whether unfinished episodes are scored after every update.
-        only_scores: whether there may be episodes that are not learned from.
+        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
         ignored: what else RLlib passes.
+
+    Raises:
+        ValueError, TypeError: values of a trial that :func:`rllib_ext.configure_levels` would have refused.
     """
+    from ray import cloudpickle
+
     from rllib_ext.levels import scoring
     from rllib_ext.levels.checkpoint import CheckpointedLevels
+    from rllib_ext.levels.checks import plays_unlearned
+    from rllib_ext.levels.config import checked_levels
     from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.remote import RemoteLevels
     from rllib_ext.levels.scored_only import ScoredOnly
     from rllib_ext.task_assignment import num_actors
 
     config = algorithm.config
+    source = config.levels if packed is None else cloudpickle.loads(packed)
+    if held_out is not None:
+        source = checked_levels(source, config, held_out, flush=flush, check_environments=False)
+    built = cloudpickle.dumps(source)
     environments = num_actors(config)
     levels = RemoteLevels(
-        packed,
+        built,
         GeneralizationGap(config.seed),
         environments=environments,
         patience=_LEARNER_LAG * max(config.num_learners, 1),
@@ -54,9 +67,10 @@ def install(
     for result in algorithm.learner_group.foreach_learner(told):
         if not result.ok:
             raise result.get()
-    if only_scores:
+    if plays_unlearned(source):
         ScoredOnly(algorithm.learner_group, levels.actor).install()
-    CheckpointedLevels(algorithm, levels, packed).install()
+    count_updates(algorithm)
+    CheckpointedLevels(algorithm, levels, built).install()
     stop = algorithm.cleanup
 
     def stop_all() -> None:
@@ -79,7 +93,7 @@ def tell_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
 
 
 def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> None:
-    """What RLlib calls as ``on_train_result``: figures of the levels, under ``levels``.
+    """Adds figures of the levels to a result, under ``levels``, and the clocks; the callback ``on_train_result``.
 
     Raises:
         RuntimeError: levels could not be chosen.
@@ -87,3 +101,4 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     runners = set(range(1, algorithm.config.num_env_runners + 1))
     lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
     result["levels"] = algorithm.levels.report(sorted(lost))
+    add_clocks(algorithm=algorithm, result=result)

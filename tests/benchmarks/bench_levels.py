@@ -10,6 +10,7 @@ from itertools import count, cycle
 
 import numpy as np
 import torch
+from experiment_tables import expect_narrow_replay
 from tensordict import TensorDict, TensorDictBase
 from timing import Burst, Table, Work, burst_of, microseconds
 
@@ -145,6 +146,7 @@ def bursts(levels: Mapping[str, LevelBuffer | NumpyLevels]) -> dict[str, Burst]:
 def main() -> None:
     """Measures and prints."""
     torch.set_num_threads(1)
+    expect_narrow_replay()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=9)

@@ -87,7 +87,7 @@ class CombinationLocks:
         length = np.minimum(opened + 1, difficulty)
         reward = (step == difficulty[:, None] - 1) & (opened >= difficulty)[:, None]
         remaining = np.maximum(difficulty[:, None] - step, 0)
-        value = player.values[remaining, stage] * (step < length[:, None])
+        value = player.values[player.distance(remaining), stage] * (step < length[:, None])
         return Episodes(stage, remaining, action, reward.astype(np.float64), value, length)
 
     def success(self, player: TabularActorCritic) -> np.ndarray:
@@ -100,22 +100,34 @@ class CombinationLocks:
 class TabularActorCritic:
     """A softmax over the actions of each stage, and a value for each stage and number of stages to go.
 
-    The critic knows how far the end is; the actor need not, as a stage opens to the same action everywhere.
+    The critic sees how far the end is; the actor need not, as a stage opens to the same action everywhere.
 
     Args:
+        sees_end: whether the critic tells the number of stages to go. If not, it has one value for each stage, and the
+            same stage of a short and of a long lock leaves errors that no learning removes.
         actor_step_size: of the logits, per episode of a batch.
         critic_step_size: share of the way to the mean return of a batch.
         entropy_weight: of the policy's entropy.
     """
 
     def __init__(
-        self, actor_step_size: float = 2.0, critic_step_size: float = 0.3, entropy_weight: float = 0.01
+        self,
+        actor_step_size: float = 2.0,
+        critic_step_size: float = 0.3,
+        entropy_weight: float = 0.01,
+        *,
+        sees_end: bool = True,
     ) -> None:
         self.logits = np.zeros((DIFFICULTIES * VARIANTS, NUM_ACTIONS))
         self.values = np.zeros((DIFFICULTIES + 1, DIFFICULTIES * VARIANTS))
         self._actor_step_size = actor_step_size
         self._critic_step_size = critic_step_size
         self._entropy_weight = entropy_weight
+        self._sees_end = sees_end
+
+    def distance(self, remaining: np.ndarray) -> np.ndarray:
+        """What the critic sees of the stages to go, of the same shape: all, or whether there are any."""
+        return remaining if self._sees_end else np.minimum(remaining, 1)
 
     def probabilities(self) -> np.ndarray:
         """Of each action at each stage, ``[stages, actions]``."""
@@ -134,7 +146,7 @@ class TabularActorCritic:
         step = np.zeros_like(self.logits)
         np.add.at(step, stage[played], gradient[played])
         self.logits += self._actor_step_size * step / len(stage)
-        where = (episodes.remaining[played], stage[played])
+        where = (self.distance(episodes.remaining[played]), stage[played])
         error, visits = np.zeros_like(self.values), np.zeros_like(self.values)
         np.add.at(error, where, advantage[played])  # the advantage is the return less the value
         np.add.at(visits, where, 1.0)

@@ -18,13 +18,6 @@ from lightning_replay import recipes
 from lightning_replay.progress import MeanReturn
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, ReverseCurriculum, Scheduler, UniformTasks
 
-METHODS = {
-    "us": "uniform schedule",
-    "exp3": "EXP3",
-    "db": "no curriculum",
-    "dbc": "easy-to-hard stages",
-    "drc": "reverse curriculum",
-}
 FAST = {"updates": 40, "warmup_rounds": 30, "updates_per_test": 20, "way_episodes": 1, "test_episodes": 1}
 
 Columns = dict[str, np.ndarray]

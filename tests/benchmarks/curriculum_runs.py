@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
+from experiment_pictures import draw_panels
 
 RESULTS = Path(__file__).parent / "results"
-COLOURS = {"us": "tab:blue", "exp3": "tab:orange", "db": "tab:red", "dbc": "tab:purple", "drc": "tab:green"}
+METHODS = {
+    "us": "uniform schedule",
+    "exp3": "EXP3",
+    "db": "no curriculum",
+    "dbc": "easy-to-hard stages",
+    "drc": "reverse curriculum",
+}  # in the order of tables and pictures
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def options(description: str, methods: Sequence[str], seeds: int, together: int)
     """Reads ``--seeds``, ``--methods``, ``--processes``, ``--save`` and ``--fast``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seeds", type=int, default=seeds, help="seeds 0 to this many")
-    parser.add_argument("--methods", nargs="+", default=list(methods), choices=list(COLOURS))
+    parser.add_argument("--methods", nargs="+", default=list(methods), choices=list(METHODS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--together", type=int, default=together, help="runs that a process plays side by side")
     parser.add_argument("--save", action="store_true", help="keep every run at once, go on where an earlier call ended")
@@ -55,14 +57,12 @@ class Runs:
         title: of table and picture.
         name: of the files in ``results``.
         tasks: their names, the target first.
-        methods: the name of each method, and how the table calls it.
         settings: of every run; kept runs of other settings are refused.
     """
 
     title: str
     name: str
     tasks: Sequence[str]
-    methods: dict[str, str]
     settings: dict[str, Any]
     runs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -105,12 +105,11 @@ class Runs:
     def save(self) -> None:
         """Writes the runs, the table and the picture."""
         RESULTS.mkdir(exist_ok=True)
-        runs = sorted(self.runs, key=lambda run: (list(self.methods).index(run["method"]), run["seed"]))
-        self.path.write_text(
-            json.dumps({"title": self.title, "settings": self.settings, "runs": runs}, indent=1) + "\n"
-        )
+        runs = sorted(self.runs, key=lambda run: (list(METHODS).index(run["method"]), run["seed"]))
+        content = {"title": self.title, "settings": self.settings, "runs": runs}
+        self.path.write_text(json.dumps(content, indent=1) + "\n")
         self.path.with_suffix(".md").write_text(self.report())
-        self.draw()
+        draw_runs(content, self.path.with_suffix(".png"))
 
     def at_end(self, method: str, task: str) -> list[float]:
         """Success of every run of a method at its end."""
@@ -121,7 +120,7 @@ class Runs:
         lines = [f"# {self.title}", "", "Greedy success at the end, mean over the seeds ± standard error.", ""]
         lines += ["| method | seeds | " + " | ".join(self.tasks) + " | minutes a run |"]
         lines += ["|---" * (len(self.tasks) + 3) + "|"]
-        for method, words in self.methods.items():
+        for method, words in METHODS.items():
             seconds = [run["seconds"] for run in self.runs if run["method"] == method]
             if seconds:
                 cells = [_mean_and_error(self.at_end(method, task)) for task in self.tasks]
@@ -135,7 +134,7 @@ class Runs:
         """How far each curriculum lies above no curriculum on the target, in standard errors of the difference."""
         target, baseline = self.tasks[0], self.at_end("db", self.tasks[0])
         lines = []
-        for method, words in self.methods.items():
+        for method, words in METHODS.items():
             values = self.at_end(method, target)
             if method == "db" or len(values) < 2 or len(baseline) < 2:
                 continue
@@ -145,26 +144,20 @@ class Runs:
             lines.append(f"* {words} above no curriculum on {target}: {difference:.2f} ({ratio}).")
         return lines
 
-    def draw(self) -> None:
-        """Success on every task over the updates, a line of means and a band of standard errors for each method."""
-        figure, axes = plt.subplots(1, len(self.tasks), figsize=(3.6 * len(self.tasks), 3.2), sharey=True)
-        for axis, task in zip(axes, self.tasks, strict=True):
-            for method, words in self.methods.items():
-                curves = [run["success"][task] for run in self.runs if run["method"] == method]
-                if not curves:
-                    continue
-                updates = next(run["updates"] for run in self.runs if run["method"] == method)
-                mean = np.mean(curves, axis=0)
-                error = np.std(curves, axis=0, ddof=1) / math.sqrt(len(curves)) if len(curves) > 1 else 0.0 * mean
-                axis.plot(updates, mean, color=COLOURS[method], label=words)
-                axis.fill_between(updates, mean - error, mean + error, color=COLOURS[method], alpha=0.2, linewidth=0)
-            axis.set(title=task, xlabel="updates", ylim=(-0.03, 1.03))
-            axis.grid(alpha=0.3)
-        axes[0].set_ylabel("greedy success")
-        axes[0].legend(fontsize=8)
-        figure.tight_layout()
-        figure.savefig(self.path.with_suffix(".png"), dpi=110)
-        plt.close(figure)
+
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Success on every task over the updates."""
+    runs = content["runs"]
+    by_method = {words: [run for run in runs if run["method"] == method] for method, words in METHODS.items()}
+    panels = {
+        f"task {task}": {
+            words: np.array([run["success"][task] for run in of_method])
+            for words, of_method in by_method.items()
+            if of_method
+        }
+        for task in runs[0]["success"]
+    }
+    draw_panels(panels, runs[0]["updates"], path, content["title"], "updates", "greedy success", ylim=(-0.03, 1.03))
 
 
 def standard_error(values: Sequence[float]) -> float:

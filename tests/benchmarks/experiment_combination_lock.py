@@ -18,19 +18,30 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
-from experiment_panels import draw_panels
-from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_pictures import block_means, draw_panels
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 
 from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
 
 FIRST_SEED = 200  # pilots used seeds 100 and 101
 UPDATES, EPISODES_PER_UPDATE = 400, 16
+UPDATES_PER_POINT = 10  # of the picture
 SCORE_TEMPERATURE = 0.1
 CLEARLY = 3.0  # standard errors
 EXPECTED = {0.0: False, 0.1: True, 0.3: True, 1.0: False}  # staleness weight: clearly above uniform?
@@ -67,19 +78,39 @@ def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
     return float(distribution["probability"].double().numpy() @ locks.difficulty[distribution["level_id"].numpy()])
 
 
+def update(
+    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSource, generator: np.random.Generator
+) -> int:
+    """Plays the levels chosen, scores them and learns from them; returns the environment steps played."""
+    chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
+    return learn_from(chosen, locks, player, levels, generator)
+
+
+def learn_from(
+    chosen: Sequence[int],
+    locks: CombinationLocks,
+    player: TabularActorCritic,
+    levels: LevelSource,
+    generator: np.random.Generator,
+) -> int:
+    """Plays the level chosen for each actor, scores all and learns; returns the environment steps played."""
+    episodes = locks.play(np.array(chosen), player, generator)
+    for actor, (level_id, segment) in enumerate(zip(chosen, episodes.segments(), strict=True)):
+        levels.update(actor, level_id, segment, True)
+    player.learn(episodes)
+    return int(episodes.length.sum())
+
+
 def train(method: str, seed: int, updates: int) -> dict[str, Any]:
     """One run: mean success over all levels and expected difficulty after every update, and the seconds it took."""
     torch.set_num_threads(1)
+    expect_narrow_replay()
     started = time.perf_counter()
     locks, player, levels = CombinationLocks(seed), TabularActorCritic(), METHODS[method](seed)
     generator = np.random.default_rng(seed + 1_000_000)
     success, difficulty = [], []
     for _ in range(updates):
-        chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
-        episodes = locks.play(np.array(chosen), player, generator)
-        for actor, (level_id, segment) in enumerate(zip(chosen, episodes.segments(), strict=True)):
-            levels.update(actor, level_id, segment, True)
-        player.learn(episodes)
+        update(locks, player, levels, generator)
         success.append(float(locks.success(player).mean()))
         difficulty.append(expected_difficulty(levels, locks))
     digits = 5  # enough, and half the file
@@ -160,6 +191,22 @@ def page_of(runs: Runs, seeds: range, updates: int, minutes: float) -> str:
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Success and expected difficulty over the episodes, means of ten updates."""
+    updates, size = content["updates"], min(UPDATES_PER_POINT, content["updates"])
+    episodes = range(EPISODES_PER_UPDATE, EPISODES_PER_UPDATE * updates + 1, EPISODES_PER_UPDATE)
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for measure, key in (
+        ("chance to open a lock, mean over all", "success"),
+        ("expected stages of a replayed lock", "difficulty"),
+    ):
+        of_methods = {}
+        for method, runs in content["runs"].items():
+            of_methods[method], at = block_means(np.array([run[key] for run in runs]), episodes, size)
+        panels[measure] = of_methods
+    draw_panels(panels, at, path, "Combination locks, tabular actor-critic", "episodes")
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,18 +225,7 @@ def main() -> None:
     print(page)
     if options.save:
         content = {"seeds": list(seeds), "updates": updates, "minutes": minutes, "runs": runs}
-        panels = {
-            measure: {method: np.array([run[key] for run in of_method]) for method, of_method in runs.items()}
-            for measure, key in (
-                ("mean success over all levels", "success"),
-                ("expected difficulty of a replayed level", "difficulty"),
-            )
-        }
-        episodes = range(EPISODES_PER_UPDATE, EPISODES_PER_UPDATE * updates + 1, EPISODES_PER_UPDATE)
-        title = f"Combination locks, tabular actor-critic, {len(seeds)} seeds"
-        write_results(
-            "combination_lock", page, content, lambda path: draw_panels(panels, episodes, path, title, "episodes")
-        )
+        write_results("combination_lock", page, content, draw_runs)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
 
 import numpy as np
 import torch
-from curriculum_learning import FAST, METHODS, Columns, Learner, LearningSettings
+from curriculum_learning import FAST, Columns, Learner, LearningSettings
 from curriculum_runs import Job, Runs, options
 from stacked_networks import StackedNetwork, clip_gradients
 from tensordict import TensorDict
@@ -145,7 +145,7 @@ def main() -> None:
     """Plays the runs that are missing and prints the table."""
     chosen = options(str(__doc__).splitlines()[0], ["us", "exp3", "db"], seeds=5, together=8)
     settings = Settings(**FAST) if chosen.fast else Settings()
-    runs = Runs("Half-field soccer, one player and no keeper", "half_field", HalfField.TASKS, METHODS, asdict(settings))
+    runs = Runs("Half-field soccer, one player and no keeper", "half_field", HalfField.TASKS, asdict(settings))
     runs.carry_out(play, chosen)
     print(runs.report())
 

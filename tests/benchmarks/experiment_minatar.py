@@ -23,12 +23,14 @@ import copy
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from experiment_pictures import draw_panels
 from experiment_rows import Rows
-from experiment_tables import Runs, draw, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
@@ -259,6 +261,14 @@ def page_of(runs: Runs, seeds: range, env_steps: int, minutes: float) -> str:
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Returns of training episodes over the environment steps."""
+    measure = f"mean return of the last {LAST_EPISODES} episodes"
+    curves = {method: np.array([run["curve"] for run in runs]) for method, runs in content["runs"].items()}
+    checks = range(CHECK_EVERY, content["env_steps"] + 1, CHECK_EVERY)
+    draw_panels({measure: curves}, checks, path, "MinAtar's Breakout, double DQN", "environment steps")
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -277,11 +287,7 @@ def main() -> None:
     print(page)
     if options.save:
         content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        curves = {method: np.array([run["curve"] for run in of_method]) for method, of_method in runs.items()}
-        checks = range(CHECK_EVERY, env_steps + 1, CHECK_EVERY)
-        title = f"MinAtar's Breakout, double DQN, {len(seeds)} seeds"
-        ylabel = f"mean return of the last {LAST_EPISODES} episodes"
-        write_results("minatar", page, content, lambda path: draw(curves, checks, path, title, ylabel))
+        write_results("minatar", page, content, draw_runs)
 
 
 if __name__ == "__main__":

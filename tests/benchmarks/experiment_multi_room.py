@@ -29,12 +29,22 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from experiment_panels import draw_panels
-from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_pictures import draw_panels
+from experiment_tables import (
+    Runs,
+    expect_narrow_replay,
+    markdown_table,
+    run_all,
+    standard_error,
+    unfinished,
+    with_error,
+    write_results,
+)
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
 
@@ -86,6 +96,7 @@ def train(method: str, seed: int, settings: Settings, env_steps: int, device_nam
     """One run: what was seen at every check and at the end, and the seconds it took."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    expect_narrow_replay()
     started = time.perf_counter()
     device = torch.device(device_name)
     grids, held_out = (each.to(device) for each in all_grids())
@@ -197,6 +208,19 @@ def page_of(runs: Runs, seeds: range, env_steps: int, device: str, minutes: floa
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Return on held-out levels and expected rooms of a replayed one over the environment steps."""
+    panels = {
+        measure: {method: np.array([run[key] for run in runs]) for method, runs in content["runs"].items()}
+        for measure, key in (
+            (f"return on {HELD_OUT} held-out levels", "test_return"),
+            ("expected rooms of a replayed level", "expected_rooms"),
+        )
+    }
+    at = content["runs"][UNIFORM][0]["env_steps"]
+    draw_panels(panels, at, path, "MultiRoom with 1 to 4 rooms, PPO", "environment steps")
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,13 +245,7 @@ def main() -> None:
     print(page)
     if options.save:
         content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        panels = {
-            measure: {method: np.array([run[key] for run in of_method]) for method, of_method in runs.items()}
-            for measure, key in (("test return", "test_return"), ("expected rooms, replayed level", "expected_rooms"))
-        }
-        at = runs[UNIFORM][0]["env_steps"]
-        title = f"MultiRoom-N4-Random-v0, PPO, {len(seeds)} seeds"
-        write_results(name, page, content, lambda path: draw_panels(panels, at, path, title, "environment steps"))
+        write_results(name, page, content, draw_runs)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
 
 import numpy as np
 import torch
-from curriculum_learning import FAST, METHODS, Columns, Learner, LearningSettings
+from curriculum_learning import FAST, Columns, Learner, LearningSettings
 from curriculum_runs import Job, Runs, options
 from torch import Tensor
 
@@ -117,7 +117,7 @@ def main() -> None:
     """Plays the runs that are missing and prints the table."""
     chosen = options(str(__doc__).splitlines()[0], ["us", "exp3", "db"], seeds=3, together=1)
     settings = Settings(**FAST) if chosen.fast else Settings()
-    runs = Runs("Point maze, U-shaped", "point_maze", PointMazeTasks.TASKS, METHODS, asdict(settings))
+    runs = Runs("Point maze, U-shaped", "point_maze", PointMazeTasks.TASKS, asdict(settings))
     runs.carry_out(play, chosen)
     print(runs.report())
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments share: paired runs in two processes, standard errors, tables in Markdown and pictures."""
+"""What the experiments share: paired runs in two processes, standard errors and tables in Markdown."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -93,38 +94,22 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def draw(
-    curves: Mapping[str, np.ndarray], env_steps: Sequence[int], path: Path, title: str, ylabel: str = "greedy return"
+def write_results(
+    name: str, page: str, content: dict[str, Any], draw_runs: Callable[[dict[str, Any], Path], None]
 ) -> None:
-    """Means ``[P]`` of curves ``[seeds, P]`` with bands of one standard error, as a PNG file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for label, values in curves.items():
-        mean = values.mean(0)
-        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
-        (line,) = axes.plot(env_steps, mean, label=label)
-        axes.fill_between(env_steps, mean - error, mean + error, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel(ylabel)
-    axes.set_title(title)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def write_results(name: str, page: str, content: Mapping[str, Any], draw_at: Callable[[Path], None]) -> None:
-    """Writes ``results/<name>.md``, ``.json`` and ``.png``."""
+    """Writes ``results/<name>.md``, ``.json`` and, by ``draw_runs(content, path)``, ``.png``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / name
     path.with_suffix(".md").write_text(page + "\n")
     path.with_suffix(".json").write_text(json.dumps(content) + "\n")
-    draw_at(path.with_suffix(".png"))
+    draw_runs(content, path.with_suffix(".png"))
     unfinished(name).unlink(missing_ok=True)
     print(f"written: {path}.md, .json and .png")
+
+
+def expect_narrow_replay() -> None:
+    """Silences, in this process, the warning that nearly one level is replayed: the temperature is what is measured."""
+    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
 
 
 Runs = dict[str, list[dict[str, Any]]]

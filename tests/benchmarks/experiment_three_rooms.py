@@ -19,15 +19,16 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from experiment_grids import greedy_steps, state_of
+from experiment_pictures import draw_panels
 from experiment_rows import Rows
 from experiment_tables import (
     Runs,
-    draw,
     markdown_table,
     median_error,
     ratio_of_medians_error,
@@ -269,6 +270,20 @@ def page_of(summary: dict[str, dict[str, Any]], seeds: range, env_steps: int, mi
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Greedy returns over the environment steps: what is drawn more often, and variants of event tables."""
+    curves = {method: greedy_returns(runs) for method, runs in content["runs"].items()}
+    variants = [method for method in curves if "history 1" in method or method == "SSET with priorities"]
+    references = ["uniform", "SSET: gap and goal"]
+    panels = {
+        "event tables and other draws": {name: curves[name] for name in curves if name not in variants},
+        "variants of event tables": {name: curves[name] for name in (*references, *variants)},
+    }
+    checks = range(CHECK_EVERY, content["env_steps"] + 1, CHECK_EVERY)
+    title, ylabel = "Three rooms, tabular double Q-learning", "greedy return (1: goal reached)"
+    draw_panels(panels, checks, path, title, "environment steps", ylabel, ylim=(-0.03, 1.03))
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -288,10 +303,7 @@ def main() -> None:
     print(page)
     if options.save:
         content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "summary": summary, "runs": runs}
-        curves = {method: greedy_returns(of_method) for method, of_method in runs.items()}
-        checks = range(CHECK_EVERY, env_steps + 1, CHECK_EVERY)
-        title = f"ThreeRooms-v0, tabular double Q-learning, {len(seeds)} seeds"
-        write_results("three_rooms", page, content, lambda path: draw(curves, checks, path, title))
+        write_results("three_rooms", page, content, draw_runs)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from experiment_grids import greedy_steps, state_of
+from experiment_pictures import block_means, draw_panels
 from experiment_rows import Rows
-from experiment_tables import Runs, draw, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
@@ -40,6 +42,7 @@ FIRST_SEED = 200
 ENV_STEPS, EPISODE_STEPS = 30_000, 500
 CAPACITY, TABLE_CAPACITY, HISTORY_LENGTH = 30_000, 10_000, 30
 BATCH_SIZE, STEPS_PER_UPDATE, CHECK_EVERY = 32, 4, 500
+CHECKS_PER_POINT = 10  # of the picture
 DISCOUNT, EXPLORATION = 0.99, 0.3
 HEIGHT, WIDTH = len(TwoRooms.MAP), len(TwoRooms.MAP[0])
 # Observations of all states by number, 4 * (HEIGHT * x + y) + direction, scaled to [0, 1] for the network
@@ -199,6 +202,22 @@ def page_of(runs: Runs, seeds: range, env_steps: int, minutes: float) -> str:
     )
 
 
+def draw_runs(content: dict[str, Any], path: Path) -> None:
+    """Greedy returns over the environment steps, means of ten checks: well chosen events, and the other ways."""
+    checks = range(CHECK_EVERY, content["env_steps"] + 1, CHECK_EVERY)
+    size = min(CHECKS_PER_POINT, len(checks))
+    curves = {}
+    for method, runs in content["runs"].items():
+        curves[method], at = block_means(greedy_returns(runs), checks, size)
+    shaping = [method for method in curves if method.startswith("shaping")]
+    panels = {
+        "event tables": {name: curves[name] for name in curves if name not in shaping},
+        "shaping": {name: curves[name] for name in ("uniform", *shaping)},
+    }
+    title, ylabel = "Two rooms, double DQN", f"greedy return over {size} checks"
+    draw_panels(panels, at, path, title, "environment steps", ylabel, ylim=(-0.03, 1.03))
+
+
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -217,10 +236,7 @@ def main() -> None:
     print(page)
     if options.save:
         content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        curves = {method: greedy_returns(of_method) for method, of_method in runs.items()}
-        checks = range(CHECK_EVERY, env_steps + 1, CHECK_EVERY)
-        title = f"TwoRooms-v0, double DQN, {len(seeds)} seeds"
-        write_results("two_rooms", page, content, lambda path: draw(curves, checks, path, title))
+        write_results("two_rooms", page, content, draw_runs)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import functools
 import logging
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -66,6 +67,8 @@ def test_two_iterations(name: str) -> None:
     algorithm.stop()
     assert buffer.num_learners == config.num_learners
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"] == len(buffer)
+    assert result["num_updates_lifetime"] == buffer.get_sampled_timesteps() / (16 * max(config.num_learners, 1)) > 1
     learner = result["learners"]["default_policy"]
     assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
     if buffer.replay.is_prioritized:
@@ -196,6 +199,41 @@ def test_the_old_api_stack_is_refused() -> None:
 
 def test_another_buffer_is_refused() -> None:
     refused(DQNConfig().environment("CartPole-v1"), r"is of type 'PrioritizedEpisodeReplayBuffer'.*replay_config")
+
+
+class Arguments(gym.Env):
+    """Has arguments of its own, where RLlib gives one dict."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.full(1, 1 / self.length, np.float32), {}
+
+
+def test_an_environment_that_cannot_be_played_is_refused_before_any_runner_starts() -> None:
+    config = small(DQNConfig, Arguments, "uniform").environment(env_config={"length": 4})
+    refused(config, r"Arguments.* with env_config={'length': 4} cannot be made, reset and stepped: TypeError")
+    rllib_ext.configure(config, check_environments=False)
+    refused(small(DQNConfig, "CartPool-v1", "uniform"), "the environment 'CartPool-v1' .*Did you mean: `CartPole`")
+    with pytest.raises(ModuleNotFoundError, match="my_module"):
+        rllib_ext.configure(small(DQNConfig, "my_module:MyEnv-v0", "uniform"))
+
+
+def test_a_name_that_only_this_process_has_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    gym.register("OnlyHere-v0", Counting)
+    try:
+        with caplog.at_level(logging.WARNING, logger="rllib_ext.environments"):
+            rllib_ext.configure(small(DQNConfig, "OnlyHere-v0", "uniform").env_runners(num_env_runners=0))
+            assert not caplog.text
+            rllib_ext.configure(small(DQNConfig, "OnlyHere-v0", "uniform").env_runners(num_env_runners=1))
+    finally:
+        del gym.registry["OnlyHere-v0"]
+    assert "'OnlyHere-v0' is registered in this process; " in caplog.text
+    assert f"'{Counting.__module__}:OnlyHere-v0'" in caplog.text
 
 
 def test_too_few_cpus_are_counted() -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of the RLlib door and its command, shortened, as a user starts them."""
+"""The examples of the RLlib integration and its command line, shortened, as a user starts them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,13 +64,17 @@ def test_rllibs_own_buffer_for_comparison(tmp_path: Path) -> None:
     assert re.fullmatch(r"2\d\d rows saved, 0 restored", lines[-1])
 
 
-def test_tune_compares_recipes(tmp_path: Path) -> None:
+def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(tmp_path: Path) -> None:
     lines = run(tmp_path, "rllib_tune.py", "--directory", str(tmp_path / "trials"))
-    table = rows(lines, "recipe ")
-    assert [line[0] for line in table] == ["uniform", "prioritized", "neighborhood_mixup"]
-    for _, episode_return, stored, checkpoint in table:
-        assert float(episode_return) < 0 and stored == "220"
-        assert checkpoint.startswith(str(tmp_path / "trials")) and (Path(checkpoint) / "replay_buffer").is_dir()
+    table = rows(lines, "lr  ")
+    assert len(table) == 3 and len({line[0] for line in table}) == 3
+    assert all(1e-4 <= float(lr) <= 1e-2 and 0.0 <= float(exponent) <= 0.9 for lr, exponent, *_ in table)
+    assert all(int(line[2]) in (100, 200, 300, 400) and int(line[3]) == int(line[2]) - 99 for line in table)
+    best = max(table, key=lambda line: float(line[4]))
+    checkpoint, restored, trained = (line.split(": ")[1] for line in lines[-3:])
+    assert checkpoint.startswith(str(tmp_path / "trials")) and (Path(checkpoint) / "replay_buffer").is_dir()
+    assert restored == f"{best[2]} rows, priority_exponent {best[1]}"
+    assert trained == f"{int(best[2]) + 100} environment steps"
 
 
 def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
@@ -106,15 +112,63 @@ def test_retention_of_atari_frames(tmp_path: Path) -> None:
     assert lines[-1] == f"would take {300 * 8 * 84 * 84:,} bytes"
 
 
-def test_the_command_starts_ray_itself(tmp_path: Path) -> None:
-    settings = ("stop.env_steps=60", "reporting.min_sample_timesteps_per_iteration=30", "env_runners.num_env_runners=1")
-    settings += ("env_runners.num_cpus_per_env_runner=3",)  # more than a small machine has
+ENVIRONMENT = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Tilted(CartPoleEnv):
+    def __init__(self, limit):
+        super().__init__()
+        self.theta_threshold_radians = limit
+"""
+RECIPE = """
+from lightning_replay import recipes
+
+
+def gentle(capacity, batch_size, seed=None):
+    return recipes.prioritized(capacity, batch_size, priority_exponent=0.25, seed=seed)
+"""
+
+
+def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "my_environments.py").write_text(ENVIRONMENT)
+    (tmp_path / "my_recipes.py").write_text(RECIPE)
+    settings = ("stop.env_steps=1_000_000", "reporting.min_sample_timesteps_per_iteration=30")
+    settings += (
+        "env_runners.num_env_runners=1",
+        "env_runners.num_cpus_per_env_runner=3",
+    )  # more than a small machine has
+    settings += ("environment={env: my_environments.Tilted, env_config: {limit: 0.1}}",)
+    settings += ("replay={recipe: my_recipes.gentle, capacity: 1_000}",)
     file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")
-    lines = printed(tmp_path, "-m", "rllib_ext", file, "--checkpoint=here", *(f"--set={text}" for text in settings))
-    assert [line.split()[0] for line in lines[:2]] == ["env_steps", "30"]
-    assert lines[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
+    command = [sys.executable, "-m", "rllib_ext", file, "--checkpoint=here", *(f"--set={text}" for text in settings)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
+        assert process.stdout is not None
+        first = [next(process.stdout).split()[0] for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=280)
+    assert first == ["env_steps", "30"] and process.returncode == 128 + signal.SIGINT, errors[-2000:]
+    assert "interrupted: the checkpoint is written after this iteration" in errors
+    assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
+    saved = json.loads((tmp_path / "here" / "replay_buffer" / "buffer.json").read_text())
+    assert "my_recipes.gentle" in str(saved)
 
 
 def test_the_command_lists_the_files_of_the_library(tmp_path: Path) -> None:
     lines = printed(tmp_path, "-m", "rllib_ext", "--help")
     assert f"  {ROOT / 'configs' / 'rllib' / 'nmer_sac_pendulum.yaml'}" in lines
+
+
+def test_the_command_without_its_extra_is_one_sentence(tmp_path: Path) -> None:
+    hidden = "import runpy, sys; sys.modules['ray'] = None; runpy.run_module('rllib_ext', run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", hidden, "config.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"python -m rllib_ext needs Ray RLlib, and ray(\.rllib)? is not installed: "
+        r"pip install 'lightning-replay\[rllib\]'\n",
+        result.stderr,
+    )

@@ -189,6 +189,7 @@ def test_what_is_assigned_is_played_and_scored_by_the_values_before_the_update(
     assert any(episode.t_started > 0 for episode in watched.episodes)  # scores are joined over updates
     scores = scores_of(two_runners)
     assert len(scores) == result["levels"]["levels"] >= 10 and result["levels"]["replayed"] > 0
+    assert 1.0 <= result["levels"]["effective_levels"] <= result["levels"]["levels"]
     assert scores == pytest.approx({level_id: those[-1] for level_id, those in watched.scores.items()}, rel=1e-4)
     assert_lossless(result)
 

@@ -292,5 +292,5 @@ def test_a_game_that_does_not_exist_is_said_before_ray_waits() -> None:
 def test_a_missing_extra_is_said_before_ray_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     config = retaining("lightning_replay.envs:Atari-v0").environment(env_config={"game": "Breakout"})
-    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[atari\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[atari\]'"):
         rllib_ext.configure(config)

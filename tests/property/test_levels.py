@@ -47,6 +47,9 @@ def check_same(levels: LevelBuffer, oracle: LevelOracle) -> None:
     if ids:
         expected = oracle.probabilities()
         assert dict(zip(ids, shown["probability"].tolist(), strict=True)) == pytest.approx(expected, abs=1e-12)
+        stats = levels.stats()
+        assert stats["effective_levels"] == pytest.approx(1.0 / sum(p * p for p in expected.values()))
+        assert stats["probability_max"] == pytest.approx(max(expected.values()))
     assert levels.replay.storage.get(slice(None))["level_id"].tolist() == ids if ids else len(levels.replay) == 0
     for actor, episodes in oracle.flight.items():
         assert levels.in_flight(actor) == [episode.level for episode in episodes]

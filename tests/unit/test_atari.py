@@ -17,7 +17,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(module, packag
     if module == "cv2":
         pytest.importorskip("ale_py")
     monkeypatch.setitem(sys.modules, module, None)
-    message = rf"Atari games need {package}, which is not installed: pip install lightning-replay\[atari\]"
+    message = rf"an Atari game needs {package}, which is not installed: pip install 'lightning-replay\[atari\]'"
     with pytest.raises(ModuleNotFoundError, match=message):
         gymnasium.make("Atari-v0", game="Breakout")
 

@@ -143,4 +143,4 @@ def test_without_minigrid_the_extra_is_named() -> None:
         "gymnasium.make('ThreeRooms-v0')\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "need MiniGrid, which is not installed: pip install lightning-replay[grids]" in result.stderr
+    assert "needs MiniGrid, which is not installed: pip install 'lightning-replay[grids]'" in result.stderr

@@ -445,8 +445,8 @@ def test_a_picture_is_drawn() -> None:
     assert HalfField().render() is None
     assert env.metadata["render_fps"] == 10
     picture = draw((26.25, 0.0), 0.0, (0.0, 34.0), (52.5, -34.0))
-    assert picture[222, 176].tolist() == [220, 60, 50]  # the player in the middle
-    assert picture[222, 184].tolist() == [220, 60, 50] and picture[222, 166].tolist() == [58, 125, 68]  # faces right
+    assert picture[222, 176].tolist() == [240, 170, 30]  # the player in the middle
+    assert picture[222, 184].tolist() == [240, 170, 30] and picture[222, 166].tolist() == [58, 125, 68]  # faces right
     assert picture[18, 18].tolist() == [255, 255, 255]  # the ball in the upper left corner
     assert picture[426, 333].tolist() == [50, 90, 220]  # the keeper in the lower right one
 

@@ -257,13 +257,7 @@ def test_tsne_keeps_neighbours_together(features: int) -> None:
         project({"a": noise[:3]}, "tsne")
 
 
-def test_the_picture_has_a_column_for_each_buffer_and_the_same_axes(tmp_path: Path, monkeypatch) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    drawn = []
-    save = figure.Figure.savefig
-    monkeypatch.setattr(
-        figure.Figure, "savefig", lambda self, *args, **options: (drawn.append(self), save(self, *args, **options))
-    )
+def test_the_picture_has_a_column_for_each_buffer_and_the_same_axes(tmp_path: Path, saved_figures: list) -> None:
     fifo = recipes.uniform(3, 1, seed=0)
     kept = recipes.surprise_retention(3, 1, initial_surprise=lambda rows: rows["next", "reward"].flatten(), seed=0)
     for replay in (fifo, kept):
@@ -271,8 +265,13 @@ def test_the_picture_has_a_column_for_each_buffer_and_the_same_axes(tmp_path: Pa
     picture = tmp_path / "new" / "retention.png"
     draw_inspection(inspect_buffers({"fifo": fifo, "kept": kept}), picture, "title")
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    left, right = (drawn[0].axes[column:6:2] for column in (0, 1))
+    left, right = (saved_figures[0].axes[column:6:2] for column in (0, 1))
     assert [each.get_title() for each in (left[0], right[0])] == ["fifo: 3 rows", "kept: 3 rows"]
+    assert saved_figures[0].get_suptitle() == "title"
+    ages_named, seen = "age (transitions that came since)", "first coordinate of the observation"
+    assert [each.get_xlabel() for each in right] == [seen, ages_named, "return of the row"]
+    assert [each.get_ylabel() for each in left] == ["second coordinate", "share of rows", "share of rows"]
+    assert saved_figures[0].axes[6].get_xlabel() == ages_named
     assert [each.get_xlim() for each in left] == [each.get_xlim() for each in right]
     assert [each.get_ylim() for each in left] == [each.get_ylim() for each in right]
     assert left[0].collections[0].get_array().tolist() == [2, 1, 0]

@@ -20,6 +20,7 @@ LAYERS = (
         "neighbors",
         "schedules",
         "saving",
+        "extras",
         "forking",
         "recorded",
         "argument_names",
@@ -70,7 +71,7 @@ def _top_levels(names: set[str]) -> set[str]:
 
 
 def _is_door(path: Path) -> bool:
-    return path.relative_to(ROOT / "lightning_replay").parts[0] in {"agents", "lit"}
+    return path.relative_to(ROOT / "lightning_replay").parts[0] in {"agents", "lit", "__main__.py"}
 
 
 def _unit(name: str) -> str | None:

@@ -13,6 +13,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # scripts, no package
 
 import combination_lock
+import experiment_level_temperature
 from multi_room_ppo import PPO, Collector, Settings, advantages, score, test_returns
 from vector_multi_room import MINIGRID_ACTIONS, Grids, VectorMultiRoom
 
@@ -163,3 +164,29 @@ def test_learning_from_a_lock_opens_it() -> None:
     after = locks.success(player)
     assert after[1] > 0.9 > before[1]
     assert after.mean() > before.mean()  # other locks have its stages
+
+
+def test_a_critic_that_does_not_see_the_end_values_a_stage_alike_in_every_lock() -> None:
+    player = combination_lock.TabularActorCritic(sees_end=False)
+    assert player.distance(np.array([8, 3, 1, 0])).tolist() == [1, 1, 1, 0]
+    locks = combination_lock.CombinationLocks(0)
+    for _ in range(20):
+        player.learn(locks.play(np.arange(16), player, np.random.default_rng(0)))
+    assert player.values[1].any() and not player.values[2:].any()
+    value = locks.play(np.arange(16), player, np.random.default_rng(1)).state_value
+    assert np.array_equal(value[:, 0], player.values[1, locks.stage[:16, 0]])
+
+
+def test_no_level_is_started_twice_for_one_update() -> None:
+    choice = experiment_level_temperature.Choice(0.1, repeats=False)
+    levels, generator = choice.build(seed=0), np.random.default_rng(0)
+    locks, player = combination_lock.CombinationLocks(0), combination_lock.TabularActorCritic()
+    begun = 0
+    for _ in range(30):
+        playing: list[int] = []
+        for actor in range(16):
+            playing.append(experiment_level_temperature.start_idle_level(levels, actor, playing, generator))
+        assert len(set(playing)) == 16
+        begun += 16
+        experiment_level_temperature.learn_from(playing, levels, locks, player, generator)
+    assert levels.episodes == begun and 16 < len(levels) < begun, "some are new and some replayed"

@@ -15,7 +15,7 @@ from lightning_replay.envs.minatar import GAMES
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "minatar", None)
-    with pytest.raises(ModuleNotFoundError, match=r"need MinAtar, .*pip install lightning-replay\[minatar\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs MinAtar, .*pip install 'lightning-replay\[minatar\]'"):
         gymnasium.make("MinAtar-v0", game="breakout")
 
 

@@ -164,4 +164,4 @@ def test_without_minigrid_the_extra_is_named() -> None:
         "    except ModuleNotFoundError as error: print(error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.count("need MiniGrid, which is not installed: pip install lightning-replay[grids]") == 2
+    assert result.stdout.count("needs MiniGrid, which is not installed: pip install 'lightning-replay[grids]'") == 2

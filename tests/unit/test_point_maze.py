@@ -167,4 +167,4 @@ def test_without_gymnasium_robotics_the_extra_is_named() -> None:
         "gymnasium.make('PointMazeTasks-UMaze-v0')\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "need gymnasium-robotics, which is not installed: pip install lightning-replay[mazes]" in result.stderr
+    assert "needs gymnasium-robotics, which is not installed: pip install 'lightning-replay[mazes]'" in result.stderr

@@ -70,7 +70,7 @@ class Evaluate(L.Callback):
         self.history.append((source.env_steps_done, float(np.mean(returns))))
         self._publish(trainer)
         for logger in trainer.loggers:
-            logger.log_metrics({"eval/return": self.history[-1][1]}, step=source.env_steps_done)
+            logger.log_metrics({"eval/return": self.history[-1][1]})
 
     def _publish(self, trainer: L.Trainer) -> None:
         trainer.callback_metrics["eval/return"] = torch.tensor(self.history[-1][1])

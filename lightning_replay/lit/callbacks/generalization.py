@@ -68,7 +68,7 @@ class GeneralizationGap(Evaluate):
             self.training_history.append((source.env_steps_done, mean))
         self._publish(trainer)
         for logger in trainer.loggers:
-            logger.log_metrics(self._metrics(), step=source.env_steps_done)
+            logger.log_metrics(self._metrics())
 
     def _mean_return(self, source: LevelDataModule, agent: L.LightningModule, level_ids: list[int]) -> float:
         env = partial(make_environment, source.env, source.evaluation_env_kwargs)

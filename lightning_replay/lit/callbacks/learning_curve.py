@@ -4,28 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import numpy as np
+import torch
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
 from lightning_replay.lit.env_step_datamodule import source_of
-from lightning_replay.pictures import import_pyplot
+from lightning_replay.lit.rollout import Episode
+from lightning_replay.pictures import consecutive_groups, count_on, fill_band, import_pyplot, make_figure, save_figure
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
-_MOST_EPISODES = 1_000
 
 
 class LearningCurve(L.Callback):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
-    Needs matplotlib: ``pip install lightning-replay[plots]``.
+    Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
+    matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
@@ -34,48 +39,76 @@ class LearningCurve(L.Callback):
     def __init__(self, path: str | None = None) -> None:
         check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
+        self.history: list[tuple[int, float]] = []
+        self._newest: Episode | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds out before the training, not after it, that matplotlib is missing."""
         import_pyplot(_PICTURE)
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forgets the episodes of another run."""
+        if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
+            self.history.clear()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records the training episodes that ended since; a data module keeps only the newest of them."""
+        episodes = source_of(trainer, self).collection.episodes
+        ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
+        if ended:
+            self._newest = ended[0]
+            self.history += [(episode.env_steps, episode.episode_return) for episode in reversed(ended)]
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
-        source = source_of(trainer, self)
-        curves: dict[str, Curve] = {}
-        if source.collection.episodes:
-            curves |= _training_curve([(e.env_steps, e.episode_return) for e in source.collection.episodes])
+        curves: dict[str, Curve] = {"training episodes": self.history} if self.history else {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
                 curves |= {"held-out levels": callback.history, "levels trained on": callback.training_history}
             elif isinstance(callback, Evaluate) and callback.history:
-                curves["evaluation"] = callback.history
+                of = f", mean of {callback.episodes} episodes" if callback.episodes > 1 else ""
+                curves[f"evaluation{of}"] = callback.history
         path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
-        draw_learning_curves(curves, path)
+        env = source_of(trainer, self).env
+        on = f" on {env}" if isinstance(env, str) else ""
+        draw_learning_curves(curves, path, f"Learning curve of {type(pl_module).__name__}{on}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The training episodes so far: steps and returns, float64 ``[E, 2]``."""
+        return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the training episodes."""
+        self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 
-def _training_curve(episodes: Curve) -> dict[str, Curve]:
-    """Each episode, or of many the means of as many consecutive ones as leave a readable line."""
-    if len(episodes) <= _MOST_EPISODES:
-        return {"training episodes": episodes}
-    size = -(-len(episodes) // (_MOST_EPISODES // 5))
-    groups = [episodes[start : start + size] for start in range(0, len(episodes), size)]
-    means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
-    return {f"training episodes, means of {size}": means}
+def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "Learning curve") -> None:
+    """Writes a picture with one line per curve of ``(env_steps, return)`` points.
 
+    A curve of more than 100 points is drawn as the means of at most 50 groups of consecutive ones, with a band of one
+    standard deviation of the returns in a group.
 
-def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "") -> None:
-    """Writes one line per curve of ``(env_steps, return)`` points as a PNG file."""
-    pyplot = import_pyplot(_PICTURE)
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    Args:
+        curves: by their names in the legend.
+        path: of the file.
+        title: above the figure.
+    """
+    figure, panels = make_figure(_PICTURE)
+    axes = panels[0, 0]
     for label, points in curves.items():
-        marker = "o" if len(points) == 1 else None  # of which there is no line
-        axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return")
-    axes.set_title(title)
+        groups = consecutive_groups(points) if points else []
+        if len(groups) == len(points):
+            marker = "o" if len(points) == 1 else None  # of which there is no line
+            axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
+            continue
+        at, mean = np.array([(group[-1, 0], group[:, 1].mean()) for group in groups]).T
+        words = f"{label}, mean ± standard deviation of about {round(len(points) / len(groups))}"
+        (line,) = axes.plot(at, mean, label=words)
+        fill_band(axes, at, mean, np.array([group[:, 1].std() for group in groups]), line)
+    axes.set(xlabel="environment steps", ylabel="return of an episode", title=title)
+    count_on(axes.xaxis)
     if curves:
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        axes.legend(fontsize="small")
+    save_figure(figure, path)

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from lightning_replay.envs.level_wrappers import LevelWrapper
 from lightning_replay.lit.callbacks.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
-from lightning_replay.pictures import import_pyplot
+from lightning_replay.pictures import consecutive_groups, count_on, import_pyplot, log_colors, make_figure, save_figure
 from lightning_replay.validation import check_callable, check_kind, checked_count
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
@@ -25,6 +25,7 @@ __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", 
 Difficulty = Callable[[int], float]
 Curriculum = Sequence[tuple[int, Mapping[float, float]]]
 _CURRICULUM = "the picture of the level curriculum"
+_CURRICULUM_TITLE = "Level curriculum: difficulty of the levels replayed"
 _SCATTER = "the picture of scores against staleness"
 
 
@@ -33,7 +34,7 @@ class LevelCurriculum(L.Callback):
 
     At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
     without scores have no such probabilities; for them nothing is drawn, and a line says so.
-    Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install lightning-replay[plots]``.
+    Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         difficulty: of a level's id, one of a few numbers; if absent, ``info["difficulty"]`` of a reset to that level in
@@ -84,7 +85,7 @@ class LevelCurriculum(L.Callback):
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
-            logger.log_metrics({"levels/expected_difficulty": expected}, step=source.env_steps_done)
+            logger.log_metrics({"levels/expected_difficulty": expected})
 
     def _measure(self, trainer: L.Trainer, level_id: int) -> float:
         if self.difficulty is not None:
@@ -128,7 +129,7 @@ class ScoreAgainstStaleness(L.Callback):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
     For sources without scores nothing is drawn, and a line says so. Needs matplotlib:
-    ``pip install lightning-replay[plots]``.
+    ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
@@ -154,39 +155,52 @@ class ScoreAgainstStaleness(L.Callback):
 def draw_level_curriculum(history: Curriculum, path: Path) -> None:
     """Writes a PNG file with one stacked area per difficulty; of a single record one stacked bar.
 
+    More than 100 records are drawn as means of at most 50 groups of consecutive ones.
+
     Args:
         history: environment steps and the probability of each difficulty then; one that is missing has none.
         path: of the file.
     """
-    pyplot = import_pyplot(_CURRICULUM)
     difficulties = sorted({difficulty for _, masses in history for difficulty in masses})
-    steps = [step for step, _ in history]
-    areas = np.array([[masses.get(difficulty, 0.0) for _, masses in history] for difficulty in difficulties])
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    colors = pyplot.get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
+    records = [[step, *(masses.get(difficulty, 0.0) for difficulty in difficulties)] for step, masses in history]
+    groups = consecutive_groups(records)
+    steps = [int(group[-1, 0]) for group in groups]
+    areas = np.array([group[:, 1:].mean(0) for group in groups]).T
+    of = "" if len(groups) == len(history) else f", mean of about {round(len(history) / len(groups))} records"
+    figure, panels = make_figure(_CURRICULUM)
+    axes = panels[0, 0]
+    colors = import_pyplot(_CURRICULUM).get_cmap("viridis")(np.linspace(0.0, 1.0, len(difficulties)))
     labels = [f"{difficulty:g}" for difficulty in difficulties]
     if len(history) > 1:
         axes.stackplot(steps, areas, labels=labels, colors=colors)
+        axes.set_xlim(steps[0], steps[-1])
+        count_on(axes.xaxis)
     else:
         for label, color, mass, below in zip(labels, colors, areas, areas.cumsum(axis=0) - areas, strict=True):
             axes.bar([str(step) for step in steps], mass, bottom=below, width=0.1, label=label, color=color)
         axes.set_xlim(-0.5, 0.5)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("probability of replay")
-    axes.set_ylim(0.0, 1.0)
-    axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _save(figure, path)
+    axes.set(xlabel="environment steps", ylabel=f"probability of replay{of}", ylim=(0.0, 1.0))
+    axes.set_title(_CURRICULUM_TITLE)
+    axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)  # as they are stacked
+    save_figure(figure, path)
 
 
 def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
-    """Writes a PNG file with one point per level of ``levels.probabilities()``."""
-    pyplot = import_pyplot(_SCATTER)
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    points = axes.scatter(levels["staleness"].numpy(), levels["score"].numpy(), c=levels["probability"].numpy(), s=12)
+    """Writes a PNG file with one point per level of ``levels.probabilities()``, the most probable on top.
+
+    Colours are on a logarithmic scale, because ranks at a low temperature give one level nearly all the probability.
+    """
+    figure, panels = make_figure(_SCATTER)
+    levels = levels[levels["probability"].argsort()]
+    colors, norm = log_colors(levels["probability"].numpy())
+    axes = panels[0, 0]
+    staleness, score = levels["staleness"].numpy(), levels["score"].numpy()
+    points = axes.scatter(staleness, score, c=colors, norm=norm, s=18)
     axes.set_xlabel("staleness (episodes since the level was played)")
-    axes.set_ylabel("score")
-    figure.colorbar(points, label="probability of replay")
-    _save(figure, path)
+    axes.set_ylabel("score of the level")
+    axes.set_title(f"Scores and staleness of {len(levels):,} levels")
+    figure.colorbar(points, label="probability of replay (logarithmic)")
+    save_figure(figure, path)
 
 
 def _say_why_not(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
@@ -197,9 +211,3 @@ def _say_why_not(callback: L.Callback, trainer: L.Trainer, where_there_are_score
 
 def _path(given: str | None, trainer: L.Trainer, name: str) -> Path:
     return Path(given) if given else Path(trainer.log_dir or ".") / name
-
-
-def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    import_pyplot("the picture").close(figure)

@@ -16,10 +16,10 @@ __all__ = ["LogLevelStats", "level_source_of"]
 
 
 class LogLevelStats(L.Callback):
-    """Every ``every_n_rollouts`` writes ``levels/*``, ``train/*`` and both clocks to the trainer's loggers.
+    """Every ``every_n_rollouts`` writes ``levels/*`` and ``train/*`` to the trainer's loggers.
 
     ``levels/*`` are the figures of ``levels.stats()``, ``train/*`` what the training step returned, and the mean return
-    of the last ten episodes. The loggers' x-axis is ``env_steps``.
+    of the last ten episodes. The data module adds both clocks.
 
     Args:
         every_n_rollouts: rollouts between two records.
@@ -48,11 +48,9 @@ class LogLevelStats(L.Callback):
                 metrics[f"train/{name}"] = float(value)
         if source.collection.episodes:
             metrics["train/return"] = source.collection.recent_return
-        metrics["env_steps"] = source.env_steps_done
-        metrics["updates"] = source.updates_done
         metrics["env_steps_per_second"] = (source.env_steps_done - self._last_steps) / (now - self._last_time)
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=source.env_steps_done)
+            logger.log_metrics(metrics)
         self._last_steps, self._last_time = source.env_steps_done, now
 
 

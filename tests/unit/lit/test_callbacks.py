@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -32,8 +33,8 @@ class ScriptedEvaluate(Evaluate):
 
 
 def make_data(**options) -> ReplayDataModule:
-    defaults = {"env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
-    return ReplayDataModule(Counting, make_replay(), **(defaults | options))
+    defaults = {"env": Counting, "env_steps": 60, "warmup_steps": 20, "seed": 0, "updates_per_epoch": 10}
+    return ReplayDataModule(replay=make_replay(), **(defaults | options))
 
 
 class Memory(Logger):
@@ -116,7 +117,7 @@ def test_statistics_are_logged_against_environment_steps(tmp_path: Path) -> None
     make_trainer(tmp_path, [LogReplayStats(every_n_updates=8)], logger=logger).fit(Tiny(), datamodule=data)
     assert [step for step, _ in logger.records] == [36, 52]
     metrics = logger.records[-1][1]
-    assert metrics["env_steps"] == 52 and metrics["updates"] == 16
+    assert metrics["updates"] == 16
     assert {"train/loss", "train/td_error", "train/return", "updates_per_second", "replay/nbytes"} <= set(metrics)
     assert metrics["train/return"] == 15.0
 
@@ -144,17 +145,32 @@ def test_the_bar_shows_steps_return_and_speed(tmp_path: Path, monkeypatch: pytes
     assert trainer.progress_bar_callback is bar
 
 
-def test_the_picture_is_drawn_at_the_end(tmp_path: Path) -> None:
-    make_trainer(tmp_path, [LearningCurve(), Evaluate(20, 1)]).fit(Tiny(), datamodule=make_data())
+def test_the_picture_is_drawn_at_the_end(tmp_path: Path, saved_figures: list) -> None:
+    evaluate = Evaluate(20, 2)
+    make_trainer(tmp_path, [LearningCurve(), evaluate]).fit(Tiny(), datamodule=make_data())
     picture = tmp_path / "learning_curve.png"
     assert picture.read_bytes()[:4] == b"\x89PNG" and picture.stat().st_size > 5_000
+    (axes,) = saved_figures[0].axes
+    training, evaluation = axes.get_lines()
+    assert list(zip(*evaluation.get_data(), strict=True)) == evaluate.history
+    labels = ["training episodes", "evaluation, mean of 2 episodes"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+    assert axes.get_title() == "Learning curve of Tiny" and len(training.get_xdata()) > 1
     make_trainer(tmp_path, [LearningCurve(str(tmp_path / "a" / "b.png"))]).fit(Tiny(), datamodule=make_data())
     assert (tmp_path / "a" / "b.png").exists()
 
 
+def test_the_picture_begins_with_the_first_episode_however_many_there_are(tmp_path: Path) -> None:
+    curve = LearningCurve()
+    data = make_data(env=partial(Counting, length=1), env_steps=1_300, warmup_steps=100, updates_per_env_step=0.05)
+    make_trainer(tmp_path, [curve]).fit(Tiny(), datamodule=data)
+    assert len(data.collection.episodes) == 1_000, "what the data module keeps"
+    assert curve.history == [(step, 1.0) for step in range(1, 1_301)]
+
+
 def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[plots\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[plots\]'"):
         make_trainer(tmp_path, [LearningCurve()]).fit(Tiny(), datamodule=make_data())
 
 

@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from lightning_replay.lit import environments as environments_module
+from lightning_replay.extras import MissingExtraError
 from lightning_replay.lit.collection import Collection
-from lightning_replay.lit.environments import make_environment, make_environments, random_actions
+from lightning_replay.lit.environments import (
+    UnknownEnvironmentError,
+    make_environment,
+    make_environments,
+    random_actions,
+)
 from lightning_replay.lit.rollout import Rollout
 from tests.unit.lit.toys import Counting, Tiny, make_replay
 
@@ -145,13 +155,49 @@ def test_random_actions_need_bounds() -> None:
         random_actions(gymnasium.spaces.Box(-np.inf, np.inf, (1,)), 1, np.random.default_rng(0))
 
 
-def test_a_missing_mujoco_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args, **kwargs):
-        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run `pip install gymnasium[mujoco]`")
+class Importing(Counting):
+    """An environment of a user that imports a package when it is built."""
 
-    monkeypatch.setattr(environments_module.gymnasium, "make", fail)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install lightning-replay\[mujoco\]"):
-        make_environment("HalfCheetah-v5", {})
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        importlib.import_module(module)
+
+
+def test_a_missing_package_of_an_environment_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    with pytest.raises(MissingExtraError, match=r"needs MiniGrid, .*: pip install 'lightning-replay\[grids\]'"):
+        make_environment(Importing, {"module": "minigrid"})
+    for module in [name for name in sys.modules if name.split(".")[0] == "Box2D"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    message = r"environment 'LunarLander-v3' needs Box2D, .*: pip install 'lightning-replay\[box2d\]'"
+    with pytest.raises(MissingExtraError, match=message):
+        make_environment("LunarLander-v3", {})
+
+
+def test_an_import_that_fails_in_the_code_of_a_user_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_and_fails.py").write_text("import nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for env, arguments in [(Importing, {"module": "nowhere"}), ("registers_and_fails:Own-v0", {})]:
+        with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'") as found:
+            make_environment(env, arguments)
+        assert found.type is ModuleNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ("CartPol-v1", "Environment `CartPol` doesn't exist. Did you mean: `CartPole`? Give a registered id"),
+        ("nowhere.envs:Own-v0", "No module named 'nowhere'. Give a registered id"),
+        ("gymnasium.nowhere:Own-v0", "No module named 'gymnasium.nowhere'. Give a registered id"),
+    ],
+)
+def test_an_unknown_environment_is_refused(env: str, reason: str) -> None:
+    with pytest.raises(UnknownEnvironmentError, match=re.escape(f"environment {env!r}: {reason}")):
+        make_environment(env, {})
 
 
 def test_observations_must_be_arrays() -> None:

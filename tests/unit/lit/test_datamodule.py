@@ -222,3 +222,16 @@ def test_an_agent_on_cuda_with_the_replay_on_either_device(tmp_path: Path, devic
         trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
         trainer.fit(agent, datamodule=more, ckpt_path=tmp_path / f"{kind.__name__}.ckpt")
         assert more.updates_done == 50 and agent.device.type == "cuda"
+
+
+def test_its_text_is_one_line_before_and_after_a_run(tmp_path: Path) -> None:
+    data = ReplayDataModule(Counting, make_replay(prioritized=True), env_steps=1_200, warmup_steps=1_100, seed=0)
+    before = (
+        "ReplayDataModule(Counting, 0 of 1,200 env steps, 0 of 100 updates, Replay of 0 of 500 transitions, "
+        "PrioritizedSampler)"
+    )
+    assert str(data) == repr(data) == before
+    make_trainer(tmp_path).fit(Tiny(), datamodule=data)
+    assert str(data) == before.replace("0 of 1,200", "1,200 of 1,200").replace("0 of 100 ", "100 of 100 ").replace(
+        "0 of 500", "500 of 500"
+    )

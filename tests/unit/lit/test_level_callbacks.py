@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib import pyplot
+from matplotlib.colors import LogNorm
 
 from lightning_replay.levels import SequentialLevels, UniformLevels
 from lightning_replay.lit import (
@@ -105,8 +106,9 @@ def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) ->
     }
     assert metrics == pytest.approx(expected, rel=1e-6)
     logged = [(step, values) for step, values in logger.records if "eval/return" in values]
-    assert [step for step, _ in logged] == [0, 30, 60]
-    assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT}) and logged[1][1] == pytest.approx(expected)
+    assert [(step, values["updates"]) for step, values in logged] == [(0, 0), (30, 2), (60, 4)]
+    assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT, "updates": 0})
+    assert logged[1][1] == pytest.approx(expected | {"updates": 2})
     assert data.levels.episodes > 0 and sorted(data.collection.played_levels) == [5, 8, 9]
 
 
@@ -152,7 +154,8 @@ def test_a_data_module_without_levels_is_refused(tmp_path: Path) -> None:
 def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
     def callbacks():
         saved = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-        return [GeneralizationGap(30), LevelCurriculum(every_n_rollouts=2, path=str(tmp_path / "c.png")), saved]
+        curriculum = LevelCurriculum(every_n_rollouts=2, path=str(tmp_path / "c.png"))
+        return [GeneralizationGap(30), curriculum, LearningCurve(str(tmp_path / "l.png")), saved]
 
     first = callbacks()
     fit(tmp_path, first)
@@ -164,8 +167,11 @@ def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
     assert [steps for steps, _ in gaps[1].history] == [0, 30, 60, 90]
     assert curricula[1].history[:2] == curricula[0].history
     assert [steps for steps, _ in curricula[1].history] == [30, 60, 90]
+    before = [episode for episode in first[2].history if episode[0] <= 60]
+    assert second[2].history[: len(before)] == before and second[2].history[-1][0] > 60 and len(before) > 4
     # another run with the same callbacks begins anew
-    fit(tmp_path, second[:2])
+    fit(tmp_path, second[:3])
+    assert second[2].history[0][0] <= 15 and second[2].history == sorted(second[2].history, key=lambda each: each[0])
     assert [steps for steps, _ in gaps[1].history] == [0, 30, 60] == [0, *(steps for steps, _ in curricula[1].history)]
     assert [steps for steps, _ in gaps[1].training_history] == [30, 60]
 
@@ -213,9 +219,19 @@ def test_an_environment_without_difficulty_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, [LevelCurriculum(every_n_rollouts=1)], make_data(env=Doors), Wide())
 
 
-def test_scores_against_staleness(tmp_path: Path) -> None:
-    fit(tmp_path, [ScoreAgainstStaleness(str(tmp_path / "scores.png"))])
+def test_scores_against_staleness(tmp_path: Path, saved_figures: list) -> None:
+    _, data = fit(tmp_path, [ScoreAgainstStaleness(str(tmp_path / "scores.png"))])
     assert (tmp_path / "scores.png").read_bytes()[:4] == PICTURE
+    levels = data.levels.probabilities()
+    axes, bar = saved_figures[0].axes
+    assert axes.get_title() == f"Scores and staleness of {len(levels)} levels"
+    assert axes.get_xlabel() == "staleness (episodes since the level was played)"
+    assert axes.get_ylabel() == "score of the level" and bar.get_ylabel() == "probability of replay (logarithmic)"
+    (points,) = axes.collections
+    rows = levels["probability"].argsort()  # the most probable is drawn last, over the others
+    assert points.get_offsets().tolist() == torch.stack((levels["staleness"], levels["score"]), 1)[rows].tolist()
+    assert points.get_array().tolist() == pytest.approx(levels["probability"][rows].tolist())
+    assert isinstance(points.norm, LogNorm) and points.norm.vmax == pytest.approx(levels["probability"].max().item())
 
 
 def test_sources_without_scores_draw_nothing_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,9 +258,26 @@ def test_a_single_record_is_seen(tmp_path: Path) -> None:
     assert colored(tmp_path / "point.png") > colored(tmp_path / "nothing.png")
 
 
-def test_levels_that_were_forgotten_leave_a_gap_in_the_picture(tmp_path: Path) -> None:
+def test_levels_that_were_forgotten_leave_a_gap_in_the_picture(tmp_path: Path, saved_figures: list) -> None:
     draw_level_curriculum([(10, {1.0: 1.0}), (20, {2.0: 0.25, 1.0: 0.75})], tmp_path / "new" / "c.png")
     assert (tmp_path / "new" / "c.png").exists()
+    (axes,) = saved_figures[0].axes
+    assert axes.get_title() == "Level curriculum: difficulty of the levels replayed"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("environment steps", "probability of replay")
+    # stacked: the second area lies on the first, and the legend has them from the top down
+    tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]
+    assert tops == [1.0, 1.0] and axes.collections[1].get_paths()[0].vertices[:, 1].min() == 0.75
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["2", "1"]
+    assert axes.get_legend().get_title().get_text() == "difficulty"
+
+
+def test_many_records_are_drawn_as_means(tmp_path: Path, saved_figures: list) -> None:
+    # in turn all on one difficulty or on the other; half of each over ten records
+    draw_level_curriculum([(step, {float(step % 2): 1.0}) for step in range(500)], tmp_path / "c.png")
+    (axes,) = saved_figures[0].axes
+    assert axes.get_ylabel() == "probability of replay, mean of about 10 records"
+    area = axes.collections[0].get_paths()[0].vertices
+    assert set(area[:, 1].tolist()) == {0.0, 0.5} and area[:, 0].max() == 499
 
 
 def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
@@ -253,6 +286,8 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
     assert [step for step, _ in logger.records] == [30, 60]
     last = logger.records[-1][1]
     assert last["levels/levels"] == len(data.levels) and last["levels/episodes"] == data.levels.episodes
+    for name in ("effective_levels", "probability_max"):
+        assert last[f"levels/{name}"] == data.levels.stats()[name]
     assert last["train/return"] == pytest.approx(data.collection.recent_return)
     assert last["train/loss"] == pytest.approx(1.6) and last["updates"] == 4 and last["env_steps_per_second"] > 0
 
@@ -273,16 +308,20 @@ def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest
     assert evaluate.history[0][1] == pytest.approx((stairs_return(10_000) + stairs_return(10_001)) / 2)
 
 
-def test_many_training_episodes_are_drawn_as_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curves = {}
-    monkeypatch.setattr(
-        "lightning_replay.lit.callbacks.learning_curve.draw_learning_curves",
-        lambda found, path, title="": curves.update(found),
-    )
+def test_many_training_episodes_are_drawn_as_means_with_a_band(tmp_path: Path, saved_figures: list) -> None:
     data = make_data(SequentialLevels([4, 8]), env_steps=1_002, num_envs=2, rollout_length=501)  # episodes of one step
     fit(tmp_path, [LearningCurve()], data)
-    (means,) = curves.values()
-    assert len(means) == 167 and means[-1][0] == 1_002 and all(value == pytest.approx(6.1) for _, value in means)
+    (axes,) = saved_figures[0].axes
+    (line,) = axes.get_lines()
+    assert line.get_label() == "training episodes, mean ± standard deviation of about 20"
+    # 50 groups of 20 or 21 returns, 4.1 and 8.1 in turn
+    assert len(line.get_xdata()) == 50 and line.get_xdata()[-1] == 1_002
+    assert line.get_ydata() == pytest.approx([6.1] * 50, abs=0.1)
+    (band,) = axes.collections
+    _, low, _, high = band.get_paths()[0].get_extents().extents
+    assert (low, high) == pytest.approx((4.1, 8.1), abs=0.1)
+    assert axes.get_title() == "Learning curve of Valuer"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("environment steps", "return of an episode")
 
 
 @pytest.mark.parametrize("kind", [LogLevelStats, LevelCurriculum])

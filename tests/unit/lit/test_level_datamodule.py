@@ -323,3 +323,15 @@ def test_the_same_seeds_are_the_same_training(tmp_path: Path) -> None:
 def test_a_level_aware_vector_of_one(tmp_path: Path) -> None:
     _, agent = fit(tmp_path, make_data(UniformLevels(None, seed=0), env=Stairs, num_envs=1, rollout_length=20))
     assert [rollout.shape for rollout in agent.rollouts] == [(1, 20)] * 3
+
+
+def test_its_text_is_one_line_before_and_after_a_run(tmp_path: Path) -> None:
+    data = make_data(UniformLevels(12, seed=0))
+    levels = "UniformLevels(12 levels, 0 with a score, {} episodes))"
+    assert str(data) == repr(data) == "LevelDataModule(Stairs, 0 of 60 env steps, 0 of 4 updates, " + levels.format(0)
+    fit(tmp_path, data)
+    episodes = data.levels.episodes
+    assert str(data) == "LevelDataModule(Stairs, 60 of 60 env steps, 4 of 4 updates, " + levels.format(episodes)
+    assert episodes > 10
+    by_id = LevelDataModule("CartPole-v1", UniformLevels(5), env_steps=100)
+    assert str(by_id).startswith("LevelDataModule(CartPole-v1, 0 of 100 env steps")

@@ -5,7 +5,9 @@ import copy
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
@@ -13,7 +15,7 @@ from lightning_replay import recipes
 from lightning_replay.schedules import Linear
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
-from .episodes import numbered
+from .episodes import numbered, sampled
 
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
 
@@ -103,6 +105,26 @@ def test_noise_is_put_where_the_config_says() -> None:
     paper = RecipeEpisodeReplayBuffer("noisy", capacity=100, seed=0)
     with pytest.raises(ValueError, match="'action' has dtype torch.int64.*name other keys with keys="):
         paper.add(numbered("a", 5))
+
+
+def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> None:
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "position": spaces.Box(-1, 1, (2,))})
+    episode = sampled(space, spaces.Box(-1, 1, (1,)), 20)
+    options = {"capacity": 100, "layout": "rows", "num_neighbors": 3, "seed": 0}
+    buffer = RecipeEpisodeReplayBuffer("neighborhood_mixup", **options)
+    with pytest.raises(ValueError, match=r"\('observation', 'camera'\) has .* an image; .* with feature_keys="):
+        buffer.add(episode)
+    buffer = RecipeEpisodeReplayBuffer(
+        "neighborhood_mixup", feature_keys=[["observation", "position"], "action"], **options
+    )
+    buffer.add(episode)
+    stored = episode.get_observations(slice(0, 20))
+    mixed = 0
+    for row in buffer.sample(num_items=50):
+        observation = row.get_observations(0)
+        assert (stored["camera"] == observation["camera"]).all((1, 2, 3)).any()  # whole, of the first of the pair
+        mixed += not (stored["position"] == observation["position"]).all(1).any()
+    assert mixed > 25
 
 
 def test_parts_by_class_path_with_arguments() -> None:

@@ -14,6 +14,7 @@ import rllib_ext
 from lightning_replay.schedules import Linear
 from lightning_replay.shipped_configs import config_directory, config_files
 from rllib_ext.__main__ import main
+from rllib_ext.environments import EnvironmentFromPath
 from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.from_yaml import Settings, Stop, parse
 
@@ -85,6 +86,41 @@ def test_class_paths_reach_the_buffer(tmp_path: Path) -> None:
     refused("transform names 'no.Such', which cannot be imported", written(tmp_path, replay=parts))
 
 
+def test_environments_by_class_path(tmp_path: Path) -> None:
+    path = "gymnasium.envs.classic_control.CartPoleEnv"
+    environment = {"env": path, "env_config": {"sutton_barto_reward": True}}
+    config, _ = rllib_ext.load_config(written(tmp_path, environment=environment))
+    assert config.env is EnvironmentFromPath
+    assert config.env(config.env_config).unwrapped._sutton_barto_reward
+    rllibs_kind = "ray.rllib.examples.envs.classes.simple_corridor.SimpleCorridor"
+    config, _ = rllib_ext.load_config(written(tmp_path, environment={"env": rllibs_kind}))
+    assert config.env.__name__ == "SimpleCorridor" and config.env_config == {}
+    refused(
+        "environment.env names 'gymnasium.Nothing', which cannot",
+        written(tmp_path, environment={"env": "gymnasium.Nothing"}),
+    )
+    refused(
+        "'gymnasium.make', which is no class of gymnasium.Env", written(tmp_path, environment={"env": "gymnasium.make"})
+    )
+
+
+def test_own_recipes_by_import_path(tmp_path: Path) -> None:
+    path = "lightning_replay.recipes.plain.prioritized"
+    replay = {"recipe": path, "capacity": 500, "priority_exponent": 0.25}
+    config, _ = rllib_ext.load_config(written(tmp_path, replay=replay))
+    buffer = RecipeEpisodeReplayBuffer(
+        **{name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+    )
+    assert buffer.replay.sampler.priority_exponent == 0.25
+    refused("has no option 'priority_exponnt'", written(tmp_path, replay={**replay, "priority_exponnt": 1}))
+    for recipe, message in {
+        "no_such_module.recipe": "recipe names 'no_such_module.recipe', which cannot be imported",
+        "math.sqrt": "recipe 'math.sqrt' has no argument batch_size, capacity; a recipe takes",
+        "lightning_replay.recipes.retention.surprise_retention": "keeps rows by importance, .* name the parts",
+    }.items():
+        refused(message, written(tmp_path, replay={"recipe": recipe, "capacity": 500}))
+
+
 def test_overrides_by_dotted_key(tmp_path: Path) -> None:
     overrides = {"training.gamma": 0.5, "learners.num_learners": 0, "replay": {"recipe": "prioritized", "capacity": 60}}
     config, settings = rllib_ext.load_config(written(tmp_path), {**overrides, "checkpoint": "there"})
@@ -125,7 +161,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ({"replay": {"recipe": "uniform", "capacity": 20}}, "capacity is 20, below the 32 rows of a train batch"),
         (
             {"configure": {"restores": True}},
-            "configure has no 'restores'; accepted are assign_tasks, incremental, require_cpus, restore",
+            "configure has no 'restores'; accepted are assign_tasks, check_environments, incremental, require_cpus, re",
         ),
         ({"stop": {}}, "stop is empty: training would never end"),
         ({"stop": {"steps": 3}}, "stop has no 'steps'; accepted are env_steps, episode_return, iterations"),
@@ -228,8 +264,9 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
     header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "return", "stored", "drawn"]
-    env_steps, _, stored, drawn = lines[-1].split()
+    assert header.split() == ["env_steps", "updates", "return", "stored", "drawn"]
+    env_steps, updates, _, stored, drawn = lines[-1].split()
+    assert int(updates) >= 1
     assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
@@ -242,8 +279,9 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
     monkeypatch.chdir(tmp_path)
     main([str(config_directory() / "rllib/plr_ppo_multiroom.yaml"), *TINY_PPO])
     header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "return", "levels", "episodes", "held_out", "gap"]
-    env_steps, _, levels, episodes, held_out, gap = lines[-1].split()
+    assert header.split() == ["env_steps", "updates", "return", "levels", "episodes", "held_out", "gap"]
+    env_steps, updates, _, levels, episodes, held_out, gap = lines[-1].split()
+    assert int(updates) >= 4  # minibatches of 20 out of two times 40 steps
     assert (float(held_out), float(gap)) == (0.0, 0.0)  # nine steps are too few for a goal
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
     folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
@@ -253,12 +291,16 @@ def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any
 @pytest.mark.slow
 def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    path = written(tmp_path, reporting={"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0})
+    training = {"num_steps_sampled_before_learning_starts": 40}
+    reporting = {"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0}
+    path = written(tmp_path, training=training, reporting=reporting)
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
-    steps = [int(line.split()[0]) for line in printed(capsys)[1:3]]
+    env_steps, updates, *_ = printed(capsys)[2].split()
     main([str(path), "--restore", "first", "--set", "stop={iterations: 3}"])
     _, line = printed(capsys)
-    assert int(line.split()[0]) == int(line.split()[2]) > steps[-1] >= 80
+    steps_after, updates_after, _, stored, _ = line.split()
+    assert int(steps_after) == int(stored) > int(env_steps) >= 80
+    assert int(updates_after) > int(updates) > 0
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from lightning_replay import load_replay, recipes
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
 from lightning_replay.storage import PackedStorage
@@ -79,6 +80,86 @@ def test_several_nested_observations() -> None:
     sensors = {"near": torch.tensor([[0.0], [9.0], [0.1]]), "far": torch.zeros(3, 2, 2)}
     buffer.extend(TensorDict({"sensors": sensors, "action": torch.zeros(3, 1)}, [3]))
     assert candidates(buffer, 0) == {2}
+
+
+def nested_steps(observation: dict[str, torch.Tensor], action: torch.Tensor) -> TensorDict:
+    steps = make_steps(torch.zeros(len(action), 1), action)
+    steps["observation"] = TensorDict(observation, [len(action)])
+    steps["next", "observation"] = steps["observation"].apply(lambda column: column + 1)
+    return steps
+
+
+def test_dict_observations_are_joined_and_mixed_as_one_vector() -> None:
+    near, far, action = torch.randn(20, 2), torch.randn(20, 1, 2), torch.rand(20, 1)
+    options = {"capacity": 50, "batch_size": 8, "num_neighbors": 2, "refresh_interval": 1, "seed": 0}
+    nested, flat = recipes.neighborhood_mixup(**options), recipes.neighborhood_mixup(**options)
+    nested.extend(nested_steps({"near": near, "far": far}, action))
+    joined = torch.cat((far.flatten(1), near), 1)  # in the order of the names
+    flat.extend(make_steps(joined, action))
+    batch, expected = nested.sample(), flat.sample()
+    assert torch.equal(batch["index"], expected["index"])
+    observation = torch.cat((batch["observation", "far"].flatten(1), batch["observation", "near"]), 1)
+    assert torch.equal(observation, expected["observation"])
+    torch.testing.assert_close(batch["next", "observation", "near"], batch["observation", "near"] + 1)
+    assert (batch["mixup_coefficient"] < 1).any()
+
+
+def test_the_order_in_which_nested_columns_come_changes_nothing(tmp_path: Path) -> None:
+    near, far = torch.randn(20, 2), torch.randn(20, 3)
+    replay = recipes.neighborhood_mixup(50, 8, num_neighbors=2, refresh_interval=1, seed=0)
+    other = recipes.neighborhood_mixup(50, 8, num_neighbors=2, refresh_interval=1, seed=0)
+    replay.extend(nested_steps({"near": near, "far": far}, torch.zeros(20, 1)))
+    other.extend(nested_steps({"far": far, "near": near}, torch.zeros(20, 1)))
+    replay.save(tmp_path)
+    again = load_replay(tmp_path)
+    index = replay.sample()["index"]
+    assert torch.equal(index, other.sample()["index"]) and torch.equal(index, again.sample()["index"])
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (
+            {"near": torch.zeros(4, 2), "pixels": torch.zeros(4, 1, 8, 8, dtype=torch.uint8)},
+            r"\('observation', 'pixels'\) has dtype torch.uint8 .* an image; .* Name other columns with feature_keys=",
+        ),
+        (
+            {"near": torch.zeros(4, 2, dtype=torch.int64)},
+            r"\('observation', 'near'\) has dtype torch.int64 .* Name other columns with feature_keys=, store",
+        ),
+    ],
+)
+def test_nested_columns_that_are_no_numbers_to_mix_are_named(observation, message) -> None:
+    replay = recipes.neighborhood_mixup(50, 8)
+    with pytest.raises(ValueError, match=message):
+        replay.extend(nested_steps(observation, torch.zeros(4, 1)))
+    assert len(replay) == 0
+
+
+def test_a_recipe_takes_the_keys_that_the_errors_name(tmp_path: Path) -> None:
+    steps = make_steps(torch.randn(20, 2), torch.rand(20, 1))
+    for place in ((), ("next",)):
+        steps.rename_key_((*place, "observation"), (*place, "position"))
+    with pytest.raises(
+        ValueError, match="no 'observation'.*with feature_keys=, out of 'action', 'position', \\('next', 'done"
+    ):
+        recipes.neighborhood_mixup(50, 8).extend(steps)
+    with pytest.raises(ValueError, match=r"no \('next', 'observation'\), 'observation'; MixPairs .* with keys="):
+        recipes.neighborhood_mixup(50, 8, feature_keys=["position", "action"]).extend(steps)
+    keys = ["position", "action", ["next", "position"], ("next", "reward")]  # a list, as in YAML, is a nested key too
+    replay = recipes.neighborhood_mixup(50, 8, feature_keys=["position", "action"], keys=keys, seed=0)
+    replay.extend(steps)
+    batch = replay.sample()
+    weight = batch["mixup_coefficient"].unsqueeze(1)
+    first, second = steps["position"][batch["index"]].unbind(1)
+    torch.testing.assert_close(batch["position"], weight * first + (1 - weight) * second)
+    assert (weight < 1).any()
+    replay.save(tmp_path)
+    assert torch.equal(load_replay(tmp_path).sample()["position"], replay.sample()["position"])
+    for other in (recipes.mixup, recipes.continuous_transition):
+        replay = other(50, 8, keys=keys, seed=0)
+        replay.extend(steps)
+        assert (replay.sample()["mixup_coefficient"] < 1).any()
 
 
 def test_discrete_actions_are_refused_before_anything_is_stored() -> None:

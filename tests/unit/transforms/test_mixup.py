@@ -202,6 +202,21 @@ def test_states_move_towards_their_next_states_and_nothing_else_changes() -> Non
     assert torch.equal(again(before.clone())["observation"], transform(before.clone())["observation"])
 
 
+def test_every_state_under_a_key_is_mixed_with_its_next_one() -> None:
+    before = {"near": torch.randn(4, 2), "far": torch.randn(4, 3)}
+    after = {name: torch.randn_like(state) for name, state in before.items()}
+    replay = recipes.s4rl(10, 4, keys=["sensors"], seed=0)
+    replay.extend(TensorDict({"sensors": before, "next": {"sensors": after}}, [4]))
+    batch = replay.sample()
+    weight, index = batch["mixup_coefficient"].unsqueeze(1), batch["index"]
+    for name in before:
+        expected = weight * before[name][index] + (1 - weight) * after[name][index]
+        torch.testing.assert_close(batch["sensors", name], expected)
+    with pytest.raises(ValueError, match=r"'goal' has dtype torch.int64; MixStates mixes floating observations"):
+        before["goal"] = torch.zeros(4, 1, dtype=torch.int64)
+        recipes.s4rl(10, 4).extend(TensorDict({"observation": before, "next": {"observation": before}}, [4]))
+
+
 def test_states_that_are_not_floating_are_refused() -> None:
     images = torch.zeros(2, 4, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"'observation' has dtype torch.uint8"):

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts everything that is logged on the axis of environment steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import Logger
+
+if TYPE_CHECKING:
+    from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
+
+__all__ = ["EnvStepAxis"]
+
+
+class EnvStepAxis:
+    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, whoever logs.
+
+    Lightning logs against the number of batches: ``self.log``, ``LearningRateMonitor`` and callbacks would put losses
+    and returns into the same file with two units on one axis. ``ModelCheckpoint`` reads ``trainer.global_step`` and not
+    the loggers' axis, so ``{step}`` in its file names still counts optimizer steps.
+
+    The method ``log_metrics`` of each logger is shadowed by an attribute of the instance. The loggers themselves stay
+    in ``trainer.loggers``, because callbacks look for their types and ``trainer.log_dir`` reads their folder.
+
+    Args:
+        source: the data module whose clocks are recorded.
+    """
+
+    def __init__(self, source: EnvStepDataModule) -> None:
+        self._source = source
+        self._restorations = ExitStack()
+
+    def attach(self, loggers: Sequence[Logger]) -> None:
+        """Records the clocks with all that these loggers get, until :meth:`detach`."""
+        self.detach()
+        for logger in loggers:
+            attributes = vars(logger)
+            if "log_metrics" in attributes:
+                self._restorations.callback(attributes.__setitem__, "log_metrics", attributes["log_metrics"])
+            else:
+                self._restorations.callback(attributes.pop, "log_metrics")
+            attributes["log_metrics"] = partial(self._log_metrics, logger.log_metrics)
+
+    def detach(self) -> None:
+        """Gives the loggers their own methods back."""
+        self._restorations.close()
+
+    def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        clocks = {"updates": self._source.updates_done}
+        log_metrics({**metrics, **clocks}, step=self._source.env_steps_done)

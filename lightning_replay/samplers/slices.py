@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses slices that would not be steps of one episode, which TorchRL's ``SliceSampler`` takes for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import find_start_stop_traj
+from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage, Writer
+
+from lightning_replay.episodes import TRAJECTORY_KEYS
+from lightning_replay.writers.retention import RetentionWriter
+from lightning_replay.writers.table_writer import TableWriter
+
+_FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # where a SliceSampler is given no key, in its order
+_DONE = ("next", "done")
+
+
+def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
+    """Refuses a writer whose slots are not in order of time, along which slices are cut.
+
+    Raises:
+        ValueError: such a writer, unless the sampler finds the steps of an episode by their numbers.
+    """
+    is_in_order = isinstance(writer, RoundRobinWriter) and not isinstance(writer, RetentionWriter | TableWriter)
+    if not (sampler.fragmented or is_in_order):
+        raise ValueError(
+            f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
+            f"{type(writer).__name__} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
+            f"with {_fragmented('trajectory')}"
+        )
+
+
+class SliceCheck:
+    """Refuses to draw where episodes do not lie side by side; call it before every draw.
+
+    A ``SliceSampler`` cuts rows where the trajectory changes, or where an end flag is true. Of interleaved rows the
+    former leaves slices of one row, the latter slices through several episodes. A look at all rows costs as much as a
+    draw, so they are looked at again once a sixteenth of them are new.
+    """
+
+    def __init__(self) -> None:
+        self._written: int | None = None  # rows when they were looked at
+
+    def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
+        """Checks the rows that ``sampler`` is about to draw ``batch_size`` from.
+
+        Raises:
+            ValueError: rows that are interleaved, as far as a trajectory is stored with them.
+        """
+        newest = (writer._cursor - 1) % storage.max_size
+        storage._set_last_cursor(newest)  # no slice goes on from the newest row to the oldest
+        written, stored = writer._write_count, len(storage)
+        if self._written is not None and 16 * abs(written - self._written) < stored:
+            return
+        is_static = sampler.end_key is None and sampler.end_keys is None  # the trajectories were given to the sampler
+        if stored and not (sampler.fragmented or is_static):
+            _check_rows(sampler, storage, newest, batch_size)
+        self._written = written
+
+
+def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size: int) -> None:
+    rows = storage.get(slice(0, len(storage)))
+    key = _followed_key(sampler, rows)
+    ends: Sequence[NestedKey] = (_DONE,) if key is not None else sampler.end_keys or (sampler.end_key,)
+    named = key if key is not None else next((name for name in TRAJECTORY_KEYS if _has(rows, name)), None)
+    if named is None:
+        return
+    trajectory = rows.get(named).reshape(len(rows), -1)[:, 0]
+    _, stop, length = find_start_stop_traj(trajectory=trajectory, at_capacity=storage._is_full, cursor=newest)
+    last = stop[:, 0]
+    breaks_off = ~_ended(rows, ends, last)
+    if key is None:
+        broken = int((breaks_off & (last != newest)).sum())
+        if broken:
+            raise _crossing(sampler, named, ends, broken, len(last))
+        return
+    _, place, runs = trajectory[last].unique(return_inverse=True, return_counts=True)
+    steps = sampler.slice_len or batch_size // sampler.num_slices
+    broken = int((breaks_off & (runs[place] > 1) & (length < steps)).sum())
+    if 2 * broken > len(last):  # a few are where a collector's batches end
+        raise _interleaved(sampler, named, steps, broken, len(last))
+
+
+def _followed_key(sampler: SliceSampler, rows: TensorDictBase) -> NestedKey | None:
+    """The column of trajectories along which slices are cut; ``None`` where that is done by end flags."""
+    if sampler.traj_key is not None:
+        return sampler.traj_key if _has(rows, sampler.traj_key) else None
+    if not sampler._traj_key_auto:
+        return None
+    return next((key for key in _FOUND_BY_TORCHRL if _has(rows, key)), None)
+
+
+def _has(rows: TensorDictBase, key: NestedKey) -> bool:
+    return rows.get(key, None) is not None
+
+
+def _ended(rows: TensorDictBase, ends: Sequence[NestedKey], index: Tensor) -> Tensor:
+    """Whether one of the end flags that are stored is true in the rows ``index``, bool ``[n]``."""
+    ended = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+    for key in ends:
+        column = rows.get(key, None)
+        if column is not None:
+            ended |= column[index].reshape(len(index), -1).any(1)
+    return ended
+
+
+def _crossing(sampler: SliceSampler, key: NestedKey, ends: Sequence[NestedKey], broken: int, runs: int) -> ValueError:
+    return ValueError(
+        f"{type(sampler).__name__} ends slices where {' or '.join(map(repr, ends))} is true, and {broken} of {runs} "
+        f"stretches of rows of one {key!r} end without it, so that slices would go from one episode into another: rows "
+        "of several environments are interleaved, or episodes broke off. Where each episode's rows lie side by side, "
+        f"build the sampler with traj_key={key!r}; otherwise with {_fragmented(key)}, or collect from one environment"
+    )
+
+
+def _interleaved(sampler: SliceSampler, key: NestedKey, steps: int, broken: int, runs: int) -> ValueError:
+    return ValueError(
+        f"the rows of several environments are interleaved: {broken} of {runs} stretches of rows of one {key!r} are "
+        f"shorter than a slice of {steps} and go on elsewhere, and {type(sampler).__name__} cuts slices out of rows "
+        f"that lie side by side. Build it with {_fragmented(key)}; or store each environment's rows one after another, "
+        "or collect from one environment"
+    )
+
+
+def _fragmented(key: NestedKey) -> str:
+    return (
+        f"SliceSampler(fragmented=True, traj_key={key!r}, step_key=...), where step_key is a column of integers that "
+        "count the steps of each episode"
+    )

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments as an algorithm's config names them: made once before any EnvRunner starts, and given by class path."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.tune.registry import ENV_CREATOR, _global_registry
+
+from rllib_ext.class_paths import imported
+
+logger = logging.getLogger(__name__)
+
+_CLASS_PATH = "class_path"  # of the environment's config
+_EXAMPLE = "my_module.MyEnv"
+
+
+class EnvironmentFromPath(gymnasium.Wrapper):
+    """A Gymnasium environment made of a class path and arguments.
+
+    RLlib calls an environment's class with one dict; this one passes the entries of the dict on as arguments.
+
+    Args:
+        config: ``class_path``, and the arguments of the class by name.
+
+    Raises:
+        ValueError: no class can be imported from there.
+
+    Example:
+        >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
+        >>> EnvironmentFromPath({"class_path": path, "goal_velocity": 0.01}).unwrapped.goal_velocity
+        0.01
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        arguments = dict(config)
+        super().__init__(imported(arguments.pop(_CLASS_PATH), "environment.env", _EXAMPLE)(**arguments))
+
+
+def set_class_path(config: AlgorithmConfig) -> None:
+    """Makes an environment of its class path, ``my_module.MyEnv``; RLlib takes such a name for a registered one.
+
+    Classes with an argument ``config`` or ``env_config`` are RLlib's kind and get ``env_config`` whole; others get its
+    entries as arguments.
+
+    Args:
+        config: changed in place; other environments stay.
+
+    Raises:
+        ValueError: nothing can be imported from there, or no environment.
+    """
+    path = config.env
+    if (
+        not isinstance(path, str)
+        or "." not in path
+        or ":" in path
+        or path in gymnasium.registry
+        or _is_registered(path)
+    ):
+        return
+    cls = imported(path, "environment.env", _EXAMPLE)
+    if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
+        raise ValueError(f"environment.env names {path!r}, which is no class of gymnasium.Env")
+    if issubclass(cls, MultiAgentEnv) or {"config", "env_config"} & set(inspect.signature(cls).parameters):
+        config.environment(cls)
+    else:
+        config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
+
+
+def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
+    """What makes one environment as the first EnvRunner does."""
+    context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
+    if isinstance(config.env, str) and not _is_registered(config.env):
+        return lambda: gymnasium.make(config.env, **config.env_config)
+    creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
+    return lambda: creator(context)
+
+
+def check_environment(config: AlgorithmConfig) -> None:
+    """Makes the environment once and plays a step, because RLlib starts EnvRunners again without end where that fails.
+
+    Warns of names that only this process has registered.
+
+    Args:
+        config: without search spaces; without an environment, or with one that exists as a vector alone, nothing is
+            made.
+
+    Raises:
+        ModuleNotFoundError: a package that the environment needs is not installed.
+        ValueError: the environment cannot be made or played; the message has the reason.
+    """
+    alone = gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is not gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+    if config.env is None or not alone:
+        return
+    _warn_of_local_registration(config)
+    try:
+        _play_a_step(environment_maker(config)())
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the environment {config.env!r} with env_config={dict(config.env_config)!r} cannot be made, reset and "
+            f"stepped: {error!r}. RLlib calls a class with one dict, env_config; an environment with arguments of its "
+            "own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class path, "
+            "'my_module.MyEnv'"
+        ) from error
+
+
+def _warn_of_local_registration(config: AlgorithmConfig) -> None:
+    """Other processes have Gymnasium's own names, and those of a module that the name begins with."""
+    if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
+        return
+    entry_point = gymnasium.spec(config.env).entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+    if module.partition(".")[0] not in ("gymnasium", "shimmy"):
+        logger.warning(
+            "the name %r is registered in this process; EnvRunners in other processes find it if it begins with the "
+            "module that registers it, such as %r",
+            config.env,
+            f"{'my_module' if module == '__main__' else module}:{config.env}",
+        )
+
+
+def _play_a_step(environment: gymnasium.Env) -> None:
+    try:
+        environment.reset()
+        if not isinstance(environment, MultiAgentEnv):
+            environment.step(environment.action_space.sample())
+    finally:
+        environment.close()
+
+
+def _is_registered(name: str) -> bool:
+    """Whether ``ray.tune.register_env`` was called with this name."""
+    return bool(_global_registry.contains(ENV_CREATOR, name))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C and SIGTERM that end training after the iteration that runs, so that a checkpoint of it can be written."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Notes the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
+
+    In the middle of an iteration the buffer and the Learners may disagree, so that a checkpoint of that moment could
+    not be gone on from. Outside the main thread, where Python sets no handlers, signals keep their effect.
+
+    Attributes:
+        signal_number: of the signal; ``None`` before there was one.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number = number
+        self._restore()
+        print("interrupted: the checkpoint is written after this iteration; once more ends at once", file=sys.stderr)
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search spaces of Ray Tune in an algorithm's config, and samples of them by which the config is checked.
+
+A config with ``tune.loguniform(...)`` or ``tune.grid_search([...])`` in it has no values to check yet. The checks run
+on a few samples, drawn as Tune draws them; each trial checks its own values when it is built.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants, parse_spec_vars
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_SAMPLES = 8
+
+
+def has_search_space(values: Mapping[str, Any]) -> bool:
+    """Whether some value, or an entry of one, is a search space of Tune.
+
+    Example:
+        >>> from ray import tune
+        >>> has_search_space({"lr": [1e-3, {"grid_search": [1, 2]}]}), has_search_space({"lr": 1e-3})
+        (True, False)
+    """
+    _, sampled, grids = parse_spec_vars(dict(values))
+    return bool(sampled or grids)
+
+
+def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Up to eight samples of the values, the same in every process; the values alone where nothing is searched.
+
+    Args:
+        values: by name, as ``param_space`` of ``tune.Tuner``.
+
+    Raises:
+        ValueError: a function given to ``tune.sample_from`` raised an exception.
+    """
+    _, sampled, grids = parse_spec_vars(dict(values))
+    if not sampled and not grids:
+        return [dict(values)]
+    generator = np.random.default_rng(0)
+
+    def variants() -> Iterator[dict[str, Any]]:
+        # Without anything to draw, one pass has the whole grid.
+        for _ in range(_SAMPLES if sampled else 1):
+            for _, spec in generate_variants({"config": dict(values)}, random_state=generator):
+                yield spec["config"]
+
+    try:
+        return list(itertools.islice(variants(), _SAMPLES))
+    except RecursiveDependencyError as error:
+        raise ValueError(str(error)) from error
+
+
+def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
+    """Samples of a config as Tune's trials get them; the config itself where nothing is searched.
+
+    Raises:
+        ValueError: a function given to ``tune.sample_from`` raised an exception.
+    """
+    if not has_search_space(vars(config)):
+        return [config]
+    try:
+        samples = samples_of(config.to_dict())
+    except ValueError as error:
+        raise ValueError(
+            f"the search spaces of the config cannot be sampled: {error}. Functions of tune.sample_from read the "
+            "config as spec.config, such as lambda spec: spec.config.lr / 10"
+        ) from error
+    return [config.algo_class.get_default_config().update_from_dict(sample) for sample in samples]
+
+
+def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
+    """The samples that a check accepts; warns of the others.
+
+    Args:
+        samples: one or more.
+        check: raises an exception to refuse a sample.
+
+    Raises:
+        Exception: what the check raised for the first sample, if it accepts none.
+    """
+    passed, refusals = [], []
+    for sample in samples:
+        try:
+            check(sample)
+            passed.append(sample)
+        except Exception as error:
+            refusals.append(error)
+    if not passed:
+        raise refusals[0]
+    if refusals:
+        logger.warning(
+            "%d of %d samples of the search space are refused, and such trials will fail: %s",
+            len(refusals),
+            len(samples),
+            refusals[0],
+        )
+    return passed

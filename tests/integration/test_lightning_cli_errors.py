@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line says when something is missing or misspelt, and when a user's own code fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_replay.lit.cli import main
+from lightning_replay.shipped_configs import config_directory
+from tests.hidden_packages import ROOT, run_without
+
+CONFIGS = config_directory() / "lightning"
+CARTPOLE = str(CONFIGS / "per_dqn_cartpole.yaml")
+TINY = {
+    "data.init_args.env_steps": 330,
+    "data.init_args.warmup_steps": 300,
+    "trainer.accelerator": "cpu",
+    "trainer.logger": "false",
+    "trainer.enable_checkpointing": "false",
+    "trainer.callbacks": "lightning_replay.lit.ReplayProgressBar",
+}
+AGENT = """
+import lightning as L
+import torch
+
+class Agent(L.LightningModule):
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        {init}
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def act(self, observation, explore):
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+    def training_step(self, batch, batch_idx):
+        {step}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's use of jsonargparse
+    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def options(**changes: object) -> list[str]:
+    return ["fit", "-c", CARTPOLE, *(f"--{name}={value}" for name, value in {**TINY, **changes}.items())]
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """The last line that a command prints before it ends with status 2."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_nothing_given_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    shown = capsys.readouterr().err
+    assert end.value.code == 2 and shown.startswith("usage: lightning-replay {fit,validate,test,predict,configs} ...")
+    assert "lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml" in shown
+
+
+def test_a_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    from lightning.pytorch.cli import LightningCLI
+
+    every = ", ".join([*LightningCLI.subcommands(), "configs"])
+    start = "lightning-replay: error: there is no subcommand"
+    assert refused(capsys, ["fti"]).startswith(f"{start} 'fti'; it must be one of {every}. Did you mean 'fit'?")
+    assert ". Give a file as fit -c my.yaml (" in refused(capsys, ["my.yaml"])
+
+
+@pytest.mark.parametrize("module", ["lightning", "jsonargparse", "gymnasium"])
+def test_without_the_extra_lightning_one_sentence_names_it(module: str, tmp_path: Path) -> None:
+    result = run_without([module], ["-m", "lightning_replay", "fit", "-c", CARTPOLE], tmp_path)
+    needs = f"the command line needs {module}, which is not installed: pip install 'lightning-replay[lightning]'"
+    assert (result.returncode, result.stderr) == (2, f"lightning-replay: error: {needs}\n")
+
+
+# what needs an extra: a name of a file or an option on top of CartPole's, and the sentence
+NEEDS = {
+    "nmer_td3_halfcheetah": ("environment 'HalfCheetah-v5' needs MuJoCo", "mujoco"),
+    "sset_sac_lunarlander": ("environment 'LunarLanderContinuous-v3' needs Box2D", "box2d"),
+    "sset_ddqn_three_rooms": ("a grid environment needs MiniGrid", "grids"),
+    "plr_ppo_multiroom": ("a grid environment needs MiniGrid", "grids"),
+    "retention_rainbow_atari": ("an Atari game needs ale-py", "atari"),
+    "retention_rainbow_minatar": ("a MinAtar game needs MinAtar", "minatar"),
+    "per_dqn_cartpole": ("the learning curve needs matplotlib", "plots"),
+    "--data.init_args.env=PointMazeTasks-UMaze-v0": ("a maze environment needs gymnasium-robotics", "mazes"),
+    "--data.init_args.replay={class_path: lightning_replay.recipes.neighborhood_mixup, "
+    "init_args: {capacity: 500, backend: faiss_flat}}": ("a Faiss backend needs Faiss", "faiss-[cg]pu"),
+}
+HIDDEN = [
+    "mujoco",
+    "Box2D",
+    "minigrid",
+    "gymnasium_robotics",
+    "ale_py",
+    "minatar",
+    "matplotlib",
+    "faiss",
+    "tensorboard",
+    "tensorboardX",
+]
+EACH = """
+import contextlib, io, json, sys
+from lightning_replay.lit.cli import main
+for arguments in json.load(open("commands.json")):
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        try:
+            main(arguments)
+            status = 0
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status, shown.getvalue().splitlines()]))
+"""
+
+
+def test_without_an_extra_one_sentence_names_it(tmp_path: Path) -> None:
+    commands = [
+        ["fit", "-c", CARTPOLE, need] if need.startswith("--") else ["fit", "-c", f"{CONFIGS / need}.yaml"]
+        for need in NEEDS
+    ]
+    board = "{class_path: lightning.pytorch.loggers.TensorBoardLogger, init_args: {save_dir: .}}"
+    (tmp_path / "commands.json").write_text(json.dumps([*commands, options(**{"trainer.logger": board})]))
+    result = run_without(HIDDEN, ["-c", EACH], tmp_path)
+    assert result.returncode == 0, result.stderr
+    *found, (status, lines) = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[")]
+    assert status == 2 and lines[-1].startswith("lightning-replay: error: Neither `tensorboard` nor `tensorboardX`")
+    for (sentence, extra), (status, lines) in zip(NEEDS.values(), found, strict=True):
+        expected = rf"{sentence}, which is not installed: pip install 'lightning-replay\[{extra}\]'"
+        assert status == 2 and not any(line.startswith("Traceback") for line in lines)
+        assert re.match(f"lightning-replay: error: {expected}", lines[-1]), lines[-1]
+
+
+def write(folder: Path, name: str, init: str = "pass", step: str = "pass", first: str = "") -> str:
+    """A module of its own name, because a module is imported once in a process; the class path of its agent."""
+    (folder / f"{name}.py").write_text(first + AGENT.format(init=init, step=step))
+    return f"{name}.Agent"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "raised"),
+    [
+        ("importing", {"first": "import nowhere_to_be_found\n"}, ModuleNotFoundError),
+        ("unparsable", {"first": "def (\n"}, SyntaxError),
+        ("building", {"init": "self.size = sise"}, NameError),
+        ("training", {"step": "return batch['next', 'rewart'].mean() + self.weight"}, KeyError),
+        ("refusing", {"step": "raise ValueError('a shape of theirs')"}, ValueError),
+    ],
+)
+def test_errors_in_the_code_of_a_user_keep_their_tracebacks(name, code, raised, tmp_path: Path) -> None:
+    agent = write(tmp_path, f"own_{name}", **code)
+    with pytest.raises(raised) as found:
+        main(options(model=agent))
+    named = found.value.filename if raised is SyntaxError else str(found.traceback[-1].path)
+    assert name == "training" or Path(named).name == f"own_{name}.py"  # the key is looked up in TensorDict
+    assert len(found.traceback) < 60 and "Problem with given class_path" not in str(found.getrepr(style="native"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "nowhere.Agent"}, "model: No module named 'nowhere'"),
+        ({"data.init_args.env": "CartPol-v1"}, "environment 'CartPol-v1': Environment `CartPol` doesn't exist. Did"),
+        ({"data.init_args.env": "nowhere:Own-v0"}, "environment 'nowhere:Own-v0': No module named 'nowhere'. Give"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_in_one_line(changes, said, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, options(**changes)).startswith(f"lightning-replay: error: {said}")
+
+
+def test_a_class_that_refuses_its_options_is_heard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = write(tmp_path, "own_refusal", init="raise ValueError('size must be odd')")
+    said = "lightning-replay: error: size must be odd (see lightning-replay --help)"
+    assert refused(capsys, options(model=agent)) == said
+
+
+@pytest.mark.parametrize(("flags", "status"), [([], 0), (["-P"], 1)])
+def test_python_p_keeps_the_current_folder_off_the_path(flags: list[str], status: int, tmp_path: Path) -> None:
+    (tmp_path / "own_path.py").write_text("")
+    code = "import sys; sys.path.remove('') if '' in sys.path else None\n"
+    code += "from lightning_replay.lit.cli import _current_folder_on_path\n"
+    code += "with _current_folder_on_path(): import own_path\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, *flags, "-c", code], cwd=tmp_path, env=environment, capture_output=True)
+    assert result.returncode == status

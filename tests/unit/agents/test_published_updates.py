@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD3 and SAC against their published algorithms, update by update, and when targets move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from tests.actor_critic_oracle import SACOracle, TD3Oracle, copied
+
+# fitted without a data module here
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+
+SIZES = {"observation_size": 3, "action_low": [-2.0, 0.0], "action_high": [2.0, 3.0], "hidden_sizes": (8, 5)}
+FAST = {"actor_learning_rate": 0.02, "critic_learning_rate": 0.03, "target_update_rate": 0.25, "discount": 0.9}
+
+
+def make_batch(size: int = 16) -> TensorDict:
+    """Every fourth row is terminal, every fifth truncated."""
+    terminated, truncated = (torch.arange(size).remainder(n).eq(0).unsqueeze(-1) for n in (4, 5))
+    low, high = torch.tensor(SIZES["action_low"]), torch.tensor(SIZES["action_high"])
+    following = {
+        "observation": torch.randn(size, 3),
+        "reward": torch.randn(size, 1),
+        "terminated": terminated,
+        "truncated": truncated,
+        "done": terminated | truncated,
+    }
+    action = low + (high - low) * torch.rand(size, 2)
+    columns = {"observation": torch.randn(size, 3), "action": action, "next": TensorDict(following, [size])}
+    return TensorDict(columns, [size])
+
+
+class AfterEachUpdate(L.Callback):
+    def __init__(self, read) -> None:
+        self.read = read
+        self.values = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.values.append(self.read(pl_module))
+
+
+def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, callback: L.Callback | None = None) -> None:
+    L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=callback,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+    ).fit(agent, iter(batches))  # Lightning takes a list for several loaders
+
+
+def targets_of(agent: OffPolicyAgent) -> list[torch.Tensor]:
+    names = {TD3: ("actor_network", "qvalue_network"), SAC: ("qvalue_network",), DQN: ("value_network",)}[type(agent)]
+    parameters = [getattr(agent.loss, f"target_{name}_params").flatten_keys(".") for name in names]
+    return [value.data for one in parameters for name, value in one.items() if name.endswith(("weight", "bias"))]
+
+
+@pytest.mark.parametrize(
+    ("agent", "expected"),
+    [
+        #                                            update  1    2    3    4
+        (TD3(**SIZES, policy_delay=2, target_update_rate=0.5), [8.0, 4.0, 4.0, 2.0]),
+        (TD3(**SIZES, policy_delay=3, target_update_rate=0.5), [8.0, 8.0, 4.0, 4.0]),
+        (TD3(**SIZES, policy_delay=1, target_update_rate=0.5), [4.0, 2.0, 1.0, 0.5]),
+        (SAC(**SIZES, target_update_rate=0.5), [4.0, 2.0, 1.0, 0.5]),
+        (DQN(observation_size=3, num_actions=4, target_update_rate=0.5), [4.0, 2.0, 1.0, 0.5]),
+    ],
+    ids=["td3", "td3-delay-3", "td3-delay-1", "sac", "dqn"],
+)
+def test_targets_move_with_policy_updates_of_td3_and_with_every_update_of_the_others(agent, expected, tmp_path) -> None:
+    for name in ("actor_learning_rate", "critic_learning_rate", "learning_rate", "entropy_learning_rate"):
+        if name in agent.hparams:
+            agent.hparams[name] = 0.0
+    for parameter in agent.parameters():
+        parameter.data.zero_()
+    for target in targets_of(agent):
+        target.fill_(8.0)
+
+    def read(agent: OffPolicyAgent) -> set[float]:
+        return {value for target in targets_of(agent) for value in target.unique().tolist()}
+
+    record = AfterEachUpdate(read)
+    batches = [make_batch() for _ in range(4)]
+    if isinstance(agent, DQN):
+        batches = [batch.set("action", torch.randint(4, (16,))) for batch in batches]
+    fit(agent, batches, tmp_path, record)
+    assert record.values == [{value} for value in expected]
+
+
+def assert_same(parameters: TensorDictBase, expected: list[torch.Tensor]) -> None:
+    for value, other in zip(copied(parameters), expected, strict=True):
+        torch.testing.assert_close(value.detach(), other.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agent", "make_oracle"),
+    [
+        (lambda: TD3(**SIZES, **FAST, target_noise=0.8, target_noise_clip=0.5), TD3Oracle),
+        (lambda: SAC(**SIZES, **FAST, entropy_learning_rate=0.05, initial_entropy_coefficient=0.6), SACOracle),
+        (lambda: SAC(**SIZES, **FAST, actor_regularization=0.3), SACOracle),
+    ],
+    ids=["td3", "sac", "sac-regularized"],
+)
+def test_five_updates_equal_those_of_the_published_algorithm(agent, make_oracle, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    agent = agent()
+    batches = [make_batch() for _ in range(5)]
+    oracle = make_oracle(agent)
+    torch.manual_seed(4)
+    for batch in batches:
+        oracle.update(batch)
+    torch.manual_seed(4)
+    fit(agent, batches, tmp_path)
+    loss = agent.loss
+    assert_same(loss.actor_network_params, oracle.actor)
+    for i in (0, 1):
+        assert_same(loss.qvalue_network_params[i], oracle.critics[i])
+        assert_same(loss.target_qvalue_network_params[i], oracle.target_critics[i])
+    if isinstance(oracle, TD3Oracle):
+        assert_same(loss.target_actor_network_params, oracle.target_actor)
+    else:
+        torch.testing.assert_close(loss.log_alpha.detach(), oracle.log_coefficient.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_actor_regularization_adds_coefficient_times_weight_to_the_gradients_of_weights(tmp_path: Path) -> None:
+    agent = SAC(observation_size=1, action_low=[-1.0], action_high=[1.0], hidden_sizes=(1,), actor_regularization=0.5)
+    first, second = agent._network[0][0][0], agent._network[0][0][2]
+    values = {first.weight: [[3.0]], first.bias: [-1.0], second.weight: [[1.0], [-2.0]], second.bias: [0.0, 0.0]}
+    for parameter, value in values.items():
+        parameter.data.copy_(torch.tensor(value))
+    # observed is 0 and the hidden unit is off, so that the weights have no other gradient: the penalty's 0.5 / 2 * 14
+    batch = make_batch().select("next").set("observation", torch.zeros(16, 1)).set("action", torch.zeros(16, 1))
+    batch["next", "observation"] = torch.zeros(16, 1)
+    fit(agent, [batch], tmp_path)
+    torch.testing.assert_close(first.weight.grad, torch.tensor([[1.5]]))
+    torch.testing.assert_close(second.weight.grad, torch.tensor([[0.5], [-1.0]]))
+    assert first.bias.grad == 0.0
+    # Adam's first step is the learning rate towards zero
+    torch.testing.assert_close(first.weight.detach(), torch.tensor([[3.0 - 3e-4]]))
+    torch.testing.assert_close(second.weight.detach(), torch.tensor([[1.0 - 3e-4], [-2.0 + 3e-4]]))
+
+
+def test_entropy_of_sac_is_that_of_actions_scaled_to_one() -> None:
+    densities = []
+    for bound in (1.0, 0.4):
+        torch.manual_seed(0)
+        agent = SAC(observation_size=3, action_low=[-bound] * 2, action_high=[bound] * 2)
+        torch.manual_seed(1)
+        observation = TensorDict({"observation": torch.randn(50, 3)}, [50])
+        densities.append(agent.loss.actor_loss(observation)[1]["log_prob"])
+        assert agent.loss.target_entropy == -2.0
+    torch.testing.assert_close(*densities)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers, writers, transforms and storages of the user's own: each error names the step that comes next."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import RandomSampler
+
+from lightning_replay import PackedStorage, Replay, load_replay, save_replay
+from lightning_replay.recorded import NotRebuildableError
+from tests.transitions import numbered_steps
+
+PARTS = """
+import torch
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import Sampler, TensorDictRoundRobinWriter
+from torchrl.envs import Transform
+from lightning_replay import PackedStorage
+
+class Newest(Sampler):
+    "Draws among the newest rows."
+
+    def __init__(self, count=10, seed=0):
+        super().__init__()
+        self.count = count
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def sample(self, storage, batch_size):
+        first = max(0, len(storage) - self.count)
+        return torch.randint(first, len(storage), (batch_size,), generator=self.generator), {}
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+
+    def dumps(self, path): pass
+    def loads(self, path): pass
+    def _empty(self): pass
+
+class Writer(TensorDictRoundRobinWriter):
+    pass
+
+class Scale(Transform):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, tensordict):
+        return tensordict.set("observation", tensordict["observation"] * self.factor)
+
+class Rows(PackedStorage):
+    def __init__(self, rows):
+        super().__init__(rows)
+"""
+NAMES = ("Newest", "Writer", "Scale", "Rows")
+RECORDED = "from lightning_replay.recorded import recorded\n" + PARTS.replace("\nclass ", "\n@recorded\nclass ")
+
+
+@pytest.fixture
+def module(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Imports the source of a module of the user's own."""
+
+    def imported(source: str, name: str) -> ModuleType:
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        request.addfinalizer(lambda: sys.modules.pop(name, None))
+        return importlib.import_module(name)
+
+    return imported
+
+
+def options_of(parts: ModuleType, name: str) -> dict:
+    part = {"Newest": {"sampler": parts.Newest(5)}, "Writer": {"writer": parts.Writer()}}
+    part |= {"Scale": {"transform": parts.Scale(3.0)}, "Rows": {"storage": parts.Rows(50)}}
+    return {"storage": PackedStorage(50), "batch_size": 4, "seed": 0} | part[name]
+
+
+def filled(**options) -> Replay:
+    replay = Replay(**options)
+    replay.extend(numbered_steps(0, 20))
+    replay.sample()
+    return replay
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module, tmp_path: Path) -> None:
+    plain = module(PARTS, "plain_parts")
+    replay = filled(**options_of(plain, name))
+    save_replay(replay, tmp_path / "first")
+    with pytest.raises(NotRebuildableError) as error:
+        load_replay(tmp_path / "first")
+    for advice in (
+        f"was a {name},",
+        "replay.load(path)",
+        f"put the decorator lightning_replay.recorded.recorded over the class {name}, save again",
+        "load with trust=['plain_parts']",
+    ):
+        assert advice in str(error.value)
+    again = Replay(**options_of(plain, name))
+    again.load(tmp_path / "first")
+    assert torch.equal(again.sample()["observation"], replay.sample()["observation"])
+
+    replay = filled(**options_of(module(RECORDED, "recorded_parts"), name))
+    save_replay(replay, tmp_path / "second")
+    with pytest.raises(
+        NotRebuildableError, match=r"recorded_parts is not imported .* load with trust=\['recorded_parts'\]"
+    ):
+        load_replay(tmp_path / "second")
+    again = load_replay(tmp_path / "second", trust=["recorded_parts"])
+    assert torch.equal(again.sample()["observation"], replay.sample()["observation"])
+
+
+def test_a_module_that_cannot_be_imported_is_no_option_that_cannot_be_rebuilt(module, tmp_path: Path) -> None:
+    parts = module(RECORDED, "moved_parts")
+    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
+    del sys.modules["moved_parts"]
+    (tmp_path / "moved_parts.py").unlink()
+    importlib.invalidate_caches()
+    with pytest.raises(
+        NotRebuildableError, match="moved_parts:Newest, which cannot be imported here: No module named"
+    ) as error:
+        load_replay(tmp_path / "buffer", trust=["moved_parts"])
+    assert "PYTHONPATH" in str(error.value) and "rebuilt neither" not in str(error.value)
+
+
+def test_a_class_that_lost_its_decorator_is_told_to_get_it_back(module, tmp_path: Path) -> None:
+    parts = module(RECORDED, "changing_parts")
+    save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
+    (tmp_path / "changing_parts.py").write_text(PARTS)
+    importlib.invalidate_caches()
+    del sys.modules["changing_parts"]
+    with pytest.raises(NotRebuildableError, match="decorator lightning_replay.recorded.recorded over the class Newest"):
+        load_replay(tmp_path / "buffer", trust=["changing_parts"])
+
+
+@pytest.mark.parametrize(
+    ("part", "advice"),
+    [
+        (
+            {"sampler": RandomSampler()},
+            "use a part of lightning_replay in place of torchrl's RandomSampler, or a subclass",
+        ),
+        ({"storage": LazyTensorStorage(50)}, "in place of torchrl's LazyTensorStorage"),
+        ({"transform": lambda batch: batch}, "define a function with a name at the top level of a module that can be"),
+    ],
+)
+def test_parts_of_torchrl_and_functions_without_a_name(part, advice, tmp_path: Path) -> None:
+    save_replay(filled(**{"storage": PackedStorage(50), "batch_size": 4} | part), tmp_path)
+    with pytest.raises(NotRebuildableError, match=re.escape(advice)):
+        load_replay(tmp_path)
+
+
+def test_a_class_of_a_function_has_to_move(module, tmp_path: Path) -> None:
+    parts = module(PARTS, "parts_of_a_function")
+
+    class Local(parts.Newest):
+        pass
+
+    save_replay(filled(storage=PackedStorage(50), batch_size=4, sampler=Local()), tmp_path / "buffer")
+    with pytest.raises(NotRebuildableError, match="over the class Local, define it at the top level of a module"):
+        load_replay(tmp_path / "buffer")
+
+
+def test_a_class_of_the_script_has_to_move(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{PARTS}\nsampler = Newest()\n")
+    sampler = runpy.run_path(str(script), run_name="__main__")["sampler"]
+    save_replay(filled(storage=PackedStorage(50), sampler=sampler, batch_size=4), tmp_path / "buffer")
+    with pytest.raises(NotRebuildableError) as error:
+        load_replay(tmp_path / "buffer", trust=["__main__"])
+    assert "define it at the top level of a module that can be imported" in str(error.value)
+    assert "trust=['that_module']" in str(error.value)
+
+
+def test_a_state_that_cannot_be_saved_is_named(module, tmp_path: Path) -> None:
+    parts = module(PARTS.replace("self.generator.get_state()}", "self.generator}"), "parts_with_a_generator")
+    with pytest.raises(TypeError, match=r"'sampler.generator' is a Generator; .* of a generator its get_state\(\)"):
+        save_replay(filled(**options_of(parts, "Newest")), tmp_path / "buffer")
+
+
+def test_the_manifest_says_what_was_not_saved_in_the_way_that_earlier_versions_read(module, tmp_path: Path) -> None:
+    save_replay(filled(**options_of(module(PARTS, "described_parts"), "Newest")), tmp_path / "buffer")
+    sampler = json.loads((tmp_path / "buffer" / "replay.json").read_text())["built_by"]["arguments"]["sampler"]
+    assert list(sampler.items()) == [("not_saved", "a Newest"), ("defined", "described_parts:Newest")]
