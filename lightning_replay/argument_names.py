@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from lightning_replay.validation import did_you_mean
 
-__all__ = ["accepted_names", "hint_for", "refuse_unknown", "with_named_arguments"]
+__all__ = ["accepted_names", "hint_for", "method_for", "refuse_unknown", "with_named_arguments"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +46,20 @@ _NAMES_ELSEWHERE = {
     "score_step_size": "alpha score_smoothing",
     "seed": "random_seed",
 }
+
+
+_METHODS_ELSEWHERE = {
+    "rows are stored with extend, one transition with add": "append insert push put remember store store_transition",
+    "a batch is drawn with sample()": "draw get_batch sample_batch sample_transitions",
+    "its length is len(replay), and its room replay.capacity": "buffer_size max_size num_samples size",
+    "priorities are updated with update_priority(batch, td_error)": "update_priorities",
+    "it is emptied with empty()": "clear reset",
+}
+
+
+def method_for(given: str) -> str | None:
+    """Returns what to call in place of a replay buffer's method of another library; ``None`` for other names."""
+    return next((ours for ours, names in _METHODS_ELSEWHERE.items() if given in names.split()), None)
 
 
 def hint_for(given: str, accepted: Iterable[str]) -> str:

@@ -54,7 +54,7 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
     if column is None:
         raise ValueError(
             f"the transitions have no {key!r}, which {purpose} need; nothing was stored. "
-            "Store reward, terminated, truncated and done with every transition"
+            "Store reward, terminated, truncated and done under 'next' of every transition"
         )
     wrong_dtype = (column.dtype == torch.bool) != is_flag or column.is_complex()
     if column.numel() != count or wrong_dtype:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sa
 from torchrl.envs import Transform
 
 from lightning_replay import forking
-from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.argument_names import method_for, with_named_arguments
 from lightning_replay.episode_tracker import EpisodeTracker
 from lightning_replay.feedback import Feedback, real_numbers, row_generations, row_numbers
 from lightning_replay.recorded import recorded
@@ -181,6 +181,15 @@ class Replay(TensorDictReplayBuffer):
             self._storage.row_check = self._row_check
         self._begin_life()
 
+    if not TYPE_CHECKING:  # which would then take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for names that are missing: the error names ours for those of other libraries."""
+            ours = method_for(name)
+            if ours is None:
+                return object.__getattribute__(self, name)  # raises the error that there was
+            raise AttributeError(f"{type(self).__name__} has no {name!r}; {ours}", name=name, obj=self)
+
     @property
     def capacity(self) -> int:
         """Most transitions kept."""
@@ -230,7 +239,11 @@ class Replay(TensorDictReplayBuffer):
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
         if not isinstance(tensordicts, TensorDictBase):
-            raise TypeError(f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}")
+            raise TypeError(
+                f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}. Wrap columns [N, ...] as "
+                "TensorDict({'observation': ..., 'action': ..., 'next': {...}}, batch_size=[N]), and join several "
+                "TensorDicts with torch.stack or torch.cat"
+            )
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
             raise _wrong_shape(tensordicts)
         if self._takes_done:
@@ -363,6 +376,12 @@ class Replay(TensorDictReplayBuffer):
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition of batch size ``[]``; see :meth:`extend`."""
+        if not isinstance(data, TensorDictBase):
+            raise TypeError(f"add takes one transition, a TensorDict of batch size []; got {type(data).__name__}")
+        if data.batch_dims:
+            raise ValueError(
+                f"add takes one transition, of batch size []; got {list(data.shape)}. Call extend for several"
+            )
         return self.extend(data.unsqueeze(0))
 
     def mark_update(self, index: Tensor | int) -> None:
@@ -578,7 +597,14 @@ class Replay(TensorDictReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
         if self.takes_feedback:
-            self.update_priority(data, data.get(self.priority_key))
+            td_error = data.get(self.priority_key, None)
+            if td_error is None and self.is_prioritized:
+                raise ValueError(
+                    f"the batch has no {self.priority_key!r}, from which priorities are updated; it has "
+                    f"{sorted(map(str, data.keys()))}. Write the TD errors there, or call "
+                    "update_priority(batch, td_error). No priority was changed"
+                )
+            self.update_priority(data, td_error)
 
     def follow_episodes(self, episodes: EpisodeTracker) -> None:
         """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
@@ -780,5 +806,6 @@ def _path(key: NestedKey) -> tuple[str, ...]:
 def _wrong_shape(rows: TensorDictBase) -> ValueError:
     return ValueError(
         f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
-        "environments first (reshape(-1)), or call add for a single transition"
+        "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
+        "transition"
     )

@@ -353,6 +353,8 @@ class PackedStorage(LazyTensorStorage):
 
     def _init(self, data: TensorDictBase) -> None:
         leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
+        if not leaves:
+            raise ValueError("the transitions have no columns; nothing was stored. Store at least one, [N, ...]")
         self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
 
     def _allocate(self, layout: RowLayout) -> None:

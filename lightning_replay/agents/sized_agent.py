@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -13,6 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.spaces import spaces_of
+from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
 
 __all__ = ["SizedAgent"]
 
@@ -38,8 +40,10 @@ class SizedAgent(L.LightningModule):
         raise NotImplementedError
 
     @classmethod
-    def for_env(cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv, **hyperparameters: Any) -> Self:
-        """An agent for this environment, given as an id, an environment or a vector of them.
+    def for_env(
+        cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env], **hyperparameters: Any
+    ) -> Self:
+        """An agent for this environment, given as an id, itself, a vector of them, or a callable that builds one.
 
         Raises:
             ValueError: where the agent cannot act in the environment's spaces.
@@ -57,6 +61,7 @@ class SizedAgent(L.LightningModule):
     def configure_model(self) -> None:
         """Builds the networks once, with the sizes of the attached data module's spaces if none were given."""
         if self.is_built:
+            self._refuse_other_sizes()
             return
         missing = [name for name in self.size_names if self.hparams.get(name) is None]
         if missing:
@@ -71,6 +76,21 @@ class SizedAgent(L.LightningModule):
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
         self.build()
         self.is_built = True
+
+    def _refuse_other_sizes(self) -> None:
+        """Raises ``ValueError`` where the attached data module has an environment of other sizes than the agent's."""
+        datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        if not isinstance(datamodule, EnvStepDataModule):
+            return
+        sizes = self.sizes_from(datamodule.observation_space, datamodule.action_space)
+        given = {name: self.hparams.get(name) for name in self.size_names}
+        other = [name for name in self.size_names if _size(name, given[name]) != _size(name, sizes[name])]
+        if other:
+            name, module = type(self).__name__, type(datamodule).__name__
+            raise ValueError(
+                f"{name} was built with {_listed(given, other)}, and the environment of {module} has "
+                f"{_listed(sizes, other)}. Give both the same environment, or leave these out: {name}() reads them."
+            )
 
     def build_if_sized(self) -> None:
         """Called at the end of a subclass's ``__init__``."""
@@ -93,3 +113,14 @@ class SizedAgent(L.LightningModule):
         """Whether the trainer neither scales gradients nor exchanges them between devices."""
         trainer = self.trainer
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
+
+
+def _size(name: str, value: Any) -> Any:
+    """What of an option has to fit the environment: of bounds, which may be narrower, only how many there are."""
+    if name.endswith(("_low", "_high")):
+        return len(value) if isinstance(value, list | tuple) else None
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _listed(options: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={options[name]}" for name in names)

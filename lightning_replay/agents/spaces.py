@@ -3,24 +3,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
+from lightning_replay.lit.environments import check_env
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
 
 
-def spaces_of(env: str | gymnasium.Env | gymnasium.vector.VectorEnv) -> tuple[Space, Space]:
-    """Observation and action space of one environment, given as an id, an environment or a vector of them."""
+def spaces_of(
+    env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],
+) -> tuple[Space, Space]:
+    """Observation and action space of one environment, given as an id, itself, a vector of them, or what builds one.
+
+    Raises:
+        TypeError: something else.
+    """
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
-    if not isinstance(env, str):
+    if isinstance(env, gymnasium.Env):
         return env.observation_space, env.action_space
-    made = gymnasium.make(env)
+    check_env(env)
+    made = gymnasium.make(env) if isinstance(env, str) else env()
+    if not isinstance(made, gymnasium.Env):
+        raise TypeError(f"env is {env!r}, which returned {made!r}; it must build and return one gymnasium.Env")
     spaces = (made.observation_space, made.action_space)
     made.close()
     return spaces

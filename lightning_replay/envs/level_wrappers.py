@@ -20,7 +20,7 @@ from lightning_replay.envs.level_check import (
     require_levels_to_show,
 )
 from lightning_replay.envs.level_vectors import LevelVectorWrapper
-from lightning_replay.envs.rewards import checked_reward
+from lightning_replay.envs.step_check import checked_reset, checked_step
 from lightning_replay.validation import check_option, checked_count, checked_flag
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class LevelWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """A step of the environment, whose info says of which level it is."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, checked_reward(reward, self.env), terminated, truncated, info | {"level_id": self.level_id}
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
 
     def _begin(self) -> None:
         if self._set_level is not None and self._seed is not None:
@@ -123,9 +123,9 @@ class LevelWrapper(gymnasium.Wrapper):
 
     def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         if self._set_level is None:
-            return self.env.reset(seed=level_id, options=options)
+            return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
         self._set_level(level_id)
-        return self.env.reset(options=options)
+        return checked_reset(self.env.reset(options=options), self.env)
 
 
 def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:

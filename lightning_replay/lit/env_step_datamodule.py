@@ -207,7 +207,7 @@ def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, EnvStepDataModule):
         raise TypeError(
-            f"{type(callback).__name__} counts environment steps, which {type(source).__name__} does not; fit with a "
-            "ReplayDataModule or a LevelDataModule."
+            f"{type(callback).__name__} counts environment steps, and the trainer's data module is {source!r}, which "
+            "does not; fit with datamodule=ReplayDataModule(...) or LevelDataModule(...)."
         )
     return source

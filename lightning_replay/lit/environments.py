@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
-from lightning_replay.envs.rewards import with_number_rewards
+from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.extras import MissingExtraError, missing_extra_of
 from lightning_replay.lit.acting import Action
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
@@ -77,6 +77,18 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
         raise
     except gymnasium.error.UnregisteredEnv as error:
         raise _unknown(env, error) from error
+    if not isinstance(made, gymnasium.Env):
+        given = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+        raise TypeError(
+            f"env is {env!r}, which returned {given}; it must build and return one gymnasium.Env. num_envs steps "
+            "several of them, and the package shimmy converts environments of OpenAI's gym"
+        )
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, name, None), Space):
+            raise TypeError(
+                f"environment {env!r} has no {name}; set it in its __init__, such as "
+                f"self.{name} = gymnasium.spaces.Box(-1.0, 1.0, shape=(3,))"
+            )
     if not isinstance(made.observation_space, Box):
         made.close()
         raise ValueError(
@@ -107,7 +119,7 @@ def make_environments(
     constructor = (
         partial(gymnasium.make, _importable(env), **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
     )
-    constructors = [partial(with_number_rewards, constructor)] * num_envs
+    constructors = [partial(with_checked_steps, constructor)] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_replay.envs.rewards import checked_reward
+from lightning_replay.envs.step_check import checked_reset, checked_step
 from lightning_replay.lit.acting import ActionReader, act_on, acting
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
@@ -27,14 +27,14 @@ def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episod
     actions = ParameterizedActions.of(space) if is_parameterized(space) else None
     read = ActionReader(space)
     for episode in range(episodes):
-        observation, _ = environment.reset(seed=seed + episode)
+        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment)
         total, done = 0.0, False
         with acting(agent):
             while not done:
                 given = act_on(agent, observation[None], False, read)
                 action = given[0] if actions is None else actions.for_one(*given)
-                observation, reward, terminated, truncated, _ = environment.step(action)
-                total += float(checked_reward(reward, environment))
+                observation, reward, terminated, truncated, _ = checked_step(environment.step(action), environment)
+                total += float(reward)
                 done = terminated or truncated
         yield total
 

@@ -76,7 +76,7 @@ class ContinuousTransitionSampler(PairSampler):
         if rows.get(self._done_key, None) is None:
             raise ValueError(
                 f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
-                "Store it with every transition, or name your key with done_key="
+                f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
             )
         require_one_each(rows, self._done_key, "pairs of consecutive steps", is_flag=True)
 

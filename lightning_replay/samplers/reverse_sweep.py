@@ -99,7 +99,7 @@ class ReverseSweepSampler(UniformSampler):
             if rows.get(self._done_key, None) is None:
                 raise ValueError(
                     f"the transitions have no {self._done_key!r}, which marks where episodes end; nothing was stored. "
-                    "Store it with every transition, or name your key with done_key="
+                    f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
                 )
             require_one_each(rows, self._done_key, "sweeps along episodes", is_flag=True)
         # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.

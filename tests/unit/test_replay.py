@@ -466,3 +466,74 @@ def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_
     replay.load(tmp_path)
     replay.extend(fitting(replay, numbered_steps(48, 30, done_every=7)))
     assert replay.sample()["observation"].is_cuda
+
+
+def test_one_transition_is_added_and_several_are_extended() -> None:
+    replay, steps = prioritized(), numbered_steps(0, 4)
+    assert replay.add(steps[0]).tolist() == [0]
+    with pytest.raises(ValueError, match=r"add takes one transition, of batch size \[\]; got \[4\]. Call extend for"):
+        replay.add(steps)
+    for given in ({"observation": torch.zeros(3)}, (1, 2, 3), None):
+        with pytest.raises(TypeError, match=f"add takes one transition, .*; got {type(given).__name__}"):
+            replay.add(given)
+    for given in ({"observation": torch.zeros(4, 3)}, [steps[0], steps[1]]):
+        with pytest.raises(
+            TypeError, match=rf"got {type(given).__name__}. Wrap columns \[N, ...\] as TensorDict.*torch.stack"
+        ):
+            replay.extend(given)
+    with pytest.raises(
+        ValueError, match=r"got \[\]. .* build columns as TensorDict\(..., batch_size=\[N\]\), or call add"
+    ):
+        replay.extend(TensorDict({"observation": torch.zeros(4, 3)}))
+    assert len(replay) == 1
+
+
+@pytest.mark.parametrize("batch_size", [[4], [1]])
+def test_transitions_without_columns_are_refused_and_fix_none(batch_size) -> None:
+    replay = prioritized()
+    with pytest.raises(ValueError, match="the transitions have no columns; nothing was stored"):
+        replay.extend(TensorDict({}, batch_size))
+    replay.extend(numbered_steps(0, 4))
+    assert len(replay) == 4
+
+
+def test_methods_of_other_libraries_lead_to_ours() -> None:
+    replay = prioritized()
+    for name, ours in (
+        ("push", "rows are stored with extend, one transition with add"),
+        ("append", "with extend, one"),
+        ("size", r"its length is len\(replay\), and its room replay.capacity"),
+        ("sample_batch", r"drawn with sample\(\)"),
+        ("update_priorities", r"update_priority\(batch, td_error\)"),
+        ("clear", r"emptied with empty\(\)"),
+    ):
+        with pytest.raises(AttributeError, match=f"Replay has no '{name}'; .*{ours}"):
+            getattr(replay, name)
+        assert not hasattr(replay, name)
+    with pytest.raises(AttributeError, match="'Replay' object has no attribute 'anything'"):
+        _ = replay.anything
+    assert len(pickle.loads(pickle.dumps(replay))) == 0
+
+
+def test_an_error_inside_a_property_is_not_taken_for_a_missing_one() -> None:
+    replay = prioritized()
+    replay._storage = None
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'max_size'"):
+        _ = replay.capacity
+
+
+def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
+    replay = prioritized()
+    replay.extend(numbered_steps(0, 8))
+    batch = replay.sample()
+    with pytest.raises(
+        ValueError, match=r"no 'td_error', from which .* \['action', .*update_priority\(batch, td_error\)"
+    ):
+        replay.update_tensordict_priority(batch)
+    assert replay.awaits_priorities
+    batch["td_error"] = torch.ones(4)
+    replay.update_tensordict_priority(batch)
+    assert not replay.awaits_priorities
+    uniform = recipes.uniform(8, 4)
+    uniform.extend(numbered_steps(0, 8))
+    uniform.update_tensordict_priority(uniform.sample())

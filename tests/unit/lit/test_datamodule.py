@@ -225,13 +225,13 @@ def test_an_agent_on_cuda_with_the_replay_on_either_device(tmp_path: Path, devic
 
 
 def test_its_text_is_one_line_before_and_after_a_run(tmp_path: Path) -> None:
-    data = ReplayDataModule(Counting, make_replay(prioritized=True), env_steps=1_200, warmup_steps=1_100, seed=0)
+    data = ReplayDataModule(Counting, make_replay(prioritized=True), env_steps=1_200, warmup_steps=1_180, seed=0)
     before = (
-        "ReplayDataModule(Counting, 0 of 1,200 env steps, 0 of 100 updates, Replay of 0 of 500 transitions, "
+        "ReplayDataModule(Counting, 0 of 1,200 env steps, 0 of 20 updates, Replay of 0 of 500 transitions, "
         "PrioritizedSampler)"
     )
     assert str(data) == repr(data) == before
     make_trainer(tmp_path).fit(Tiny(), datamodule=data)
-    assert str(data) == before.replace("0 of 1,200", "1,200 of 1,200").replace("0 of 100 ", "100 of 100 ").replace(
+    assert str(data) == before.replace("0 of 1,200", "1,200 of 1,200").replace("0 of 20 ", "20 of 20 ").replace(
         "0 of 500", "500 of 500"
     )

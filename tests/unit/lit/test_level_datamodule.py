@@ -290,8 +290,8 @@ def test_fewer_rows_than_minibatches_are_refused(tmp_path: Path) -> None:
 
 
 def test_replayed_transitions_are_refused_by_ppo(tmp_path: Path) -> None:
-    data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20)
-    agent = PPO(observation_shape=(1,), num_actions=2, hidden_sizes=(8,))
+    data = ReplayDataModule(Counting, make_replay(), env_steps=25, warmup_steps=20, env_kwargs={"num_actions": 2})
+    agent = PPO(observation_shape=(2,), num_actions=2, hidden_sizes=(8,))
     with pytest.raises(TypeError, match=r"ReplayDataModule replays transitions; give PPO a LevelDataModule"):
         make_trainer(tmp_path).fit(agent, datamodule=data)
 

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from lightning_replay import recipes
 from lightning_replay.agents import DQN
-from lightning_replay.envs.rewards import checked_reward
+from lightning_replay.envs.step_check import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
 from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
@@ -22,7 +22,7 @@ from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.rollout_pace import RolloutPace
 from lightning_replay.progress import MeanReturn
 from tests.unit.lit.level_toys import Stairs, Valuer
-from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+from tests.unit.lit.toys import Counting, make_replay, make_trainer
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
 
 OWNERS: list[tuple[Any, dict[str, Any]]] = [
@@ -156,7 +156,7 @@ def test_a_reward_that_is_no_number_is_refused_in_evaluation(tmp_path) -> None:
         evaluation_env_kwargs={"reward": np.array([1.0])},
     )
     with pytest.raises(TypeError, match=r"<Rewarding.*> returned the reward array\(\[1\.\]\); it must be one number"):
-        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(Tiny(), datamodule=data)
+        make_trainer(tmp_path, [Evaluate(episodes=1)]).fit(DQN(observation_size=2, num_actions=2), datamodule=data)
 
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1.0), np.int64(1), np.array(1.0), torch.tensor(1.0)])
