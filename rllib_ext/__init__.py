@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from rllib_ext.config import configure, replay_config
     from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.from_yaml import load_config
+    from rllib_ext.interruption import Interruption
     from rllib_ext.levels.config import configure_levels
     from rllib_ext.levels.remote import level_buffer
     from rllib_ext.rows_to_episodes import fill
 
 __all__ = [
+    "Interruption",
     "RecipeEpisodeReplayBuffer",
     "configure",
     "configure_levels",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Interruption": "interruption",
     "RecipeEpisodeReplayBuffer": "episode_buffer",
     "configure": "config",
     "configure_levels": "levels.config",

@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-_DESCRIPTION = """Trains an RLlib algorithm with a replay method, both as a YAML file says.
+_DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described by a YAML file.
 
   python -m rllib_ext configs/rllib/per_dqn_cartpole.yaml
   python -m rllib_ext configs/rllib/plr_ppo_multiroom.yaml
@@ -77,7 +76,7 @@ def _start_ray(num_cpus: int | None) -> None:
     if os.environ.get("RAY_ADDRESS", "local") != "local":
         ray.init()  # a running cluster
         return
-    # An EnvRunner or Learner asks for one CPU each, and small ones share a core well.
+    # An EnvRunner or Learner takes one CPU each, and small ones share a core well.
     count = num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
     ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
 
@@ -98,18 +97,17 @@ def _train(options: argparse.Namespace) -> None:
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
-        with Interruption() if settings.checkpoint is not None else nullcontext() as interruption:
+        with Interruption() as interruption:
             is_over = False
-            while not is_over:
+            while not (is_over or interruption.requested):
                 result = algorithm.train()
                 _print(result, *(_of_levels(result) if levels else _of_steps(result, algorithm)))
-                signal_number = None if interruption is None else interruption.signal_number
-                is_over = settings.stop.is_reached(result) or signal_number is not None
+                is_over = settings.stop.is_reached(result)
         if settings.checkpoint is not None:
             kind = "level" if levels else "replay"
             print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
-        if signal_number is not None:
-            raise SystemExit(128 + signal_number)
+        if interruption.signal_number is not None:
+            raise SystemExit(128 + interruption.signal_number)
     finally:
         algorithm.stop()
 

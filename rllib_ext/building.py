@@ -55,12 +55,12 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     """
     for name in options:
         if name in _SAID_BY_RLLIB:
-            raise ValueError(f"{name} is not an option of replay_config; RLlib says it: {_SAID_BY_RLLIB[name]}")
+            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SAID_BY_RLLIB[name]}")
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
 def keeps_by_importance(recipe: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether such a buffer keeps rows by what is fed back, not by age: its writer is a ``RetentionWriter``.
+    """Returns whether such a buffer keeps rows by feedback instead of age: its writer is a ``RetentionWriter``.
 
     Args:
         recipe, options: as :func:`build_replay`.
@@ -76,7 +76,7 @@ def keeps_by_importance(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
-    """What turns the returns of finished episodes into the progress signals of a curriculum, as ``value`` says.
+    """Builds what turns the returns of finished episodes into the progress signals of a curriculum.
 
     Args:
         value: of :mod:`lightning_replay.progress`, an object, which is copied, or a class path with arguments; or
@@ -127,7 +127,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
         built["image_key"] = image_column(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         built["n_steps"], built["discount"] = _single_length(returns)
-    # RLlib says the batch size with each draw; the recipe checks this one against the capacity.
+    # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
     replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
     if not isinstance(replay, Replay):
         raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")

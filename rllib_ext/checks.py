@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm's config must fulfil before a replay buffer of ours can work in it."""
+"""Checks of an algorithm's config before a replay buffer of this library works in it."""
 
 from __future__ import annotations
 

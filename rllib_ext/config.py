@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user writes: the replay methods as an RLlib ``replay_buffer_config``, and the line that uses all of them."""
+"""The replay methods as an RLlib ``replay_buffer_config``, and ``configure``, which prepares the algorithm for it."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def configure(
 
     * A batch travels to the Learners as one block, with one connector piece that reads it. Where the config has a
       ``learner_connector`` of its own, or leaves RLlib's connectors out, each row travels as an episode instead, which
-      is slower; a warning says so.
+      is slower; a warning is logged.
     * TD errors reach their rows with any number of Learners.
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
       :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
     * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
-      are stored, DQN's Learners tell the buffer surprise and action values of each row, and newcomers get the surprise
-      that the present networks see in them.
+      are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
+      present networks compute for them.
     * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.image_module.ImageDQNModule`, unless the config names one.
     * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
@@ -122,9 +122,9 @@ def configure(
             and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
         incremental: link what has not changed since the last save instead of writing it again; every checkpoint is
             complete all the same.
-        require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
+        require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
-        assign_tasks: tell environments the tasks of a curriculum; if not, their infos must say what they play.
+        assign_tasks: set the tasks of a curriculum in the environments; if not, their infos must have what they play.
         check_environments: make the environment once, here, and play a step, so that errors are reported; pass
             ``False`` where only the machines of EnvRunners can make it.
 
@@ -208,7 +208,7 @@ def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
 
 
 def _trial(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """A buffer that is thrown away: what is wrong with the values is said now and not inside a Ray actor."""
+    """Builds a buffer that is thrown away, so that wrong values raise an error here and not inside a Ray actor."""
     # With a seed, because without one it would draw its own from torch's global generator.
     trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
     if "memmap" in options:

@@ -75,7 +75,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
 
 
 def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
-    """What makes one environment as the first EnvRunner does."""
+    """Returns a function that makes one environment as the first EnvRunner does."""
     context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
     if isinstance(config.env, str) and not _is_registered(config.env):
         return lambda: gymnasium.make(config.env, **config.env_config)
@@ -138,5 +138,5 @@ def _play_a_step(environment: gymnasium.Env) -> None:
 
 
 def _is_registered(name: str) -> bool:
-    """Whether ``ray.tune.register_env`` was called with this name."""
+    """Returns whether ``ray.tune.register_env`` was called with this name."""
     return bool(_global_registry.contains(ENV_CREATOR, name))

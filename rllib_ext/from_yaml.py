@@ -51,7 +51,7 @@ class Stop:
     episode_return: float | None = None
 
     def is_reached(self, result: Mapping[str, Any]) -> bool:
-        """Whether the result of an iteration is the last one."""
+        """Returns whether the result of an iteration is the last one."""
         runners = result["env_runners"]
         reached = (
             (self.env_steps, runners["num_env_steps_sampled_lifetime"]),
@@ -63,7 +63,7 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a file says beside the config.
+    """The settings of a file beside the config.
 
     Args:
         stop: when training is over.
@@ -153,7 +153,7 @@ def _settings(sections: Mapping[str, Any]) -> Settings:
 
 def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) -> None:
     if method == "training" and "replay_buffer_config" in arguments:
-        raise ValueError("training.replay_buffer_config is not accepted; the key replay says what the buffer is")
+        raise ValueError("training.replay_buffer_config is not accepted; the key replay describes the buffer")
     functions = [vars(kind)[method] for kind in type(config).__mro__ if method in vars(kind)]
     _check_names(method, arguments, list(dict.fromkeys(name for one in functions for name in _arguments(one))))
     model = arguments.get("model_config", {})

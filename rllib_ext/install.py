@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs once an algorithm is built; light, because the config that names it travels to every EnvRunner."""
+"""The callback after an algorithm is built; light, because the config that names it travels to every EnvRunner."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any) -> None:
     """Fits the buffer to the algorithm's Learners and returns, and makes it a part of the algorithm's checkpoints.
 
-    Where rows are kept by importance, DQN's Learners tell the buffer surprise and action values, and the surprise of
-    newcomers.
+    Where rows are kept by importance, DQN's Learners report surprise and action values, and the surprise of new
+    rows.
 
     Args:
         algorithm: just built.
         restore: whether a restore of the algorithm restores the buffer.
         incremental: whether saves link what has not changed.
-        assign_tasks: whether the environments are told the tasks of the buffer's curriculum.
+        assign_tasks: whether the environments get the tasks of the buffer's curriculum.
         ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
 
     Raises:
@@ -58,7 +58,7 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
 
 
 def _reads_flags(config: Any) -> bool:
-    """Whether the Learners have the piece that reads a batch in one block."""
+    """Returns whether the Learners have the connector piece that reads a batch in one block."""
     from rllib_ext.flags import flags_connector
 
     return config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline

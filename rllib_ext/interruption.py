@@ -20,6 +20,11 @@ class Interruption:
 
     Attributes:
         signal_number: of the signal; ``None`` before there was one.
+
+    Example:
+        >>> with Interruption() as interruption:
+        ...     while not interruption.requested:
+        ...         break  # result = algorithm.train()
     """
 
     def __init__(self) -> None:
@@ -34,10 +39,15 @@ class Interruption:
     def __exit__(self, *error: object) -> None:
         self._restore()
 
+    @property
+    def requested(self) -> bool:
+        """Whether there was a signal, so that training should end and a checkpoint be written."""
+        return self.signal_number is not None
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
         self._restore()
-        print("interrupted: the checkpoint is written after this iteration; once more ends at once", file=sys.stderr)
+        print("interrupted: training ends after this iteration; once more ends it at once", file=sys.stderr)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -23,7 +23,7 @@ _SAMPLES = 8
 
 
 def has_search_space(values: Mapping[str, Any]) -> bool:
-    """Whether some value, or an entry of one, is a search space of Tune.
+    """Returns whether some value, or an entry of one, is a search space of Tune.
 
     Example:
         >>> from ray import tune

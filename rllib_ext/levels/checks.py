@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm's config and a level buffer must fulfil before they can work together."""
+"""Checks of an algorithm's config and a level buffer before they work together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_config(config: AlgorithmConfig) -> None:
 
 
 def plays_unlearned(levels: LevelSource) -> bool:
-    """Whether there may be episodes that are scored and not learned from."""
+    """Returns whether there may be episodes that are scored and not learned from."""
     return not getattr(levels, "train_on_new_levels", True) or getattr(levels, "editor", None) is not None
 
 
@@ -87,7 +87,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
     mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
     if mode is not gymnasium.VectorizeMode.SYNC:
         raise ValueError(
-            f"gym_env_vectorize_mode is {mode.value!r}; each environment is told its level in the EnvRunner's process: "
+            f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: "
             'give "sync", and more EnvRunners where environments are slow'
         )
     if only_scores and not issubclass(algorithm, PPO):
@@ -192,7 +192,7 @@ def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | No
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:
         raise ValueError(
-            f"the score of the level buffer cannot be computed: {error!r}. Learners tell it state_value, "
+            f"the score of the level buffer cannot be computed: {error!r}. Learners give it state_value, "
             f"{'logits, ' if discrete else ''}('next', 'reward' | 'state_value' | 'terminated' | 'truncated' | 'done')"
             f"{'' if discrete else '; logits only where actions are discrete'}"
         ) from error

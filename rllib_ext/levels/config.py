@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user writes: the line by which PPO, APPO and IMPALA replay levels."""
+"""The function by which PPO, APPO and IMPALA replay levels."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def configure_levels(
 ) -> C:
     """Has every environment of an algorithm play the levels of one level buffer; call it last, before ``build_algo()``.
 
-    * Each episode's level is asked for before its environment is reset, and set by ``reset(seed=level_id)`` or by the
+    * Each episode's level is chosen before its environment is reset, and set by ``reset(seed=level_id)`` or by the
       environment's method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
-    * Before a Learner learns from an episode's steps, its module values them, and the level buffer is told.
+    * Before a Learner learns from an episode's steps, its module values them, and the level buffer gets the values.
     * ``algorithm.levels`` is the buffer, see :class:`~rllib_ext.levels.remote.RemoteLevels`; results have figures under
       ``levels``.
     * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer.
@@ -90,7 +90,7 @@ def configure_levels(
         flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
             at most one Learner.
         check_environments: make the environment once, here, and see that its first observation follows the level.
-        require_cpus: refuse configs whose EnvRunners and Learners ask for more CPUs than Ray has; pass ``False`` for a
+        require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
 
     Returns:
@@ -185,7 +185,7 @@ def checked_levels(
 
 
 def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfig) -> LevelSource:
-    """The level buffer that :func:`configure_levels` was given or told to build.
+    """Builds the level buffer of :func:`configure_levels`, unless an object was given.
 
     Args:
         levels: as there.
@@ -229,7 +229,7 @@ def _built(value: Any, name: str) -> Any:
 
 
 def _class_and_arguments(value: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
-    """What a class path names, and its ``init_args``."""
+    """Returns what a class path names, and its ``init_args``."""
     beyond = set(value) - {"class_path", "init_args"}
     if beyond:
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")

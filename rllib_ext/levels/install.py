@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs around an algorithm; light, because the config that names it travels to every EnvRunner."""
+"""The callbacks of an algorithm; light, because the config that names them travels to every EnvRunner."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def install(
         most=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),  # each may have a single step
         flush=flush,
     )
-    levels.check()  # what has to be said of its start is said now
+    levels.check()  # an error of its start is raised here
     algorithm.levels = levels
     algorithm.env_runner_group.foreach_env_runner(functools.partial(follow, server=levels.actor))
-    told = functools.partial(scoring.follow, server=levels.actor)
-    for result in algorithm.learner_group.foreach_learner(told):
+    reports = functools.partial(scoring.follow, server=levels.actor)
+    for result in algorithm.learner_group.foreach_learner(reports):
         if not result.ok:
             raise result.get()
     if plays_unlearned(source):
@@ -81,9 +81,9 @@ def install(
 
 
 def tell_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
-    """What RLlib calls as ``on_env_runners_recreated``: EnvRunners that came back learn where the levels are."""
+    """Gives EnvRunners that came back the level buffer; the callback ``on_env_runners_recreated``."""
     if not is_evaluation:
-        # Not waited for: calls of an actor keep their order, so that it knows before it samples again.
+        # Not waited for: calls of an actor keep their order, so that it has the buffer before it samples again.
         algorithm.env_runner_group.foreach_env_runner(
             functools.partial(follow, server=algorithm.levels.actor),
             remote_worker_ids=list(env_runner_indices),

@@ -59,6 +59,7 @@ def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, mon
     import ray
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as of a script in the folder
     ray.shutdown()  # the page starts its own
     try:
         _run(name, code)

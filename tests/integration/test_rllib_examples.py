@@ -40,7 +40,7 @@ def printed(folder: Path, *command: str) -> list[str]:
 def rows(lines: list[str], header: str) -> list[list[str]]:
     """The cells of the lines of numbers behind the header."""
     start = next(place for place, line in enumerate(lines) if line.startswith(header))
-    return [line.split() for line in lines[start + 1 :] if re.match(r" *[a-z_0-9]+ +[-\d.nan]+ ", line)]
+    return [line.split() for line in lines[start + 1 :] if re.match(r" *[a-z_0-9.]+ +[-\d.nan]+ ", line)]
 
 
 def test_sac_with_neighborhood_mixup(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=280)
     assert first == ["env_steps", "30"] and process.returncode == 128 + signal.SIGINT, errors[-2000:]
-    assert "interrupted: the checkpoint is written after this iteration" in errors
+    assert "interrupted: training ends after this iteration" in errors
     assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
     saved = json.loads((tmp_path / "here" / "replay_buffer" / "buffer.json").read_text())
     assert "my_recipes.gentle" in str(saved)

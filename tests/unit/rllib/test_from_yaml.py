@@ -153,7 +153,7 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
         ),
         ({"training": {"optimizer_lr": 1}}, "training has no 'optimizer_lr'"),
         ({"env_runners": {"num_rollout_workers": 1}}, "env_runners has no 'num_rollout_workers'"),  # deprecated
-        ({"training": {"replay_buffer_config": {}}}, "the key replay says what the buffer is"),
+        ({"training": {"replay_buffer_config": {}}}, "the key replay describes the buffer"),
         ({"training": 3}, "training is 3; it holds arguments by name"),
         ({"rl_module": {"model_config": {"fcnet_hidden": [8]}}}, "rl_module.model_config has no 'fcnet_hidden'"),
         ({"replay": {"recipe": "unifrom", "capacity": 10}}, "there is no recipe 'unifrom'"),

@@ -45,6 +45,7 @@ ACCEPTED = {
     "n_step": lambda: dqn(n_step=tune.grid_search([1, 3])),
     "an interval of lengths": lambda: dqn(n_step=tune.choice([(1, 3), 5])),
     "EnvRunners": lambda: dqn().env_runners(num_env_runners=tune.randint(0, 5)),
+    "environments": lambda: as_attribute(dqn(), num_envs_per_env_runner=tune.choice([1, 4])),
     "seed": lambda: dqn().debugging(seed=tune.grid_search([0, 1, 2])),
     "arguments of the environment": lambda: dqn().environment(
         "CartPole-v1", env_config={"sutton_barto_reward": tune.choice([True, False])}
