@@ -71,7 +71,8 @@ class Replay(TensorDictReplayBuffer):
 
     Raises:
         TypeError: an option of another kind.
-        ValueError: ``batch_size`` is not positive or above the capacity; a sampler with fewer slots than the storage.
+        ValueError: ``batch_size`` is not positive or above the capacity; a sampler with fewer slots than the storage;
+            TorchRL's ``SliceSampler`` with a writer that keeps no order of time.
 
     Example:
         >>> import torch
@@ -412,7 +413,7 @@ class Replay(TensorDictReplayBuffer):
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: ``batch_size`` is not positive.
+            ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved.
         """
         self._check_usable()
         if batch_size is None:

@@ -68,9 +68,10 @@ class ReplayDataModule(EnvStepDataModule):
 
     Raises:
         TypeError: an option of another kind, such as an environment in place of what builds one; during the run a
-            reward that is no number.
+            reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
-            without tasks; during the run an environment that does not know the replay's tasks, or an info never seen.
+            without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
+            environment that does not know the replay's tasks, or an info never seen.
 
     Example:
         >>> from lightning_replay import recipes
