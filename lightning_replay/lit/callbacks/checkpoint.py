@@ -52,7 +52,7 @@ class ReplayCheckpoint(ModelCheckpoint):
     Args:
         dirpath: folder; ``checkpoints`` in the logger's folder if absent, without a logger in ``default_root_dir``.
         filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
-        monitor: metric, looked at each time its value changes. Where it never is logged, only the last is kept.
+        monitor: metric, looked at each time its value changes. Where there is none, only the last is kept.
         mode: whether the largest or the smallest is best.
         save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
         every_n_updates: updates of the data module between two ``last.ckpt``; 10,000 with a replay and 10 with levels
@@ -181,7 +181,7 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         metric, is_best = self._metric(trainer), False
-        if not _is_same_metric(metric, self._seen) and self.check_monitor_top_k(trainer, metric):
+        if self._is_new(metric) and self.check_monitor_top_k(trainer, metric):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             is_best = True
         self._seen = metric
@@ -203,6 +203,12 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
         return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+
+    def _is_new(self, metric: torch.Tensor | None) -> bool:
+        if metric is None or metric is self._seen:
+            return False
+        # By value too: what a module logged once is another tensor at each look, for the rest of the epoch.
+        return self._seen is None or not self.best_k_models or metric.item() != self._seen.item()
 
     def _reason_against_saving(self, agent: L.LightningModule, exception: BaseException) -> str | None:
         if self._is_saving:
@@ -254,11 +260,6 @@ def _clocks(source: EnvStepDataModule) -> tuple[int, int]:
 
 def _is_same(path: str | Path, other: str) -> bool:
     return os.path.exists(other) and os.path.samefile(path, other)
-
-
-def _is_same_metric(metric: torch.Tensor | None, seen: torch.Tensor | None) -> bool:
-    # By value too: what a module logged Lightning returns as a new tensor each time, for the rest of the epoch.
-    return metric is seen or (metric is not None and seen is not None and metric.item() == seen.item())
 
 
 def _interrupts_a_write(exception: BaseException) -> bool:

@@ -137,6 +137,13 @@ def test_metrics_that_a_module_logs_are_looked_at_when_they_change(tmp_path: Pat
     assert [update for update, name in keep.written if name != "last.ckpt"] == best
 
 
+def test_of_evaluations_that_are_all_equal_the_first_is_the_best(tmp_path: Path) -> None:
+    evaluate = ScriptedEvaluate(*[7.0] * 6, every_n_env_steps=10, episodes=1)
+    keep = WatchedCheckpoint(tmp_path / "run", "{step}", save_top_k=2)
+    make_trainer(tmp_path, [keep, evaluate]).fit(Tiny(), datamodule=make_data())
+    assert [update for update, name in keep.written if name != "last.ckpt"] == [1]
+
+
 def test_a_run_that_starts_anew_leaves_the_files_of_the_one_before(tmp_path: Path) -> None:
     script = {"every_n_env_steps": 10, "episodes": 1}
     first = ReplayCheckpoint(tmp_path / "run")
