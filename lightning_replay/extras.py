@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One error and one sentence for every package that an extra of this library brings and that is not installed."""
+"""The error for a package that is not installed and that an extra of this library installs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> M
     """Returns the error for a package that is not installed.
 
     Args:
-        what: needs the package; the subject of a sentence in the singular.
+        what: the part that needs the package; the subject of a sentence in the singular.
         package: its name.
         extra: of this library, that installs it.
         otherwise: what can be done instead, such as ``"or use backend='torch'"``.
@@ -46,7 +46,7 @@ def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | Non
     """Returns the error for the package whose failed import is the cause of ``error``; ``None`` if no extra has it.
 
     Args:
-        what: needs the package; the subject of a sentence in the singular.
+        what: the part that needs the package; the subject of a sentence in the singular.
         error: a ``ModuleNotFoundError``, or what another library raised from one.
     """
     cause: BaseException | None = error

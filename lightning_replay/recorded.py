@@ -161,7 +161,7 @@ def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildabl
 
 
 def _advice(defined: Any) -> str:
-    """What to change so that the next save is one that can be rebuilt; ``defined`` is ``module:qualname``."""
+    """Returns what to change so that the next save can be rebuilt; ``defined`` is ``module:qualname``."""
     module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
     package, name = module.partition(".")[0], qualname.rpartition(".")[2]
     if package in ("", "builtins", "functools", "torch"):  # objects that no class of the user's makes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
+from lightning_replay.extras import missing_extra_of
 from rllib_ext.class_paths import imported
 
 logger = logging.getLogger(__name__)
@@ -78,9 +80,19 @@ def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
     """Returns a function that makes one environment as the first EnvRunner does."""
     context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
     if isinstance(config.env, str) and not _is_registered(config.env):
-        return lambda: gymnasium.make(config.env, **config.env_config)
+        return partial(_made_by_gymnasium, config.env, dict(config.env_config))
     creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
     return lambda: creator(context)
+
+
+def _made_by_gymnasium(name: str, arguments: dict[str, Any]) -> gymnasium.Env:
+    try:
+        return gymnasium.make(name, **arguments)
+    except gymnasium.error.DependencyNotInstalled as error:
+        missing = missing_extra_of(f"environment {name!r}", error)
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def check_environment(config: AlgorithmConfig) -> None:

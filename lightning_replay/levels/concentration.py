@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many levels a replay distribution amounts to, from its probabilities or from what was drawn."""
+"""Effective number of levels of a replay distribution, from its probabilities or from draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # of fewer levels a handful is no small 
 
 
 def effective_number(probabilities: np.ndarray) -> float:
-    """One over the sum of squared probabilities ``[L]``: L where all are equal, 1 where one level has all.
+    """Returns one over the sum of squared probabilities ``[L]``: L where all are equal, 1 where one level has all.
 
     Two independent draws take the same level with probability ``1 / effective_number``.
     """

@@ -60,10 +60,10 @@ class ReplayDataModule(EnvStepDataModule):
         info_keys: of the steps' infos, numbers or flags, stored as float32 columns ``("next", key)``; 0 where an info
             lacks one. Event conditions read them.
 
-    Where the replay keeps transitions by their surprise and the agent can tell it (``initial_surprise``), the replay is
-    given that function for newcomers, unless it was built with one.
+    Where the replay keeps transitions by their surprise and the agent has the method ``initial_surprise``, the replay
+    calls it for new rows, unless it was built with a function of its own.
 
-    Where the replay has tasks, its scheduler says which task each environment plays, rows carry ``task``, and
+    Where the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and
     evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
@@ -71,7 +71,7 @@ class ReplayDataModule(EnvStepDataModule):
             reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
             without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
-            environment that does not know the replay's tasks, or an info never seen.
+            environment without the replay's tasks, or an info never seen.
 
     Example:
         >>> from lightning_replay import recipes
@@ -159,7 +159,7 @@ class ReplayDataModule(EnvStepDataModule):
         """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
 
         Raises:
-            ValueError: several processes, or an environment that does not know the replay's tasks.
+            ValueError: several processes, or an environment without the replay's tasks.
         """
         self._refuse_processes("fill a replay of its own")
         if not hasattr(self, "observation_space"):
@@ -177,7 +177,7 @@ class ReplayDataModule(EnvStepDataModule):
         self._has_drawn = False
 
     def _hand_over_surprise(self) -> None:
-        """Tells a replay that asks for the surprise of newcomers how the agent measures it, unless it knows a way."""
+        """Sets the agent's ``initial_surprise`` in a replay that needs it for new rows and has no function for it."""
         writer: Any = self.replay.writer
         measure = getattr(self._agent, "initial_surprise", None)
         if measure is not None and getattr(writer, "initial_surprise", measure) is None:
@@ -269,7 +269,7 @@ class ReplayDataModule(EnvStepDataModule):
         super().load_state_dict(state)
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments; the replay keeps no agent that trains no more."""
+        """Closes the environments, and removes the agent's function from the replay."""
         super().teardown(stage)
         if self._handed_over:
             writer: Any = self.replay.writer

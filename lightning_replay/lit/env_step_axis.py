@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts everything that is logged on the axis of environment steps."""
+"""Environment steps as the horizontal axis of all loggers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EnvStepAxis:
         self._restorations = ExitStack()
 
     def attach(self, loggers: Sequence[Logger]) -> None:
-        """Records the clocks with all that these loggers get, until :meth:`detach`."""
+        """Adds the clocks to every record of these loggers until :meth:`detach`."""
         self.detach()
         for logger in loggers:
             attributes = vars(logger)
@@ -46,7 +46,7 @@ class EnvStepAxis:
             attributes["log_metrics"] = partial(self._log_metrics, logger.log_metrics)
 
     def detach(self) -> None:
-        """Gives the loggers their own methods back."""
+        """Restores the loggers' own methods."""
         self._restorations.close()
 
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:

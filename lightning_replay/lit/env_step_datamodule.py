@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the data modules that step environments have in common, whether they replay transitions or levels."""
+"""Base class of the data modules that step environments, with transitions or with levels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EnvStepDataModule(L.LightningDataModule):
     @property
     @abstractmethod
     def _source(self) -> str:
-        """What batches come from, for :meth:`__repr__`."""
+        """Description of the replay or the levels, for :meth:`__repr__`."""
 
     def __repr__(self) -> str:
         env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
@@ -99,7 +99,7 @@ class EnvStepDataModule(L.LightningDataModule):
             hook(is_between_steps)
 
     def drop_open_update(self) -> None:
-        """Leaves an update that failed out of the count: it is due again."""
+        """Removes an update that failed from the count, so that it is due again."""
         if self.is_update_open:
             self.updates_done -= 1
             self.is_update_open = False
@@ -128,7 +128,7 @@ class EnvStepDataModule(L.LightningDataModule):
             )
 
     def _settle_trainer(self, stage: str) -> None:
-        """Last in ``setup``, because a trainer whose setup fails is not set back."""
+        """Changes the trainer. Call last in ``setup``: Lightning does not undo changes if it raises."""
         if self.trainer is not None:
             self._logging_axis.attach(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
@@ -148,7 +148,7 @@ class EnvStepDataModule(L.LightningDataModule):
         return batch
 
     def start_epoch(self) -> None:
-        """Called by the stream: says so where a run has nothing left to do."""
+        """Called by the stream: warns if the run has nothing left to do."""
         if self.is_finished:
             rank_zero_warn(
                 f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
@@ -187,11 +187,11 @@ class EnvStepDataModule(L.LightningDataModule):
             torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
 
     def on_exception(self, exception: BaseException) -> None:
-        """Gives the loggers back as they were; Lightning calls no ``teardown`` after an error."""
+        """Restores the loggers; Lightning calls no ``teardown`` after an error."""
         self._logging_axis.detach()
 
     def teardown(self, stage: str) -> None:
-        """Closes the environments, and gives the loggers back as they were."""
+        """Closes the environments and restores the loggers."""
         self._logging_axis.detach()
         self.collection.close()
         if self.trainer is not None:

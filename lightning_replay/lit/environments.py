@@ -99,7 +99,7 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
 
 
 def _is_absent(module: str, error: BaseException | None) -> bool:
-    """Whether the import failed because of that module, and not because of one that it imports."""
+    """Returns whether the import failed because of that module, and not because of one that it imports."""
     return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 

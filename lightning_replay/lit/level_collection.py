@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays chosen levels and turns the steps into rollouts that know which level each step belongs to."""
+"""Plays chosen levels and turns the steps into rollouts with the level of each step."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class LevelCollection:
         return environments
 
     def _start_episodes(self, began: np.ndarray) -> None:
-        """Notes for episodes that begin what they are played on, and whether they are trained on or only scored."""
+        """Records the levels of episodes that begin, and whether they are trained on or only scored."""
         assert self._environments is not None
         actors, level_ids = self._environments.actors, self._environments.level_ids.tolist()
         for i in began:

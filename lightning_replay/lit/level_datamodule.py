@@ -200,7 +200,7 @@ class LevelDataModule(EnvStepDataModule):
         return rollout.to(agent.device)
 
     def drop_open_update(self) -> None:
-        """Leaves a rollout whose update failed, and its steps, out of the counts: it is collected again."""
+        """Removes a rollout whose update failed, and its steps, from the counts: it is collected again."""
         if self.is_update_open:
             self.collection.env_steps = self._steps_before
         super().drop_open_update()

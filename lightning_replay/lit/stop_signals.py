@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM that wait until the state is whole."""
+"""Deferred SIGINT and SIGTERM, so that a run stops with a state that can be saved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HINT = b"\nStopping after the training step in progress. A second signal does n
 
 
 class StopSignals:
-    """Keeps the first SIGINT or SIGTERM for :meth:`raise_pending`; the second one interrupts at once.
+    """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
 
-    What is raised is what would have been: ``KeyboardInterrupt``, and for SIGTERM Lightning's ``SIGTERMException``,
-    after the handlers that were there, Lightning's among them, have been called. A SIGINT that the program handles in a
+    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after a call of the
+    handlers that were installed before, Lightning's among them. A SIGINT that the program handles in a
     way of its own, or ignores, stays as it is. Python calls handlers in the main thread alone; in another thread this
     class does nothing.
     """
@@ -49,7 +49,7 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def raise_pending(self) -> None:
-        """Raises what was kept."""
+        """Raises the exception of the deferred signal, if there is one."""
         if self._pending is not None:
             self._raise(self._pending, None)
 

@@ -103,7 +103,7 @@ class TabularActorCritic:
     The critic sees how far the end is; the actor need not, as a stage opens to the same action everywhere.
 
     Args:
-        sees_end: whether the critic tells the number of stages to go. If not, it has one value for each stage, and the
+        sees_end: whether values differ by the number of stages to go. If not, it has one value for each stage, and the
             same stage of a short and of a long lock leaves errors that no learning removes.
         actor_step_size: of the logits, per episode of a batch.
         critic_step_size: share of the way to the mean return of a batch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -221,6 +222,14 @@ def test_an_environment_that_cannot_be_played_is_refused_before_any_runner_start
     refused(small(DQNConfig, "CartPool-v1", "uniform"), "the environment 'CartPool-v1' .*Did you mean: `CartPole`")
     with pytest.raises(ModuleNotFoundError, match="my_module"):
         rllib_ext.configure(small(DQNConfig, "my_module:MyEnv-v0", "uniform"))
+
+
+def test_the_extra_that_an_environment_of_gymnasium_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(ModuleNotFoundError, match=r"'LunarLander-v3' needs Box2D.* 'lightning-replay\[box2d\]'"):
+        rllib_ext.configure(small(DQNConfig, "LunarLander-v3", "uniform"))
 
 
 def test_a_name_that_only_this_process_has_registered_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

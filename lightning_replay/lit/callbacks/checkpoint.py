@@ -52,7 +52,7 @@ class ReplayCheckpoint(ModelCheckpoint):
     Args:
         dirpath: folder; ``checkpoints`` in the logger's folder if absent, without a logger in ``default_root_dir``.
         filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
-        monitor: metric, looked at each time it is evaluated or logged. Where it never is, only the last is kept.
+        monitor: metric, looked at each time its value changes. Where there is none, only the last is kept.
         mode: whether the largest or the smallest is best.
         save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
         every_n_updates: updates of the data module between two ``last.ckpt``; 10,000 with a replay and 10 with levels
@@ -102,13 +102,13 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._is_step_open = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder."""
+        """Resolves the folder."""
         if stage == TrainerFn.FITTING:
             source_of(trainer, self)
         super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts to count, and to keep signals until a step is finished."""
+        """Starts counting, and defers signals to the end of a training step."""
         super().on_train_start(trainer, pl_module)
         if trainer.fast_dev_run:
             return
@@ -130,7 +130,7 @@ class ReplayCheckpoint(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Notes that the update is finished; it is saved when the LightningModule's own hook has run too."""
+        """Marks the update as finished; it is saved when the LightningModule's own hook has run too."""
         if self._source is not None:
             self._source.is_update_open = False
 
@@ -143,7 +143,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._release()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Saves what is whole and names it in one line."""
+        """Saves the finished updates and steps, and prints the file's name in one line."""
         source = self._source
         if source is None:  # before the training, such as while a checkpoint is restored, or after it
             return
@@ -164,7 +164,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._report(reason)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restores the handlers of a run that was given up without an exception."""
+        """Restores the handlers of a run that ended without ``on_train_end`` and without an exception."""
         self._release()
         super().teardown(trainer, pl_module, stage)
 
@@ -181,7 +181,7 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         metric, is_best = self._metric(trainer), False
-        if metric is not self._seen and self.check_monitor_top_k(trainer, metric):
+        if self._is_new(metric) and self.check_monitor_top_k(trainer, metric):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             is_best = True
         self._seen = metric
@@ -203,6 +203,12 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
         return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
+
+    def _is_new(self, metric: torch.Tensor | None) -> bool:
+        if metric is None or metric is self._seen:
+            return False
+        # By value too: what a module logged once is another tensor at each look, for the rest of the epoch.
+        return self._seen is None or not self.best_k_models or metric.item() != self._seen.item()
 
     def _reason_against_saving(self, agent: L.LightningModule, exception: BaseException) -> str | None:
         if self._is_saving:
@@ -226,7 +232,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Leaves a training step that was not finished out of Lightning's counts, as out of the data module's."""
+        """Removes an unfinished training step from Lightning's counts, as from the data module's."""
         if self._is_step_open:
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
             for counts in (progress["total"], progress["current"]):
@@ -257,7 +263,7 @@ def _is_same(path: str | Path, other: str) -> bool:
 
 
 def _interrupts_a_write(exception: BaseException) -> bool:
-    """Whether what is saved may be half changed. What it refuses by an ``Exception`` leaves it as it was."""
+    """Returns whether replay or levels may be half changed. After an ``Exception`` they are as they were."""
     if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
         return False
     for frame, _ in walk_tb(exception.__traceback__):

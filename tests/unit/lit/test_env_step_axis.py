@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import csv
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import lightning as L
@@ -152,15 +150,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert every[0] == (46, 13) and every[-1] == (60, 20) and every == sorted(every)
 
 
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Lightning ignores SIGINT once it was interrupted, for the rest of the process."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.usefixtures("default_handlers")
 @pytest.mark.parametrize(
     ("failing", "raised"),
     [

@@ -123,7 +123,8 @@ def test_without_the_metric_only_the_last_is_kept(tmp_path: Path, monitor) -> No
     assert keep.written == [(40, "last.ckpt")] and keep.best_model_path == ""
 
 
-def test_metrics_that_a_module_logs_are_looked_at_when_they_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("save_top_k", "best"), [(1, [3, 5]), (2, [3, 5, 8]), (4, [3, 5, 8])])
+def test_metrics_that_a_module_logs_are_looked_at_when_they_change(tmp_path: Path, save_top_k: int, best) -> None:
     class Logs(Tiny):
         def training_step(self, batch, batch_idx):
             update = self.trainer.datamodule.updates_done
@@ -131,9 +132,16 @@ def test_metrics_that_a_module_logs_are_looked_at_when_they_change(tmp_path: Pat
                 self.log("score", {3: 1.0, 5: 4.0, 8: 2.0}[update])
             return super().training_step(batch, batch_idx)
 
-    keep = WatchedCheckpoint(tmp_path / "run", monitor="score")
+    keep = WatchedCheckpoint(tmp_path / "run", "{step}", monitor="score", save_top_k=save_top_k)
     make_trainer(tmp_path, [keep]).fit(Logs(), datamodule=make_data(env_steps=30))
-    assert [update for update, name in keep.written if name == "best.ckpt"] == [3, 5]
+    assert [update for update, name in keep.written if name != "last.ckpt"] == best
+
+
+def test_of_evaluations_that_are_all_equal_the_first_is_the_best(tmp_path: Path) -> None:
+    evaluate = ScriptedEvaluate(*[7.0] * 6, every_n_env_steps=10, episodes=1)
+    keep = WatchedCheckpoint(tmp_path / "run", "{step}", save_top_k=2)
+    make_trainer(tmp_path, [keep, evaluate]).fit(Tiny(), datamodule=make_data())
+    assert [update for update, name in keep.written if name != "last.ckpt"] == [1]
 
 
 def test_a_run_that_starts_anew_leaves_the_files_of_the_one_before(tmp_path: Path) -> None:
