@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -38,10 +39,15 @@ class SizedAgent(L.LightningModule):
         raise NotImplementedError
 
     @classmethod
-    def for_env(cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv, **hyperparameters: Any) -> Self:
-        """An agent for this environment, given as an id, an environment or a vector of them.
+    def for_env(
+        cls,
+        env: str | Callable[[], gymnasium.Env] | gymnasium.Env | gymnasium.vector.VectorEnv,
+        **hyperparameters: Any,
+    ) -> Self:
+        """An agent for this environment, given as an id, a callable that builds it, itself or a vector of them.
 
         Raises:
+            TypeError: where ``env`` is none of these.
             ValueError: where the agent cannot act in the environment's spaces.
         """
         return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -14,13 +15,24 @@ from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_
 __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
 
 
-def spaces_of(env: str | gymnasium.Env | gymnasium.vector.VectorEnv) -> tuple[Space, Space]:
-    """Observation and action space of one environment, given as an id, an environment or a vector of them."""
+def spaces_of(
+    env: str | Callable[[], gymnasium.Env] | gymnasium.Env | gymnasium.vector.VectorEnv,
+) -> tuple[Space, Space]:
+    """Observation and action space of one environment, given as an id, a callable that builds it, itself or a vector.
+
+    Raises:
+        TypeError: anything else.
+    """
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
-    if not isinstance(env, str):
+    if isinstance(env, gymnasium.Env):
         return env.observation_space, env.action_space
-    made = gymnasium.make(env)
+    if not (isinstance(env, str) or callable(env)):
+        raise TypeError(
+            f"env is {env!r}; it must be a Gymnasium id, a callable that builds an environment, an environment, or a "
+            "vector of them"
+        )
+    made = gymnasium.make(env) if isinstance(env, str) else env()
     spaces = (made.observation_space, made.action_space)
     made.close()
     return spaces
