@@ -261,9 +261,9 @@ def test_dqn_explores_less_and_less() -> None:
         (DQN, "CartPole-v1", {"observation_size": 4, "num_actions": 2}),
     ],
 )
-def test_for_env_reads_ids_environments_and_vectors(kind, env, names) -> None:
+def test_for_env_reads_ids_callables_environments_and_vectors(kind, env, names) -> None:
     environment, vector = gymnasium.make(env), gymnasium.make_vec(env, num_envs=2)
-    for given in (env, environment, vector):
+    for given in (env, lambda: gymnasium.make(env), environment, vector):
         agent = kind.for_env(given, hidden_sizes=(4,))
         assert {name: agent.hparams[name] for name in names} == names
         assert agent.is_built
@@ -283,6 +283,11 @@ def test_for_env_reads_ids_environments_and_vectors(kind, env, names) -> None:
 def test_for_env_refuses_other_spaces(kind, env, message) -> None:
     with pytest.raises(ValueError, match=message):
         kind.for_env(env)
+
+
+def test_for_env_refuses_what_is_no_environment() -> None:
+    with pytest.raises(TypeError, match="env is 3"):
+        DQN.for_env(3)
 
 
 def test_an_unsized_agent_says_what_is_missing() -> None:
