@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neighbourhood mixup on HalfCheetah-v5 at the paper's replay ratio: is more learned from the first 8,000 steps?
 
-    python tests/benchmarks/experiment_half_cheetah.py --save     # ten seeds, about five minutes in two processes
+    python tests/benchmarks/experiment_half_cheetah.py --save     # six seeds, about four minutes in two processes
     python tests/benchmarks/experiment_half_cheetah.py --fast     # two seeds, few steps: does it run?
 
 The mechanism of Neighborhood Mixup Experience Replay (Sander et al. 2022,
@@ -144,7 +144,7 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Runs, prints and, when asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--save", action="store_true", help="write results/half_cheetah.md, .json and .png")
     parser.add_argument("--fast", action="store_true", help="two seeds and 200 steps")

@@ -65,6 +65,10 @@ class StackedTD3(L.LightningModule):
         self.critics = StackedNetwork([observation_size + action_size, *hidden_sizes, 1], both, *options)
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        networks = (self.policy, self.critics, self.target_policy, self.target_critics)
+        parameters = [list(network.parameters()) for network in networks]
+        self._policy, self._critics, self._target_policy, self._target_critics = parameters
+        self._sources, self._targets = self._policy + self._critics, self._target_policy + self._target_critics
         self._noise = [Generator().manual_seed(seed) for seed in seeds]
         self._runs = len(seeds)
         self._updates = 0
@@ -81,51 +85,42 @@ class StackedTD3(L.LightningModule):
         """Makes one update of every run from each of the batches ``[R, updates, B]``."""
         clip = self.hparams["target_noise_clip"]
         noise = self.hparams["target_noise"] * self._draw(batch["action"].shape[1:])
-        for rows, target_noise in zip(batch.unbind(1), noise.clamp_(-clip, clip).unbind(1), strict=True):
-            self._update(rows, target_noise)
+        columns = [batch["observation"], batch["action"], batch["next", "observation"]]
+        columns += [batch["next", key].float() for key in ("reward", "terminated")]
+        optimizers = self.optimizers(use_pl_optimizer=False)
+        for rows in zip(*(column.unbind(1) for column in (*columns, noise.clamp_(-clip, clip))), strict=True):
+            self._update(*optimizers, *rows)
 
-    def _update(self, rows: TensorDict, target_noise: Tensor) -> None:
-        critic_optimizer = self.optimizers()[0]
-        policy_optimizer = self.optimizers(use_pl_optimizer=False)[1]  # Lightning counts the critics' steps only
-        observation = rows["observation"]
-        loss = (self._values(self.critics, observation, rows["action"]) - self._targets(rows, target_noise)).square()
-        critic_optimizer.zero_grad()
-        loss.mean(-1).sum().backward()  # a sum over runs, so that none changes the gradient of another
+    @torch.no_grad()
+    def _update(
+        self,
+        critic_optimizer: torch.optim.Optimizer,
+        policy_optimizer: torch.optim.Optimizer,
+        observation: Tensor,
+        action: Tensor,
+        following: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        noise: Tensor,
+    ) -> None:
+        next_action = (torch.tanh(forward(self._target_policy, following)[-1]) + noise).clamp_(-1.0, 1.0)
+        first, second = forward(self._target_critics, _twice(following, next_action))[-1].chunk(2)
+        target = reward + self.hparams["discount"] * (1.0 - terminated) * torch.minimum(first, second)
+        outputs = forward(self._critics, _twice(observation, action))
+        error = outputs[-1] - torch.cat([target, target])
+        backward(self._critics, outputs, error.mul_(2.0 / error.shape[1]))
         critic_optimizer.step()
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
-            value = self._first_values(observation, torch.tanh(self.policy(observation)))
-            policy_optimizer.zero_grad()
-            (-value.mean((1, 2)).sum()).backward()
+            policy_outputs = forward(self._policy, observation)
+            taken = torch.tanh(policy_outputs[-1])
+            first_critics = [parameter[: self._runs] for parameter in self._critics]
+            outputs = forward(first_critics, torch.cat([observation, taken], -1))
+            gradient = torch.full_like(outputs[-1], -1.0 / outputs[-1].shape[1])
+            gradient = input_gradient(first_critics, outputs, gradient)[..., observation.shape[-1] :]
+            backward(self._policy, policy_outputs, gradient * (1.0 - taken.square()))
             policy_optimizer.step()
-            targets = [*self.target_policy.parameters(), *self.target_critics.parameters()]
-            sources = [*self.policy.parameters(), *self.critics.parameters()]
-            with torch.no_grad():
-                torch._foreach_lerp_(targets, sources, self.hparams["target_update_rate"])
-
-    @torch.no_grad()
-    def _targets(self, rows: TensorDict, noise: Tensor) -> Tensor:
-        """Returns ``r + γ min(Q1', Q2')(s', π'(s') + noise)`` for both critics, ``[2, R, B]``."""
-        following = rows["next"]
-        action = (torch.tanh(self.target_policy(following["observation"])) + noise).clamp_(-1.0, 1.0)
-        value = self._values(self.target_critics, following["observation"], action).amin(0)
-        ongoing = 1.0 - following["terminated"].squeeze(-1).float()
-        return (following["reward"].squeeze(-1) + self.hparams["discount"] * ongoing * value).expand(2, -1, -1)
-
-    def _values(self, critics: StackedNetwork, observation: Tensor, action: Tensor) -> Tensor:
-        """Returns the values of both critics, ``[2, R, B]``."""
-        pairs = torch.cat([observation, action], -1)
-        return critics(torch.cat([pairs, pairs])).view(2, self._runs, -1)
-
-    def _first_values(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Returns the values of the first critics, ``[R, B, 1]``, which are constant in the policy's loss."""
-        rows = torch.cat([observation, action], -1)
-        parameters = [parameter.detach()[: self._runs] for parameter in self.critics.parameters()]
-        pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
-        for weight, bias in pairs[:-1]:
-            rows = torch.relu(torch.baddbmm(bias, rows, weight))
-        weight, bias = pairs[-1]
-        return torch.baddbmm(bias, rows, weight)
+            torch._foreach_lerp_(self._targets, self._sources, self.hparams["target_update_rate"])
 
     def _draw(self, shape: Sequence[int]) -> Tensor:
         return torch.stack([torch.randn(*shape, generator=generator) for generator in self._noise])
@@ -134,6 +129,41 @@ class StackedTD3(L.LightningModule):
         """Returns Adam for the critics and for the policy."""
         rate = self.hparams["learning_rate"]
         return [torch.optim.Adam(module.parameters(), lr=rate, fused=True) for module in (self.critics, self.policy)]
+
+
+# The gradients of networks this small are worked out by hand: torch's autograd takes a third longer.
+def forward(parameters: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Returns the input and the output of every layer, ``[R, B, ...]``, of perceptrons with ReLU between the layers."""
+    outputs = [rows]
+    for layer in range(0, len(parameters), 2):
+        rows = torch.baddbmm(parameters[layer + 1], rows, parameters[layer])
+        outputs.append(rows.relu_() if layer + 2 < len(parameters) else rows)
+    return outputs
+
+
+def backward(parameters: Sequence[nn.Parameter], outputs: Sequence[Tensor], gradient: Tensor) -> None:
+    """Sets the gradients of all parameters from that of the output, ``[R, B, outputs]``."""
+    for layer in reversed(range(len(parameters) // 2)):
+        weight, bias = parameters[2 * layer], parameters[2 * layer + 1]
+        weight.grad = torch.bmm(outputs[layer].transpose(1, 2), gradient)
+        bias.grad = gradient.sum(1, keepdim=True)
+        if layer:
+            gradient = torch.bmm(gradient, weight.transpose(1, 2)).mul_(outputs[layer] > 0)
+
+
+def input_gradient(parameters: Sequence[Tensor], outputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """Returns the gradient of the input from that of the output, ``[R, B, inputs]``."""
+    for layer in reversed(range(len(parameters) // 2)):
+        gradient = torch.bmm(gradient, parameters[2 * layer].transpose(1, 2))
+        if layer:
+            gradient.mul_(outputs[layer] > 0)
+    return gradient
+
+
+def _twice(observation: Tensor, action: Tensor) -> Tensor:
+    """Returns the input of the first critics of all runs, and of the second ones."""
+    pairs = torch.cat([observation, action], -1)
+    return torch.cat([pairs, pairs])
 
 
 class StackedReplays(L.LightningDataModule):
@@ -182,6 +212,7 @@ class StackedReplays(L.LightningDataModule):
         generators = [np.random.default_rng(seed) for seed in self._seeds]
         observation, _ = environments.reset(seed=self._seeds)
         trajectory = np.zeros(len(self._seeds), dtype=np.int64)
+        waiting: list[tuple[np.ndarray, ...]] = []
         for step in range(self._env_steps):
             if step < self._warmup_steps:
                 action = np.stack([generator.uniform(-1.0, 1.0, space.shape) for generator in generators])
@@ -194,7 +225,10 @@ class StackedReplays(L.LightningDataModule):
             last = following.copy()
             if done.any():
                 last[done] = np.stack(list(infos["final_obs"][done]))
-            self._store(observation, action, last, reward, terminated, truncated, trajectory)
+            waiting.append((observation, action, last, reward, terminated, truncated, trajectory.copy()))
+            if step + 1 >= self._warmup_steps:
+                self._store([np.stack(column, 1) for column in zip(*waiting, strict=True)])
+                waiting.clear()
             trajectory += done
             observation = following
             self.env_steps_done = step + 1
@@ -211,7 +245,8 @@ class StackedReplays(L.LightningDataModule):
         """Returns the batch, which is where it is needed."""
         return batch
 
-    def _store(self, *columns: np.ndarray) -> None:
+    def _store(self, columns: Sequence[np.ndarray]) -> None:
+        """Stores steps ``[R, N]`` of all runs, each in its replay."""
         observation, action, following, reward, terminated, truncated, trajectory = columns
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         rows = TensorDict(
@@ -223,12 +258,12 @@ class StackedReplays(L.LightningDataModule):
                     "reward": _floats(reward).unsqueeze(-1),
                     **{name: torch.from_numpy(flag).unsqueeze(-1) for name, flag in flags.items()},
                 },
-                "trajectory": torch.from_numpy(trajectory.copy()),
+                "trajectory": torch.from_numpy(trajectory),
             },
-            [len(self.replays)],
+            reward.shape,
         )
-        for replay, row in zip(self.replays, rows.split(1), strict=True):
-            replay.extend(row)
+        for replay, steps in zip(self.replays, rows.unbind(0), strict=True):
+            replay.extend(steps)
 
 
 class EvaluateRuns(L.Callback):
