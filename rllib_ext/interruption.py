@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HINT = b"interrupted: training ends after this iteration; once more ends it at once\n"
 
 
 class Interruption:
@@ -33,7 +34,9 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
+            replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+            self._previous = {number: signal.signal(number, self._note) for number in replaced}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -47,7 +50,7 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
         self._restore()
-        print("interrupted: training ends after this iteration; once more ends it at once", file=sys.stderr)
+        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
