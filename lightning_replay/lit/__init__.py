@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Lightning's door: data modules that replay transitions or levels, callbacks, a command line."""
+"""PyTorch Lightning integration: data modules that replay transitions or levels, callbacks, a command line."""
 
 from __future__ import annotations
 
