@@ -47,6 +47,7 @@ def start(directory: Path) -> int:
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Ray that ran in this process leaves a handler of its own
         status = 99
         try:
             fit(directory, Slow(), every_n_updates=2)
