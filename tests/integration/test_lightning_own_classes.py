@@ -63,8 +63,9 @@ def test_the_example_of_the_page_trains_by_the_console_script(folder: Path) -> N
 
 
 @pytest.mark.usefixtures("_in_the_folder")
-def test_parts_of_a_second_file_train_by_python_m(folder: Path) -> None:
+def test_parts_of_a_second_file_train_by_python_m(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = list(sys.path)
+    monkeypatch.delitem(sys.modules, "lightning_replay.__main__", raising=False)  # another test may have imported it
     sys.argv[1:] = ["fit", "-c", "my.yaml", "-c", "parts.yaml"]
     runpy.run_module("lightning_replay", run_name="__main__")
     assert sys.path == path
