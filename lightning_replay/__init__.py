@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published experience replay methods as TorchRL samplers, writers and transforms, through three doors."""
+"""Published experience replay methods for TorchRL, PyTorch Lightning and Ray RLlib, as TorchRL samplers and writers."""
 
 from __future__ import annotations
 

@@ -146,7 +146,14 @@ def configure(
     check_algorithm(config)
     samples = sampled_configs(config)
     in_tune = samples[0] is not config
-    check = functools.partial(_check, check_environments=check_environments, require_cpus=require_cpus, in_tune=in_tune)
+    played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
+
+    def check(sample: AlgorithmConfig) -> None:
+        _check(sample, require_cpus=require_cpus, in_tune=in_tune)
+        if check_environments and (sample.env, sample.env_config) not in played:
+            check_environment(sample)
+            played.append((sample.env, sample.env_config))
+
     samples = accepted(samples, check)
     environments = max(map(num_actors, samples))
     config.replay_buffer_config = with_room_for_episodes(config.replay_buffer_config, environments)
@@ -174,13 +181,11 @@ def configure(
     return config
 
 
-def _check(config: AlgorithmConfig, *, check_environments: bool, require_cpus: bool, in_tune: bool) -> None:
+def _check(config: AlgorithmConfig, *, require_cpus: bool, in_tune: bool) -> None:
     """Refuses values that cannot work together; the config has no search spaces."""
     check_buffer(config)
     check_room_for_episodes(config)
     check_capacity(config)
-    if check_environments:
-        check_environment(config)
     if require_cpus:
         check_cpus(config, in_tune=in_tune)
     check_returns(config, functools.partial(_trial, **_given(config)))

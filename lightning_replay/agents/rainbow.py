@@ -180,7 +180,7 @@ class Rainbow(OffPolicyAgent):
 
         One forward pass of the network, over observations and next observations together, and one of the target
         network, under the noise of the last action or update; above 256 rows, one of each per 256.
-        A replay that keeps transitions by surprise asks it at insertion; the data module tells the replay of it.
+        A replay that keeps transitions by surprise calls it at insertion; the data module hands it to the replay.
         """
         columns = transitions.select("observation", "action", "next", "discount", strict=False)
         with torch.no_grad(), with_noise():

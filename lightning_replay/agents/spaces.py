@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from lightning_replay.lit.environments import check_env
+from lightning_replay.lit.environments import build_environment, check_env
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
@@ -23,15 +23,14 @@ def spaces_of(
 
     Raises:
         TypeError: something else.
+        MissingExtraError, UnknownEnvironmentError: see :func:`~lightning_replay.lit.environments.build_environment`.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
     if isinstance(env, gymnasium.Env):
         return env.observation_space, env.action_space
     check_env(env)
-    made = gymnasium.make(env) if isinstance(env, str) else env()
-    if not isinstance(made, gymnasium.Env):
-        raise TypeError(f"env is {env!r}, which returned {made!r}; it must build and return one gymnasium.Env")
+    made = build_environment(env, {})
     spaces = (made.observation_space, made.action_space)
     made.close()
     return spaces

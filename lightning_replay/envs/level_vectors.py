@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vector of Gymnasium environments in which each plays the levels it is told."""
+"""A vector of Gymnasium environments in which each plays the levels that are chosen for it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class LevelVectorWrapper(VectorWrapper):
     It resets what is done by itself, so the vector environment must not (``AutoresetMode.DISABLED``;
     :func:`~lightning_replay.envs.level_wrappers.make_level_vector` builds it). What it returns has the layout of
     ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first, and
-    ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the last step gave. Sub-environments are told their
+    ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the last step gave. Sub-environments get their
     level by ``reset(seed=level_id)``; those with a ``set_level`` method need a
     :class:`~lightning_replay.envs.level_wrappers.LevelWrapper` each. To record returns, put Gymnasium's
     ``RecordEpisodeStatistics`` around each too.
 
     :meth:`reset` draws a level for every sub-environment and makes the level buffer forget the older episodes of these
     actors. So it also is what comes after a buffer was loaded; before a reset in between, hand in the steps collected.
-    ``seed`` and ``options={"level_id": ...}`` name levels instead, and ``levels.start`` is told of these.
+    ``seed`` and ``options={"level_id": ...}`` name levels instead, and ``levels.start`` is called with them.
 
     At the first reset each sub-environment is checked to follow its level, which takes three resets more.
 

@@ -214,6 +214,11 @@ class LevelBuffer(LevelSource):
         """Whether enough levels have a score for a replay."""
         return len(self) > 0 and len(self) / self.capacity >= self.min_fill
 
+    @property
+    def plays_unlearned(self) -> bool:
+        """Whether there may be episodes that are scored and not learned from: on new or on edited levels."""
+        return not self.train_on_new_levels or self.editor is not None
+
     def _is_known(self, level_id: int) -> bool:
         return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)
 

@@ -67,6 +67,11 @@ class LevelSource(ABC):
         """
         return self._next(checked_actor(actor))
 
+    @property
+    def plays_unlearned(self) -> bool:
+        """Whether there may be episodes that are scored and not learned from, see :meth:`trains_on`."""
+        return False
+
     @abstractmethod
     def _next(self, actor: Actor) -> int:
         """Chooses a level and begins it."""

@@ -21,6 +21,7 @@ from lightning_replay.validation import check_kind
 
 __all__ = [
     "UnknownEnvironmentError",
+    "build_environment",
     "check_env",
     "checked_arguments",
     "make_environment",
@@ -57,12 +58,33 @@ def checked_arguments(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Returns one environment.
+    """Returns one environment whose observations are arrays.
+
+    Raises:
+        MissingExtraError, UnknownEnvironmentError, TypeError: see :func:`build_environment`.
+        ValueError: its observations are no arrays.
+    """
+    made = build_environment(env, env_kwargs)
+    if not isinstance(made.observation_space, Box):
+        made.close()
+        raise ValueError(
+            f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
+            "(Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
+        )
+    return made
+
+
+def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
+    """Returns one environment, with any spaces.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        env_kwargs: its arguments.
 
     Raises:
         MissingExtraError: a package that it imports is not installed, and an extra of this library brings it.
         UnknownEnvironmentError: Gymnasium does not have the id.
-        ValueError: its observations are no arrays.
+        TypeError: what was built is no environment, or has no spaces.
     """
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
@@ -89,12 +111,6 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
                 f"environment {env!r} has no {name}; set it in its __init__, such as "
                 f"self.{name} = gymnasium.spaces.Box(-1.0, 1.0, shape=(3,))"
             )
-    if not isinstance(made.observation_space, Box):
-        made.close()
-        raise ValueError(
-            f"environment {env!r} has the observation space {made.observation_space}; accepted are array observations "
-            "(Box). Wrap the environment in gymnasium.wrappers.FlattenObservation."
-        )
     return made
 
 

@@ -41,11 +41,6 @@ def check_config(config: AlgorithmConfig) -> None:
         )
 
 
-def plays_unlearned(levels: LevelSource) -> bool:
-    """Returns whether there may be episodes that are scored and not learned from."""
-    return not getattr(levels, "train_on_new_levels", True) or getattr(levels, "editor", None) is not None
-
-
 def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 

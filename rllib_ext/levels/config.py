@@ -27,7 +27,6 @@ from rllib_ext.levels.checks import (
     check_score,
     check_updates,
     draw_levels,
-    plays_unlearned,
 )
 from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
 
@@ -174,7 +173,7 @@ def checked_levels(
         ValueError, TypeError: as :func:`configure_levels`.
     """
     source = built_levels(levels, config)
-    check_algorithm(config, plays_unlearned(source))
+    check_algorithm(config, source.plays_unlearned)
     check_updates(config, flush)
     trial = cloudpickle.loads(cloudpickle.dumps(source))
     drawn = draw_levels(trial)

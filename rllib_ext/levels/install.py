@@ -39,7 +39,6 @@ def install(
 
     from rllib_ext.levels import scoring
     from rllib_ext.levels.checkpoint import CheckpointedLevels
-    from rllib_ext.levels.checks import plays_unlearned
     from rllib_ext.levels.config import checked_levels
     from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.remote import RemoteLevels
@@ -67,7 +66,7 @@ def install(
     for result in algorithm.learner_group.foreach_learner(reports):
         if not result.ok:
             raise result.get()
-    if plays_unlearned(source):
+    if source.plays_unlearned:
         ScoredOnly(algorithm.learner_group, levels.actor).install()
     count_updates(algorithm)
     CheckpointedLevels(algorithm, levels, built).install()

@@ -3,73 +3,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Generator, Tensor, nn
 
-Initialise = Callable[[int, int, bool, Generator], tuple[Tensor, Tensor]]
-
-
-def kaiming(inputs: int, outputs: int, is_last: bool, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Returns normal weights of the scale for ReLU, of the last layer near zero, and zero biases."""
-    scale = 0.01 if is_last else (2.0 / inputs) ** 0.5
-    return scale * torch.randn(inputs, outputs, generator=generator), torch.zeros(1, outputs)
-
-
-def uniform_fan_in(inputs: int, outputs: int, is_last: bool, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Returns weights and biases uniform in ±1 / sqrt(inputs), the default of ``torch.nn.Linear``."""
-    drawn = (2.0 * torch.rand(inputs + 1, outputs, generator=generator) - 1.0) * inputs**-0.5
-    return drawn[:-1], drawn[-1:]
-
 
 class StackedLinear(nn.Module):
     """A linear layer of each run: ``[R, N, inputs]`` to ``[R, N, outputs]``."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(bias)
+        self.bias = nn.Parameter(torch.zeros(len(weight), 1, weight.shape[-1]))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Returns each run's rows through its own layer."""
+        """Each run's rows by its own layer."""
         return torch.baddbmm(self.bias, rows, self.weight)
 
 
 class StackedNetwork(nn.Module):
-    """Perceptrons of R runs, ``[R * N, inputs]`` to ``[R * N, outputs]``, the first N rows the first run's.
+    """Leaky ReLU networks of R runs: ``[R * N, inputs]`` to ``[R * N, outputs]``, the first N rows the first run's.
 
-    Rows ``[R, N, inputs]`` become ``[R, N, outputs]``.
+    Kaiming weights, zero biases and outputs near zero at first, as in the agent MP-DQN.
 
     Args:
         sizes: of the input, the hidden layers and the output.
         seeds: of the weights, one for each run.
-        activation: between the layers; leaky ReLU by default, as in the agent MP-DQN.
-        initialise: weights ``[inputs, outputs]`` and bias ``[1, outputs]`` of one layer of one run.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        seeds: Sequence[int],
-        activation: Callable[[], nn.Module] = nn.LeakyReLU,
-        initialise: Initialise = kaiming,
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], seeds: Sequence[int]) -> None:
         super().__init__()
         self.runs = len(seeds)
-        generators = [Generator().manual_seed(seed) for seed in seeds]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         layers: list[nn.Module] = []
         for layer, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
-            drawn = [initialise(inputs, outputs, layer == len(sizes) - 1, generator) for generator in generators]
-            weights, biases = zip(*drawn, strict=True)
-            layers += [StackedLinear(torch.stack(weights), torch.stack(biases)), activation()]
+            scale = 0.01 if layer == len(sizes) - 1 else (2.0 / inputs) ** 0.5
+            drawn = [scale * torch.randn(inputs, outputs, generator=generator) for generator in generators]
+            layers += [StackedLinear(torch.stack(drawn)), nn.LeakyReLU(0.01)]
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Returns every run's rows through its own network."""
-        if rows.dim() == 3:
-            return self.layers(rows)
+        """Every run's rows by its own network."""
         return self.layers(rows.reshape(self.runs, -1, rows.shape[-1])).flatten(0, 1)
 
 
@@ -79,3 +55,50 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> None:
     norm = torch.stack([gradient.square().sum(dim=(1, 2)) for gradient in gradients]).sum(dim=0).sqrt()
     scale = (limit / (norm + 1e-6)).clamp(max=1.0).reshape(-1, 1, 1)
     torch._foreach_mul_(gradients, [scale] * len(gradients))
+
+
+def stacked_parameters(sizes: Sequence[int], seeds: Sequence[int]) -> nn.ParameterList:
+    """Returns weights ``[R, inputs, outputs]`` and biases ``[R, 1, outputs]`` of the layers of R perceptrons, in turn.
+
+    Both are uniform in ±1 / sqrt(inputs), the default of ``torch.nn.Linear``.
+
+    Args:
+        sizes: of the input, the hidden layers and the output.
+        seeds: one for each perceptron.
+    """
+    generators = [Generator().manual_seed(seed) for seed in seeds]
+    parameters: list[Tensor] = []
+    for inputs, outputs in pairwise(sizes):
+        drawn = torch.stack([torch.rand(inputs + 1, outputs, generator=generator) for generator in generators])
+        drawn = (2.0 * drawn - 1.0) * inputs**-0.5
+        parameters += [drawn[:, :-1].clone(), drawn[:, -1:].clone()]
+    return nn.ParameterList(parameters)
+
+
+# The gradients of networks this small are worked out by hand: torch's autograd takes a third longer.
+def forward(parameters: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Returns the input and the output of every layer, ``[R, B, ...]``, of perceptrons with ReLU between the layers."""
+    outputs = [rows]
+    for layer in range(0, len(parameters), 2):
+        rows = torch.baddbmm(parameters[layer + 1], rows, parameters[layer])
+        outputs.append(rows.relu_() if layer + 2 < len(parameters) else rows)
+    return outputs
+
+
+def backward(parameters: Sequence[nn.Parameter], outputs: Sequence[Tensor], gradient: Tensor) -> None:
+    """Sets the gradients of all parameters from that of the output, ``[R, B, outputs]``."""
+    for layer in reversed(range(len(parameters) // 2)):
+        weight, bias = parameters[2 * layer], parameters[2 * layer + 1]
+        weight.grad = torch.bmm(outputs[layer].transpose(1, 2), gradient)
+        bias.grad = gradient.sum(1, keepdim=True)
+        if layer:
+            gradient = torch.bmm(gradient, weight.transpose(1, 2)).mul_(outputs[layer] > 0)
+
+
+def input_gradient(parameters: Sequence[Tensor], outputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """Returns the gradient of the input from that of the output, ``[R, B, inputs]``."""
+    for layer in reversed(range(len(parameters) // 2)):
+        gradient = torch.bmm(gradient, parameters[2 * layer].transpose(1, 2))
+        if layer:
+            gradient.mul_(outputs[layer] > 0)
+    return gradient

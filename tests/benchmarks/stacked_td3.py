@@ -15,9 +15,10 @@ import lightning as L
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stacked_networks import StackedNetwork, uniform_fan_in
+from gymnasium.wrappers import RescaleAction
+from stacked_networks import backward, forward, input_gradient, stacked_parameters
 from tensordict import TensorDict
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from lightning_replay import Replay
 
@@ -58,16 +59,15 @@ class StackedTD3(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        options = (nn.ReLU, uniform_fan_in)
-        self.policy = StackedNetwork([observation_size, *hidden_sizes, action_size], seeds, *options)
+        self.policy = stacked_parameters([observation_size, *hidden_sizes, action_size], seeds)
         # The first R networks are the first critics of the runs, the others the second ones.
         both = [1_000_000 * critic + seed for critic in (1, 2) for seed in seeds]
-        self.critics = StackedNetwork([observation_size + action_size, *hidden_sizes, 1], both, *options)
+        self.critics = stacked_parameters([observation_size + action_size, *hidden_sizes, 1], both)
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        # Lists, which are faster to read in an update than torch's ParameterList.
         networks = (self.policy, self.critics, self.target_policy, self.target_critics)
-        parameters = [list(network.parameters()) for network in networks]
-        self._policy, self._critics, self._target_policy, self._target_critics = parameters
+        self._policy, self._critics, self._target_policy, self._target_critics = map(list, networks)
         self._sources, self._targets = self._policy + self._critics, self._target_policy + self._target_critics
         self._noise = [Generator().manual_seed(seed) for seed in seeds]
         self._runs = len(seeds)
@@ -76,7 +76,7 @@ class StackedTD3(L.LightningModule):
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions ``[R, N, A]`` for observations ``[R, N, O]``."""
         with torch.no_grad():
-            action = torch.tanh(self.policy(observation))
+            action = torch.tanh(forward(self._policy, observation)[-1])
             if explore:
                 action = (action + self.hparams["exploration_noise"] * self._draw(action.shape[1:])).clamp_(-1.0, 1.0)
         return action
@@ -131,35 +131,6 @@ class StackedTD3(L.LightningModule):
         return [torch.optim.Adam(module.parameters(), lr=rate, fused=True) for module in (self.critics, self.policy)]
 
 
-# The gradients of networks this small are worked out by hand: torch's autograd takes a third longer.
-def forward(parameters: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """Returns the input and the output of every layer, ``[R, B, ...]``, of perceptrons with ReLU between the layers."""
-    outputs = [rows]
-    for layer in range(0, len(parameters), 2):
-        rows = torch.baddbmm(parameters[layer + 1], rows, parameters[layer])
-        outputs.append(rows.relu_() if layer + 2 < len(parameters) else rows)
-    return outputs
-
-
-def backward(parameters: Sequence[nn.Parameter], outputs: Sequence[Tensor], gradient: Tensor) -> None:
-    """Sets the gradients of all parameters from that of the output, ``[R, B, outputs]``."""
-    for layer in reversed(range(len(parameters) // 2)):
-        weight, bias = parameters[2 * layer], parameters[2 * layer + 1]
-        weight.grad = torch.bmm(outputs[layer].transpose(1, 2), gradient)
-        bias.grad = gradient.sum(1, keepdim=True)
-        if layer:
-            gradient = torch.bmm(gradient, weight.transpose(1, 2)).mul_(outputs[layer] > 0)
-
-
-def input_gradient(parameters: Sequence[Tensor], outputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
-    """Returns the gradient of the input from that of the output, ``[R, B, inputs]``."""
-    for layer in reversed(range(len(parameters) // 2)):
-        gradient = torch.bmm(gradient, parameters[2 * layer].transpose(1, 2))
-        if layer:
-            gradient.mul_(outputs[layer] > 0)
-    return gradient
-
-
 def _twice(observation: Tensor, action: Tensor) -> Tensor:
     """Returns the input of the first critics of all runs, and of the second ones."""
     pairs = torch.cat([observation, action], -1)
@@ -195,7 +166,7 @@ class StackedReplays(L.LightningDataModule):
         self._env_steps = env_steps
         self._warmup_steps = warmup_steps
         self._updates = updates_per_env_step
-        self._make: Callable[[], gymnasium.Env] = lambda: gymnasium.make(env, **(env_kwargs or {}))
+        self._make: Callable[[], gymnasium.Env] = lambda: RescaleAction(gymnasium.make(env, **env_kwargs or {}), -1, 1)
         self.env_steps_done = 0
 
     def train_dataloader(self) -> StackedReplays:
@@ -207,20 +178,19 @@ class StackedReplays(L.LightningDataModule):
 
     def __iter__(self) -> Iterator[TensorDict]:
         environments = self.environments(1)
-        space = environments.single_action_space
-        center, half_range = (space.high + space.low) / 2, (space.high - space.low) / 2
+        shape = environments.single_action_space.shape
         generators = [np.random.default_rng(seed) for seed in self._seeds]
         observation, _ = environments.reset(seed=self._seeds)
         trajectory = np.zeros(len(self._seeds), dtype=np.int64)
         waiting: list[tuple[np.ndarray, ...]] = []
         for step in range(self._env_steps):
             if step < self._warmup_steps:
-                action = np.stack([generator.uniform(-1.0, 1.0, space.shape) for generator in generators])
+                drawn = [generator.uniform(-1.0, 1.0, shape) for generator in generators]
+                action = np.stack(drawn, dtype=np.float32, casting="same_kind")
             else:
                 agent = self.trainer.lightning_module
                 action = agent.act(_floats(observation).unsqueeze(1), explore=True).squeeze(1).numpy()
-            taken = (center + half_range * action).astype(space.dtype)
-            following, reward, terminated, truncated, infos = environments.step(taken)
+            following, reward, terminated, truncated, infos = environments.step(action)
             done = terminated | truncated
             last = following.copy()
             if done.any():
@@ -238,7 +208,7 @@ class StackedReplays(L.LightningDataModule):
         environments.close()
 
     def environments(self, count: int) -> SyncVectorEnv:
-        """Returns ``count`` environments for each run, those of one run in succession."""
+        """Returns ``count`` environments for each run, those of one run in succession; actions are in [-1, 1]."""
         return SyncVectorEnv([self._make] * (count * len(self._seeds)), autoreset_mode=AutoresetMode.SAME_STEP)
 
     def transfer_batch_to_device(self, batch: TensorDict, device: torch.device, dataloader_idx: int) -> TensorDict:
@@ -299,8 +269,6 @@ class EvaluateRuns(L.Callback):
 
     def _evaluate(self, source: StackedReplays, agent: StackedTD3, env_steps: int) -> None:
         environments = source.environments(self._episodes)
-        space = environments.single_action_space
-        center, half_range = (space.high + space.low) / 2, (space.high - space.low) / 2
         count = environments.num_envs
         seeds = [self._seed + number % self._episodes for number in range(count)]
         observation, _ = environments.reset(seed=seeds)
@@ -308,8 +276,7 @@ class EvaluateRuns(L.Callback):
         while is_playing.any():
             rows = _floats(observation).view(-1, self._episodes, observation.shape[-1])
             action = agent.act(rows, explore=False).flatten(0, 1).numpy()
-            taken = (center + half_range * action).astype(space.dtype)
-            observation, reward, terminated, truncated, _ = environments.step(taken)
+            observation, reward, terminated, truncated, _ = environments.step(action)
             returns += reward * is_playing
             is_playing &= ~(terminated | truncated)
         environments.close()

@@ -14,6 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {  # the same code, fewer environment steps and EnvRunners
     "env_steps=6_000": "env_steps=1_050",
+    "env_steps=6_200": "env_steps=1_100",
     "num_env_runners=2": "num_env_runners=1",
     "learners(num_learners=2)": "learners(num_learners=2).training(num_steps_sampled_before_learning_starts=80)"
     ".reporting(min_sample_timesteps_per_iteration=100)",
@@ -21,7 +22,7 @@ SHORTER = {  # the same code, fewer environment steps and EnvRunners
 
 
 def _sections(page: Path) -> list[tuple[str, str]]:
-    """The code of a page, or of each ``##`` section of it where the page has several doors."""
+    """The code of a page, or of each ``##`` section of it where the page shows several integrations."""
     text = page.read_text()
     parts = re.split(r"^## ", text, flags=re.MULTILINE) if page.name == "README.md" else [text]
     sections = []

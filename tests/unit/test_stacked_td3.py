@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # scripts, no package
 
-from stacked_networks import StackedNetwork
 from stacked_td3 import EvaluateRuns, StackedReplays, StackedTD3
 
 from lightning_replay import recipes
@@ -44,7 +43,7 @@ class _Plain(list):
     """Lightning takes an iterable with a length for a loader."""
 
 
-def weights_of(network: StackedNetwork, run: int) -> list[torch.Tensor]:
+def weights_of(network: torch.nn.ParameterList, run: int) -> list[torch.Tensor]:
     """Returns the parameters of one run, transposed as ``torch.nn.Linear`` has them."""
     return [parameter[run].detach().T.squeeze(-1) for parameter in network.parameters()]
 
