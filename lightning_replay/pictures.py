@@ -58,7 +58,7 @@ def make_figure(
         The figure, and its panels as an array ``[rows, columns]`` of ``Axes``.
 
     Raises:
-        ModuleNotFoundError: without the extra ``plots``.
+        MissingExtraError: without the extra ``plots``.
     """
     pyplot = import_pyplot(picture)
     figure, panels = pyplot.subplots(

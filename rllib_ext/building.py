@@ -23,7 +23,7 @@ PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "check_finite", "seed"
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
 _BY_IMPORTANCE = ("surprise_retention",)
 Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
-_SAID_BY_RLLIB = {
+_SET_BY_RLLIB = {
     "n_steps": ".training(n_step=...)",
     "discount": ".training(gamma=...)",
     "batch_size": ".training(train_batch_size_per_learner=...)",
@@ -54,8 +54,8 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
         TypeError: a class that is not what its place takes.
     """
     for name in options:
-        if name in _SAID_BY_RLLIB:
-            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SAID_BY_RLLIB[name]}")
+        if name in _SET_BY_RLLIB:
+            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
@@ -114,7 +114,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
             f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
             f"from parts: replay_config(sampler=..., capacity=...)"
         )
-    accepted = [name for name in inspect.signature(function).parameters if name not in _SAID_BY_RLLIB]
+    accepted = [name for name in inspect.signature(function).parameters if name not in _SET_BY_RLLIB]
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):
         options = {**options, "scheduler": {"class_path": options["scheduler"]}}

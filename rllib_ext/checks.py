@@ -195,7 +195,7 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
         remedy = f"call ray.init(num_cpus={needed:g}) first (CPUs are counted, not pinned), or use fewer"
     if needed > present:
         raise ValueError(
-            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and what evaluates ask for "
+            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and what evaluates need "
             f"{needed:g} CPUs and Ray has {present:g}: {'the trial' if in_tune else 'build_algo()'} would wait for "
             f"ever. Either {remedy}; "
             "require_cpus=False leaves this check out"

@@ -65,7 +65,7 @@ class SizedAgent(L.LightningModule):
             return
         missing = [name for name in self.size_names if self.hparams.get(name) is None]
         if missing:
-            datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+            datamodule = self._datamodule
             if not hasattr(datamodule, "observation_space"):
                 raise ValueError(
                     f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
@@ -77,9 +77,14 @@ class SizedAgent(L.LightningModule):
         self.build()
         self.is_built = True
 
+    @property
+    def _datamodule(self) -> Any:
+        """The trainer's data module, of this library or the user's; ``None`` without one."""
+        return None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+
     def _refuse_other_sizes(self) -> None:
         """Raises ``ValueError`` where the attached data module has an environment of other sizes than the agent's."""
-        datamodule: Any = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        datamodule = self._datamodule
         if not isinstance(datamodule, EnvStepDataModule):
             return
         sizes = self.sizes_from(datamodule.observation_space, datamodule.action_space)

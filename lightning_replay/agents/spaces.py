@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from lightning_replay.lit.environments import build_environment, check_env
+from lightning_replay.envs.building import build_environment, check_env
 from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
@@ -23,7 +23,7 @@ def spaces_of(
 
     Raises:
         TypeError: something else.
-        MissingExtraError, UnknownEnvironmentError: see :func:`~lightning_replay.lit.environments.build_environment`.
+        MissingExtraError, UnknownEnvironmentError: see :func:`~lightning_replay.envs.building.build_environment`.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space

@@ -60,7 +60,7 @@ class LevelVectorWrapper(VectorWrapper):
 
     Raises:
         TypeError: levels that choose none.
-        ValueError: a vector environment that resets itself or is told levels by seed but has ``set_level``; as many
+        ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; as many
             actors as there are not sub-environments; an environment that ignores its level.
 
     Example:

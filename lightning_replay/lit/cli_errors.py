@@ -26,7 +26,7 @@ def sentence_of(error: Exception, is_begun: bool) -> str | None:
         error: that ended the command.
         is_begun: whether all classes were instantiated before.
     """
-    from lightning_replay.lit.environments import UnknownEnvironmentError
+    from lightning_replay.envs.building import UnknownEnvironmentError
 
     key, root = _option_and_cause(error)
     sentence = key + " ".join(str(root).split()).rstrip(".")
@@ -53,7 +53,7 @@ def _is_refusal(root: BaseException) -> bool:
 
 
 def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
-    """What a class or jsonargparse said first, and of which option, ``"data.levels: "``.
+    """Returns the option, ``"data.levels: "``, and the error that a class or jsonargparse raised first.
 
     jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
     """

@@ -15,10 +15,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpointing import ReplayCheckpointIO, saved_replay, unwrapped
 from lightning_replay.lit.collection import ROWS_PER_WRITE, Collection
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
-from lightning_replay.lit.environments import check_env, checked_arguments, make_environment, make_environments
+from lightning_replay.lit.environments import checked_arguments, make_environment, make_environments
 from lightning_replay.lit.evaluation import EvaluationStream
 from lightning_replay.lit.pace import Pace
 from lightning_replay.lit.stream import UpdateStream

@@ -13,13 +13,14 @@ from tensordict import TensorDictBase
 import lightning_replay.levels.learning_progress
 import lightning_replay.levels.unscored  # noqa: F401  a LightningCLI knows LevelBuffer and the others by their names
 from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.envs.building import check_env
 from lightning_replay.envs.level_check import checked_probes
 from lightning_replay.envs.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels import LevelSource, update_rollout
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.lit.checkpointing import CheckedCheckpointIO, unwrapped
 from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
-from lightning_replay.lit.environments import check_env, checked_arguments, make_environment
+from lightning_replay.lit.environments import checked_arguments, make_environment
 from lightning_replay.lit.level_collection import LevelCollection
 from lightning_replay.lit.level_evaluation import LevelEvaluationStream
 from lightning_replay.lit.return_normalization import ReturnNormalization

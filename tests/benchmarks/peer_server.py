@@ -95,7 +95,7 @@ class Tianshou:
         if name == "uniform":
             return lambda: buffer.sample(batch_size)
         if name != "prioritized":
-            raise NotImplementedError("tianshou adds one step at a time")
+            raise ValueError(f"{name} is not timed with tianshou; accepted are uniform and prioritized")
         rng = np.random.default_rng(1)
 
         def feedback() -> None:

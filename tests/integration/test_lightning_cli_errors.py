@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line says when something is missing or misspelt, and when a user's own code fails."""
+"""Errors of the command line: something missing or misspelt, and a user's own code that fails."""
 
 from __future__ import annotations
 
@@ -177,21 +177,23 @@ def test_errors_in_the_code_of_a_user_keep_their_tracebacks(name, code, raised, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "sentence"),
     [
         ({"model": "nowhere.Agent"}, "model: No module named 'nowhere'"),
         ({"data.init_args.env": "CartPol-v1"}, "environment 'CartPol-v1': Environment `CartPol` doesn't exist. Did"),
         ({"data.init_args.env": "nowhere:Own-v0"}, "environment 'nowhere:Own-v0': No module named 'nowhere'. Give"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_refused_in_one_line(changes, said, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, options(**changes)).startswith(f"lightning-replay: error: {said}")
+def test_a_name_that_leads_nowhere_is_refused_in_one_line(
+    changes, sentence, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, options(**changes)).startswith(f"lightning-replay: error: {sentence}")
 
 
 def test_a_class_that_refuses_its_options_is_heard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = write(tmp_path, "own_refusal", init="raise ValueError('size must be odd')")
-    said = "lightning-replay: error: size must be odd (see lightning-replay --help)"
-    assert refused(capsys, options(model=agent)) == said
+    sentence = "lightning-replay: error: size must be odd (see lightning-replay --help)"
+    assert refused(capsys, options(model=agent)) == sentence
 
 
 @pytest.mark.parametrize(("flags", "status"), [([], 0), (["-P"], 1)])

@@ -108,13 +108,13 @@ def test_ctrl_c_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
             wait_for(checkpoints / "last.ckpt")
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=PATIENCE)
+            _, errors = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
     assert process.returncode == 1
     update = torch.load(checkpoints / "last.ckpt")["ReplayDataModule"]["updates"]
     assert (
-        f"\nSaved: update {update:,} (environment step {update + 100:,}) is in {checkpoints}/last.ckpt. Go on" in said
+        f"\nSaved: update {update:,} (environment step {update + 100:,}) is in {checkpoints}/last.ckpt. Go on" in errors
     )
     main([*arguments, f"--data.init_args.env_steps={update + 130}", "--ckpt_path=last"])
     assert (tmp_path / "lightning_logs" / "version_1" / "checkpoints" / f"last.{update + 30}.replay").is_dir()

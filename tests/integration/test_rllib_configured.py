@@ -247,10 +247,10 @@ def test_a_name_that_only_this_process_has_registered_is_warned_of(caplog: pytes
 
 def test_too_few_cpus_are_counted() -> None:
     config = small(DQNConfig, "CartPole-v1", "uniform").env_runners(num_env_runners=7).learners(num_learners=2)
-    refused(config, r"7 EnvRunners, 2 Learners .* ask for 9 CPUs and Ray has 8: build_algo\(\) would wait for ever")
+    refused(config, r"7 EnvRunners, 2 Learners .* need 9 CPUs and Ray has 8: build_algo\(\) would wait for ever")
     rllib_ext.configure(config, require_cpus=False)
     config.env_runners(num_env_runners=2).evaluation(evaluation_interval=1, evaluation_num_env_runners=5)
-    refused(config, "ask for 9 CPUs")
+    refused(config, "need 9 CPUs")
 
 
 @pytest.mark.parametrize(

@@ -115,5 +115,5 @@ def test_the_process_of_a_trial_counts_as_a_cpu() -> None:
     cpus = int(ray.cluster_resources()["CPU"])
     config = small(DQNConfig, "CartPole-v1", "uniform").env_runners(num_env_runners=cpus)
     rllib_ext.configure(config)
-    with pytest.raises(ValueError, match=f"ask for {cpus + 1} CPUs and Ray has {cpus}: the trial would wait for ever"):
+    with pytest.raises(ValueError, match=f"need {cpus + 1} CPUs and Ray has {cpus}: the trial would wait for ever"):
         rllib_ext.configure(config.training(lr=tune.loguniform(1e-4, 1e-2)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direction of imports: the core knows neither Lightning nor Ray, and the doors do not know each other."""
+"""The direction of imports: the core imports neither Lightning nor Ray, the integrations not each other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _top_levels(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def _is_door(path: Path) -> bool:
+def _is_of_lightning_integration(path: Path) -> bool:
     return path.relative_to(ROOT / "lightning_replay").parts[0] in {"agents", "lit", "__main__.py"}
 
 
@@ -89,16 +89,16 @@ def _height(unit: str) -> int | None:
 
 
 @pytest.mark.parametrize("path", _modules("lightning_replay"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_only_the_lightning_door_imports_lightning_and_nothing_here_imports_ray(path: Path) -> None:
+def test_only_the_lightning_integration_imports_lightning_and_nothing_here_imports_ray(path: Path) -> None:
     imported = _top_levels(_imported(path))
     assert not imported & {"ray", "rllib_ext"}
-    if not _is_door(path):
+    if not _is_of_lightning_integration(path):
         assert not imported & LIGHTNING
         assert not {name for name in _imported(path) if _unit(name) in {"agents", "lit"}} or path.name == "__init__.py"
 
 
 @pytest.mark.parametrize("path", _modules("rllib_ext"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_rllib_door_does_not_know_the_lightning_door(path: Path) -> None:
+def test_the_rllib_integration_does_not_import_the_lightning_integration(path: Path) -> None:
     imported = _imported(path)
     assert not _top_levels(imported) & LIGHTNING
     assert not {name for name in imported if _unit(name) in {"agents", "lit"}}

@@ -23,6 +23,6 @@ def default_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """What was said of saving."""
+    """Log lines about saving."""
     with caplog.at_level(logging.INFO):
         yield lambda: [one.getMessage() for one in caplog.records if "aved" in one.getMessage()]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_replay.envs.building import UnknownEnvironmentError
 from lightning_replay.extras import MissingExtraError
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.environments import (
-    UnknownEnvironmentError,
     make_environment,
     make_environments,
     random_actions,

@@ -21,8 +21,8 @@ from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 OLD_STEP = (np.zeros(2), 1.0, False, {})
 
 
-class Odd(Counting):
-    """Returns something else from its step or its reset."""
+class OddReturns(gymnasium.Env):
+    """Returns other values from its step and its reset than the class behind it."""
 
     def __init__(self, stepped=None, begun=None) -> None:
         super().__init__()
@@ -37,19 +37,12 @@ class Odd(Counting):
         return returned if self.stepped is None else self.stepped
 
 
-class OddStairs(Stairs):
-    """Levels that return something else."""
+class Odd(OddReturns, Counting):
+    """An environment of transitions."""
 
-    def __init__(self, stepped=None, begun=None) -> None:
-        super().__init__()
-        self.stepped, self.begun = stepped, begun
 
-    def reset(self, *, seed=None, options=None):
-        returned = super().reset(seed=seed)
-        return returned if self.begun is None else self.begun
-
-    def step(self, action):
-        return self.stepped
+class OddStairs(OddReturns, Stairs):
+    """An environment of levels."""
 
 
 FOUR = r"step of <Odd.*> returned the types ndarray, float, bool, dict; Gymnasium's returns \(observation, reward, term"

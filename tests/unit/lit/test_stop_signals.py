@@ -148,8 +148,8 @@ def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines
     trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run", every_n_updates=10)])
     with pytest.raises(SystemExit):
         trainer.fit(Agent(), datamodule=ReplayDataModule(Counting, replay, **RUN))
-    said = "\nNothing was saved, because the replay was being written; update 10 (environment step 30) is in"
-    assert lines()[-1].startswith(said)
+    line = "\nNothing was saved, because the replay was being written; update 10 (environment step 30) is in"
+    assert lines()[-1].startswith(line)
     assert torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 10
 
 

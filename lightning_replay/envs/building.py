@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one Gymnasium environment from an id or a callable, with errors that name what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Space
+from gymnasium.vector import VectorEnv
+
+import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
+from lightning_replay.extras import MissingExtraError, missing_extra_of
+
+__all__ = ["UnknownEnvironmentError", "build_environment", "check_env"]
+
+
+class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
+    """An id that is not registered with Gymnasium, or one of a module that does not exist."""
+
+
+def check_env(env: Any) -> None:
+    """Refuses an option ``env`` that builds no environment.
+
+    Raises:
+        TypeError: an environment, or anything else that is neither an id nor a callable.
+    """
+    if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
+        raise TypeError(
+            f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
+            "lambda: MyEnv(size=5), because collection and evaluation build environments of their own"
+        )
+
+
+def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
+    """Returns one environment, with any spaces.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        env_kwargs: its arguments.
+
+    Raises:
+        MissingExtraError: a package that it imports is not installed, and an extra of this library brings it.
+        UnknownEnvironmentError: Gymnasium does not have the id.
+        TypeError: what was built is no environment, or has no spaces.
+    """
+    try:
+        made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+    except MissingExtraError:
+        raise
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        missing = missing_extra_of(f"environment {env!r}", error)
+        if missing is not None:
+            raise missing from error
+        if isinstance(env, str) and _is_absent(env.partition(":")[0], error.__cause__):
+            raise _unknown(env, error.__cause__) from error
+        raise
+    except gymnasium.error.UnregisteredEnv as error:
+        raise _unknown(env, error) from error
+    if not isinstance(made, gymnasium.Env):
+        given = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
+        raise TypeError(
+            f"env is {env!r}, which returned {given}; it must build and return one gymnasium.Env. num_envs steps "
+            "several of them, and the package shimmy converts environments of OpenAI's gym"
+        )
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, name, None), Space):
+            raise TypeError(
+                f"environment {env!r} has no {name}; set it in its __init__, such as "
+                f"self.{name} = gymnasium.spaces.Box(-1.0, 1.0, shape=(3,))"
+            )
+    return made
+
+
+def _is_absent(module: str, error: BaseException | None) -> bool:
+    """Returns whether the import failed because of that module, and not because of one that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+
+
+def _unknown(env: object, error: BaseException | None) -> UnknownEnvironmentError:
+    reason = str(error)
+    return UnknownEnvironmentError(
+        f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "
+        "'CartPole-v1'; 'my_module:MyEnv-v0' imports the module that registers an id of your own"
+    )
