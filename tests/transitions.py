@@ -13,10 +13,12 @@ def numbered_steps(first: int, count: int, *, done_every: int = 0, trajectory: i
     done = torch.zeros(count, 1, dtype=torch.bool)
     if done_every:
         done = (number + 1) % done_every == 0
+    # Not from torch's default generator: a process forked while another thread holds its mutex would wait for ever.
+    actions = torch.Generator().manual_seed(first)
     steps = TensorDict(
         {
             "observation": number.expand(-1, 3).clone(),
-            "action": torch.rand(count, 2) * 2 - 1,
+            "action": torch.rand(count, 2, generator=actions) * 2 - 1,
             "next": {
                 "observation": number.expand(-1, 3) + 1,
                 "reward": number.clone(),
