@@ -22,7 +22,7 @@ from ray.rllib.algorithms.sac import SACConfig
 
 import rllib_ext
 from lightning_replay import schedulers
-from lightning_replay.progress import MeanReturn
+from lightning_replay.schedulers import MeanReturn
 
 TASKS = ["target", "far", "near", "nearest"]
 SCHEDULERS = {"Exp3": schedulers.Exp3(exploration=0.2), "UniformTasks": schedulers.UniformTasks()}

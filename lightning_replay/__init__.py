@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay import recipes
-    from lightning_replay.checkpoint import SavedSize, load_replay, save_replay, verify_replay
+    from lightning_replay.checkpoint.replay import SavedSize, save_replay, verify_replay
+    from lightning_replay.loading import load_replay
     from lightning_replay.replay import Replay
-    from lightning_replay.storage import PackedStorage
+    from lightning_replay.storage.packed import PackedStorage
     from lightning_replay.table_replay import CurriculumReplay, TableReplay
+
+from lightning_replay import moved  # noqa: F401  former import paths
 
 __version__ = "0.1.0"
 
@@ -34,7 +37,7 @@ _MODULES = {
     "Replay": "replay",
     "SavedSize": "checkpoint",
     "TableReplay": "table_replay",
-    "load_replay": "checkpoint",
+    "load_replay": "loading",
     "save_replay": "checkpoint",
     "verify_replay": "checkpoint",
 }

@@ -8,30 +8,28 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
 
-from lightning_replay import forking
 from lightning_replay.argument_names import method_for, with_named_arguments
-from lightning_replay.episode_tracker import EpisodeTracker
-from lightning_replay.feedback import Feedback, real_numbers, row_generations, row_numbers
-from lightning_replay.recorded import recorded
-from lightning_replay.replay_state import read_state, restore_state
+from lightning_replay.checkpoint.replay import SavedReplay
+from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.priority_updates import Feedback, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.storage import EntryState, PackedStorage, stored_slots
-from lightning_replay.transition_check import TransitionCheck, with_done
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage import forking
+from lightning_replay.storage.packed import EntryState, PackedStorage, stored_slots
+from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -42,7 +40,7 @@ SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(TensorDictReplayBuffer):
+class Replay(SavedReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
@@ -60,8 +58,8 @@ class Replay(TensorDictReplayBuffer):
         priority_key: the column from which :meth:`update_tensordict_priority` reads TD errors.
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
         check_finite: refuse NaN and infinity in rewards and observations, see
-            :class:`~lightning_replay.transition_check.TransitionCheck`. About 5 % of the time of an insert of 64 rows.
-        seed: of sampler and transform where they were built without one; ``None`` leaves them as they are.
+            :class:`~lightning_replay.storage.transition_check.TransitionCheck`. About 5 % of the time of an insert of
+        64 rows. seed: of sampler and transform where they were built without one; ``None`` leaves them as they are.
 
     Sampled keys:
         index: int64 ``[B]``, or ``[B, 2]`` for samplers of pairs.
@@ -719,41 +717,15 @@ class Replay(TensorDictReplayBuffer):
             stats.update(self._storage.stats())
         return stats
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
-        return read_state(self)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+        """Restores what ``state_dict()`` returned, from a buffer built with the same options.
 
         Raises:
             TypeError: no dictionary.
             ValueError: the state of another buffer, or of something else; nothing is changed.
         """
-        restore_state(self, state_dict)
+        super().load_state_dict(state_dict)
         self._check_slices = SliceCheck()
-
-    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
-
-        See :func:`lightning_replay.save_replay`.
-        """
-        from lightning_replay.checkpoint import save_replay
-
-        save_replay(self, path, previous=previous)
-
-    def load(self, path: str | Path) -> None:
-        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
-
-        Raises:
-            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
-        """
-        from lightning_replay.checkpoint import load_into
-
-        load_into(self, path)
-
-    dumps = dump = save
-    loads = load
 
 
 class _Drawing:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import LARGEST, check_option, checked_choice, checked_count, checked_number, range_of
 
 CLOCKS = ("draws", "updates", "env_steps")

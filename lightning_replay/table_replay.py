@@ -10,11 +10,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recorded import recorded
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers.scheduler import checked_probabilities
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 
 
 @recorded

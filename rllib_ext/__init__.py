@@ -6,14 +6,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import lightning_replay.moved  # noqa: F401  former import paths, which pickled configs may hold
+
 if TYPE_CHECKING:
-    from rllib_ext.config import configure, replay_config
-    from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.api import configure, replay_config
+    from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.buffer.fill import fill
     from rllib_ext.from_yaml import load_config
     from rllib_ext.interruption import Interruption
     from rllib_ext.levels.config import configure_levels
     from rllib_ext.levels.remote import level_buffer
-    from rllib_ext.rows_to_episodes import fill
 
 __all__ = [
     "Interruption",
@@ -28,13 +30,13 @@ __all__ = [
 
 _MODULES = {
     "Interruption": "interruption",
-    "RecipeEpisodeReplayBuffer": "episode_buffer",
-    "configure": "config",
+    "RecipeEpisodeReplayBuffer": "buffer.episode_buffer",
+    "configure": "api",
     "configure_levels": "levels.config",
-    "fill": "rows_to_episodes",
+    "fill": "buffer.fill",
     "level_buffer": "levels.remote",
     "load_config": "from_yaml",
-    "replay_config": "config",
+    "replay_config": "api",
 }
 
 

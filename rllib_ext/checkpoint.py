@@ -15,9 +15,9 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_ext.algorithm_files import check_algorithm_files, fingerprints_of
-from rllib_ext.buffer_files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
 from rllib_ext.checkpoint_folders import folder_to_read, folder_to_write
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class CheckpointedReplay:
     is changed.
 
     Args:
-        algorithm: with a :class:`~rllib_ext.episode_buffer.RecipeEpisodeReplayBuffer`.
+        algorithm: with a :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
         restore: whether restoring includes the buffer, where ``restore_from_path(restore_replay=...)`` does not say.
         incremental: whether a save links files of the last one that have not changed.
     """

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_ext.building import CAPACITIES, RECIPE_DEFAULTS
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.module_options import ModuleOptions
-from rllib_ext.task_assignment import num_actors
+from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.module_options import ModuleOptions
+from rllib_ext.episodes.task_assignment import num_actors
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
@@ -157,7 +157,7 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
     if listens and config.replay_buffer_config.get("progress") is None:
         logger.warning(
             "the curriculum's scheduler gets no progress signals: give replay_config(progress="
-            "lightning_replay.progress.MeanReturn(low=..., high=...)), or call replay.progress(task, signal) yourself"
+            "lightning_replay.schedulers.MeanReturn(low=..., high=...)), or call replay.progress(task, signal) yourself"
         )
     unplayed = [task for task in replay.tasks if task not in first]
     in_stages = len(replay.tables) < len(replay.tasks)

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 
 
 @recorded

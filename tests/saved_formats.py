@@ -98,7 +98,7 @@ def rllib_buffer() -> Any:
 
 def empty_rllib_buffer() -> Any:
     """One built like :func:`rllib_buffer`."""
-    from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
     return RecipeEpisodeReplayBuffer("prioritized", capacity=16, seed=3)
 
@@ -111,7 +111,7 @@ def _steps(first: int, count: int) -> TensorDict:
 
 def write(folder: Path) -> None:
     """Saves all of them; what takes more than 900 bytes counts as large, and lies in chunks."""
-    from rllib_ext.buffer_files import WarmUp, write_buffer
+    from rllib_ext.buffer.files import WarmUp, write_buffer
 
     state.LARGE_BYTES, chunks.CHUNK_BYTES = 900, 4096
     prioritized().save(folder / "prioritized")

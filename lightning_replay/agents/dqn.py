@@ -12,11 +12,11 @@ from torch import Tensor
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
+from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
-from lightning_replay.cagrad import ConflictAverseStep
 from lightning_replay.schedules import Constant, Linear, Schedule
 
 __all__ = ["DQN"]
@@ -42,8 +42,8 @@ class DQN(OffPolicyAgent):
         exploration_start: share of random actions at the first action taken.
         exploration_end: share of random actions after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-        conflict_aversion: c of :class:`~lightning_replay.cagrad.ConflictAverseStep` between the parts that the batch's
-            ``table`` names, a number or a schedule of updates; the number 0 takes the plain gradient.
+        conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the parts that the
+            batch's ``table`` names, a number or a schedule of updates; the number 0 takes the plain gradient.
 
     Returned by each training step:
         loss: the weighted loss.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.lit.callbacks.priorities import UpdatePriorities
-from lightning_replay.lit.stream import UpdateBatches
+from lightning_replay.lit.datamodules.stream import UpdateBatches
 
 __all__ = ["OffPolicyAgent", "weighted_mean"]
 

@@ -18,8 +18,8 @@ from torchrl.objectives.value import GAE
 from lightning_replay.agents.actor_critic import ActorCritic
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.sized_agent import SizedAgent
-from lightning_replay.lit.datamodule import ReplayDataModule
-from lightning_replay.lit.level_datamodule import LevelDataModule
+from lightning_replay.lit.datamodules.levels import LevelDataModule
+from lightning_replay.lit.datamodules.replay import ReplayDataModule
 
 __all__ = ["PPO"]
 

@@ -16,7 +16,7 @@ from lightning_replay.agents.image_network import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
-from lightning_replay.surprise import cross_entropy, kl_divergence
+from lightning_replay.retention.surprise import cross_entropy, kl_divergence
 
 __all__ = ["Rainbow"]
 

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.spaces import spaces_of
-from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 
 __all__ = ["SizedAgent"]
 

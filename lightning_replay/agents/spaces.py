@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
+from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment, check_env
-from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
 
 __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
 

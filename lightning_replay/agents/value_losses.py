@@ -13,7 +13,7 @@ from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import DistributionalQValueActor, QValueActor, reset_noise
 from torchrl.objectives import DistributionalDQNLoss, DQNLoss
 
-from lightning_replay.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
+from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 
 __all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_projection"]
 

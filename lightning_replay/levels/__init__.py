@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay.levels import scores
+    from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
+    from lightning_replay.levels.buffer import LevelBuffer, LevelEditor
     from lightning_replay.levels.learning_progress import LearningProgress, tscl
-    from lightning_replay.levels.level_buffer import LevelBuffer, LevelEditor
-    from lightning_replay.levels.level_sampler import LevelSampler
-    from lightning_replay.levels.level_source import LevelSource
-    from lightning_replay.levels.level_writer import LevelWriter
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
     from lightning_replay.levels.rollout import segments, update_rollout
+    from lightning_replay.levels.sampler import LevelSampler
     from lightning_replay.levels.scoring import EpisodeScore
-    from lightning_replay.levels.unscored import SequentialLevels, UniformLevels
+    from lightning_replay.levels.selector import LevelSource
+    from lightning_replay.levels.writer import LevelWriter
 
 __all__ = [
     "Boltzmann",
@@ -44,16 +44,16 @@ _MODULES = {
     "EpisodeScore": "scoring",
     "Greedy": "prioritization",
     "LearningProgress": "learning_progress",
-    "LevelBuffer": "level_buffer",
-    "LevelEditor": "level_buffer",
-    "LevelSampler": "level_sampler",
-    "LevelSource": "level_source",
-    "LevelWriter": "level_writer",
+    "LevelBuffer": "buffer",
+    "LevelEditor": "buffer",
+    "LevelSampler": "sampler",
+    "LevelSource": "selector",
+    "LevelWriter": "writer",
     "Prioritization": "prioritization",
     "Proportional": "prioritization",
     "Rank": "prioritization",
-    "SequentialLevels": "unscored",
-    "UniformLevels": "unscored",
+    "SequentialLevels": "baselines",
+    "UniformLevels": "baselines",
     "segments": "rollout",
     "tscl": "learning_progress",
     "update_rollout": "rollout",

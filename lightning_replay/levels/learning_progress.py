@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_replay.levels.level_buffer import LevelBuffer
+from lightning_replay.levels.buffer import LevelBuffer
 from lightning_replay.levels.prioritization import Greedy
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_number, checked_share
 

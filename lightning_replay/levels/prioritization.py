@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
-from lightning_replay.levels.fractions import fraction
+from lightning_replay.levels.rng import fraction
 from lightning_replay.levels.sum_tree import SumTree
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_share
 

@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.levels.key_names import key_names
-from lightning_replay.levels.level_source import LevelSource
 from lightning_replay.levels.running_levels import Actor
+from lightning_replay.levels.selector import LevelSource
 
 __all__ = ["segments", "update_rollout"]
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
         ScoreAgainstStaleness,
         UpdatePriorities,
     )
-    from lightning_replay.lit.datamodule import ReplayDataModule
-    from lightning_replay.lit.level_datamodule import LevelDataModule
+    from lightning_replay.lit.datamodules.levels import LevelDataModule
+    from lightning_replay.lit.datamodules.replay import ReplayDataModule
+    from lightning_replay.lit.datamodules.stream import UpdateBatches, UpdateStream
     from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
-    from lightning_replay.lit.stream import UpdateBatches, UpdateStream
 
 __all__ = [
     "Evaluate",
@@ -47,11 +47,11 @@ __all__ = [
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
 _MODULES = {
-    "LevelDataModule": "level_datamodule",
-    "ReplayDataModule": "datamodule",
+    "LevelDataModule": "datamodules.levels",
+    "ReplayDataModule": "datamodules.replay",
     "ReturnNormalization": "return_normalization",
-    "UpdateBatches": "stream",
-    "UpdateStream": "stream",
+    "UpdateBatches": "datamodules.stream",
+    "UpdateStream": "datamodules.stream",
     "level_returns": "level_evaluation",
     "stochastic_policy": "level_evaluation",
 }

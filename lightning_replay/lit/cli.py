@@ -119,10 +119,6 @@ def _run(arguments: Sequence[str]) -> None:
 
 def _import_classes() -> None:
     """Imports what may be named without its path."""
-    import lightning_replay.agents
-    import lightning_replay.lit.callbacks
-    import lightning_replay.lit.datamodule
-    import lightning_replay.lit.level_datamodule  # noqa: F401
 
 
 def _refuse(sentence: str) -> NoReturn:

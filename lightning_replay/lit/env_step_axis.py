@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import Logger
 
 if TYPE_CHECKING:
-    from lightning_replay.lit.env_step_datamodule import EnvStepDataModule
+    from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 
 __all__ = ["EnvStepAxis"]
 

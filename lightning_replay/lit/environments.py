@@ -13,10 +13,10 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
+from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment
 from lightning_replay.envs.step_check import with_checked_steps
-from lightning_replay.lit.acting import Action
-from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
+from lightning_replay.lit.policy import Action
 from lightning_replay.validation import check_kind
 
 __all__ = ["checked_arguments", "make_environment", "make_environments", "random_actions"]

@@ -11,12 +11,12 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.step_check import checked_reset, checked_step
-from lightning_replay.lit.acting import ActionReader, act_on, acting
-from lightning_replay.lit.parameterized_actions import ParameterizedActions, is_parameterized
+from lightning_replay.lit.policy import ActionReader, act_on, acting
 
 if TYPE_CHECKING:
-    from lightning_replay.lit.datamodule import ReplayDataModule
+    from lightning_replay.lit.datamodules.replay import ReplayDataModule
 
 __all__ = ["EvaluationStream", "episode_returns"]
 

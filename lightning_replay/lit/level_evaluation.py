@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.envs.level_wrappers import make_level_vector
 from lightning_replay.levels import SequentialLevels
-from lightning_replay.lit.acting import ActionReader, acting, as_array, as_input
+from lightning_replay.levels.environments.level_wrappers import make_level_vector
 from lightning_replay.lit.environments import make_environment
+from lightning_replay.lit.policy import ActionReader, acting, as_array, as_input
 
 if TYPE_CHECKING:
-    from lightning_replay.lit.level_datamodule import LevelDataModule
+    from lightning_replay.lit.datamodules.levels import LevelDataModule
 
 __all__ = ["LevelEvaluationStream", "level_returns", "stochastic_policy"]
 

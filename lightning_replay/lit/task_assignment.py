@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lightning_replay.progress import ReturnProgress
+from lightning_replay.schedulers.progress import ReturnProgress
 
 __all__ = ["TaskAssignment", "check_tasks"]
 

@@ -9,7 +9,7 @@ from torchrl.envs import Transform
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.schedules import Schedule, checked_schedule
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_number
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.events import ConditionLike
-from lightning_replay.frames import storage_for
+from lightning_replay.events.event_table import ConditionLike
 from lightning_replay.recipes.assemble import assemble
+from lightning_replay.recipes.storage import storage_for
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, UniformSampler
 from lightning_replay.schedules import Schedule
@@ -38,7 +38,7 @@ def uniform(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.
@@ -97,7 +97,7 @@ def prioritized(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.
@@ -158,7 +158,7 @@ def reverse_sweep(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest transitions leave. By default an eighth more
             than transitions for stacks of 4, enough for episodes of 32 steps or more.

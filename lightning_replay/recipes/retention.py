@@ -9,8 +9,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.frames import frames_at_worst, storage_for
 from lightning_replay.recipes.assemble import prioritized_or_uniform
+from lightning_replay.recipes.storage import frames_at_worst, storage_for
 from lightning_replay.replay import Replay
 from lightning_replay.schedules import Schedule
 from lightning_replay.transforms import NStepTransitions
@@ -69,7 +69,7 @@ def surprise_retention(
         device: where transitions are kept; the retention priorities are kept by the CPU.
         memmap: a directory for a scratch file that holds the transitions.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the lowest transitions leave until a newcomer fits. What
             stays is scattered and shares little: by default as many as transitions that share none need,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.events import EventTable
-from lightning_replay.frames import frames_in_order, storage_for
+from lightning_replay.events.event_table import EventTable
+from lightning_replay.recipes.storage import frames_in_order, storage_for
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
@@ -88,7 +88,7 @@ def event_tables(
         device: where transitions are kept; the tables are kept by the CPU.
         memmap: a directory for a scratch file that holds the transitions.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.
@@ -219,7 +219,7 @@ def parallel_curriculum(
         device: where transitions are kept.
         memmap: a directory for a scratch file that holds the transitions.
         frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.frames.FrameStorage`. ``None`` stores rows as they come.
+            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
         image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.

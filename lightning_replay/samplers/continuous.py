@@ -12,11 +12,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.episode_tracker import read_trajectory, require_one_each
-from lightning_replay.episodes import EpisodeLinks
-from lightning_replay.recorded import recorded
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.episodes.tracker import read_trajectory, require_one_each
 from lightning_replay.samplers.pairs import PairSampler
-from lightning_replay.storage import read_columns
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import read_columns
 from lightning_replay.validation import checked_key
 
 

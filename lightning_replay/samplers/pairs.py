@@ -12,12 +12,12 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.uniform import UniformSampler, any_slots
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.storage import stored_before
-from lightning_replay.tables import Tables
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import stored_before
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_flag
 
 

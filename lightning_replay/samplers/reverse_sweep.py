@@ -13,12 +13,12 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.conditions.condition import Condition, ConditionLike, holds, own
-from lightning_replay.episode_tracker import require_one_each
-from lightning_replay.episodes import EpisodeLinks, trajectory_of
-from lightning_replay.recorded import recorded
+from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
+from lightning_replay.episodes.tracker import require_one_each
+from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.storage import read_columns, stored_before
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import read_columns, stored_before
 from lightning_replay.validation import checked_key, checked_share
 
 

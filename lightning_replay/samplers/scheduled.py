@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_replay.recorded import recorded
-from lightning_replay.samplers.within_tables import WithinTables
+from lightning_replay.samplers.table_sampler import WithinTables
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import Scheduler
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_entries
 
 
@@ -32,7 +32,7 @@ class ScheduledSampler(WithinTables):
         scheduler: which task. It is copied: :attr:`scheduler` is the one that is told of draws and progress.
         min_size: rows from which on a task is drawn from.
         priority_exponent, importance_exponent, priority_offset, seed: as
-            :class:`~lightning_replay.samplers.within_tables.WithinTables`.
+            :class:`~lightning_replay.samplers.table_sampler.WithinTables`.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -94,7 +94,7 @@ class ScheduledSampler(WithinTables):
         self.scheduler.load_state_dict(scheduler)
 
     def state_dict(self) -> dict[str, Any]:
-        """What :class:`~lightning_replay.samplers.within_tables.WithinTables` saves, and the scheduler."""
+        """What :class:`~lightning_replay.samplers.table_sampler.WithinTables` saves, and the scheduler."""
         kind = type(self.scheduler).__name__
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 

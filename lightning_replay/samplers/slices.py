@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data import find_start_stop_traj
 from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage, Writer
 
-from lightning_replay.episodes import TRAJECTORY_KEYS
+from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.writers.retention import RetentionWriter
 from lightning_replay.writers.table_writer import TableWriter
 

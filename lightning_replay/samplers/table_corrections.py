@@ -9,7 +9,7 @@ Each takes the tables, the shares of the batch as drawn (float64 ``[L]``, the de
 * :func:`lemma2_exact`: the exact ratio of the lemma's own sampling model; the two agree where q is 0.
 
 Lemma 2 speaks of q(s, a), the probability that a transition from (s, a) is in no event table. It is estimated from what
-was stored: :class:`~lightning_replay.state_action_counts.StateActionCounts`, which the writer keeps when it is told to.
+was stored: :class:`~lightning_replay.tables.counts.StateActionCounts`, which the writer keeps when it is told to.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lightning_replay.state_action_counts import StateActionCounts
-from lightning_replay.tables import Tables
+from lightning_replay.tables.counts import StateActionCounts
+from lightning_replay.tables.tables import Tables
 
 Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.recorded import recorded
 from lightning_replay.samplers.table_corrections import Correction
-from lightning_replay.samplers.within_tables import WithinTables
+from lightning_replay.samplers.table_sampler import WithinTables
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, check_kind, checked_count, checked_flag, checked_share
 
 ROUNDING = 1e-6
@@ -40,7 +40,7 @@ class TableShares(WithinTables):
         correction: a function of :mod:`lightning_replay.samplers.table_corrections`, or ``None``.
         normalize_over_batch: divide the weights by the largest of the batch.
         priority_exponent, importance_exponent, priority_offset, seed: as
-            :class:`~lightning_replay.samplers.within_tables.WithinTables`.
+            :class:`~lightning_replay.samplers.table_sampler.WithinTables`.
         return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch.
 
     Sampled keys:

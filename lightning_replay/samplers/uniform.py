@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
-from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.saving import load_state, write_state
+from lightning_replay.saving.spec import recorded
 
 
 @recorded

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers.scheduler import Scheduler, among_ready
 from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_share
 

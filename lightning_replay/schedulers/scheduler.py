@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_count, checked_number, checked_share
 
 _ROUNDING = 1e-6
@@ -78,7 +78,7 @@ class Scheduler(ABC):
             ValueError: there is no such task, or the value is NaN or outside [0, 1].
         """
         self._check_task(task)
-        accepted = "a number in [0, 1], as lightning_replay.progress.MeanReturn makes it from returns"
+        accepted = "a number in [0, 1], as lightning_replay.schedulers.MeanReturn makes it from returns"
         checked_number(f"the progress signal of task {self.tasks[task]!r}", value, 0.0, 1.0, accepted=accepted)
 
     def actor_tasks(self, num_actors: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers.scheduler import Scheduler, among_ready
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_entries, checked_share
 

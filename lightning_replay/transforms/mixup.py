@@ -13,8 +13,8 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.envs import Transform
 
-from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))

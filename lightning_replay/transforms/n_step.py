@@ -11,9 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
-from lightning_replay.episode_tracker import require_columns
-from lightning_replay.episodes import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
-from lightning_replay.recorded import recorded
+from lightning_replay.episodes.links import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
+from lightning_replay.episodes.tracker import require_columns
+from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import checked_count, checked_share
 
 _Given = tuple[str, str, str]  # name, dtype and shape of a column

@@ -12,8 +12,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import Transform
 
-from lightning_replay.recorded import recorded
 from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.transforms.mixup import as_path
 from lightning_replay.validation import checked_choice, checked_keys, checked_number
 

@@ -13,7 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import Transform
 
-from lightning_replay.recorded import recorded
+from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import (
     check_callable,
     check_option,

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from lightning_replay.writers.event_tables import EventTableWriter
-from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
-from lightning_replay.writers.retention import RetentionWriter
-from lightning_replay.writers.retention_rules import (
+from lightning_replay.retention.rules import (
     OldestLeaves,
     OnPolicynessOnly,
     RetentionRule,
@@ -16,6 +13,9 @@ from lightning_replay.writers.retention_rules import (
     SurpriseOnly,
     SurpriseOnPolicyness,
 )
+from lightning_replay.writers.event_tables import EventTableWriter
+from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
+from lightning_replay.writers.retention import RetentionWriter
 from lightning_replay.writers.task_tables import TaskTableWriter
 
 __all__ = [

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes import missing_steps, trajectory_of
+from lightning_replay.episodes.links import missing_steps, trajectory_of
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:

@@ -12,13 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes import trajectory_name, trajectory_of
-from lightning_replay.events import ConditionError, EventTable, holds, load_state_of, state_of
-from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
-from lightning_replay.recorded import recorded
-from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
-from lightning_replay.tables import Tables
-from lightning_replay.transition_check import Column
+from lightning_replay.episodes.links import trajectory_name, trajectory_of
+from lightning_replay.events.event_table import ConditionError, EventTable, holds, load_state_of, state_of
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.transition_check import Column
+from lightning_replay.tables.counts import StateActionCounts, state_action_keys
+from lightning_replay.tables.histories import Histories, Stretch, led_to_events, stretches
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
 

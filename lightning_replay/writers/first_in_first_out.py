@@ -13,11 +13,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
-from lightning_replay.frames.storage import FrameStorage
-from lightning_replay.recorded import recorded
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.storage import PackedStorage
-from lightning_replay.transition_check import Column
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.transition_check import Column
 
 
 @recorded
@@ -26,8 +26,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
     columns are refused before anything is written, by :class:`~lightning_replay.storage.PackedStorage`; over TorchRL's
-    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.frames.FrameStorage` has no
-    room for new frames, the oldest transitions leave until it has. Needs no feedback.
+    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.storage.frames.FrameStorage`
+    has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
     _cursor: int

@@ -16,17 +16,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
-from lightning_replay.priority_tree.leaving_order import ARRIVAL_BITS
-from lightning_replay.recorded import recorded
+from lightning_replay.retention.eviction import Decisions
+from lightning_replay.retention.eviction_order import ARRIVAL_BITS
+from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
+from lightning_replay.retention.index import RetainedRows
+from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.storage import PackedStorage
-from lightning_replay.transition_check import Column
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
 from lightning_replay.writers.announcement import announce
-from lightning_replay.writers.retention_contest import Decisions
-from lightning_replay.writers.retention_feedback import Factors, first_surprise, read_factors
-from lightning_replay.writers.retention_rows import RetainedRows
-from lightning_replay.writers.retention_rules import RetentionRule, SurpriseOnPolicyness
 
 logger = logging.getLogger(__name__)
 

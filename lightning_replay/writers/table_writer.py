@@ -14,11 +14,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
-from lightning_replay.frames.storage import FrameStorage
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.storage import PackedStorage
-from lightning_replay.tables import Tables
-from lightning_replay.transition_check import Column
+from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.transition_check import Column
+from lightning_replay.tables.tables import Tables
 
 _STRETCHES = 3  # measured: more of them are written faster as single rows
 

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recorded import recorded
-from lightning_replay.tables import Tables
+from lightning_replay.saving.spec import recorded
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.announcement import announce
 from lightning_replay.writers.table_writer import TableWriter

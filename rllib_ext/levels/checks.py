@@ -14,8 +14,8 @@ from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from tensordict import TensorDict
 
-from lightning_replay.envs.level_check import LEVEL_IDS
-from lightning_replay.envs.level_wrappers import LevelWrapper
+from lightning_replay.levels.environments.level_check import LEVEL_IDS
+from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from rllib_ext.environments import environment_maker
 
 if TYPE_CHECKING:

@@ -37,13 +37,13 @@ def install(
     """
     from ray import cloudpickle
 
+    from rllib_ext.episodes.task_assignment import num_actors
     from rllib_ext.levels import scoring
     from rllib_ext.levels.checkpoint import CheckpointedLevels
     from rllib_ext.levels.config import checked_levels
     from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.remote import RemoteLevels
     from rllib_ext.levels.scored_only import ScoredOnly
-    from rllib_ext.task_assignment import num_actors
 
     config = algorithm.config
     source = config.levels if packed is None else cloudpickle.loads(packed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from lightning_replay.envs.level_wrappers import LevelWrapper
+from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 
 LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
 _ATTRIBUTE = "level_player"  # of EnvRunners

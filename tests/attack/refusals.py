@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.storage import stored_slots
+from lightning_replay.storage.packed import stored_slots
 from tests.attack.variants import Variant
 
 Refused = Callable[[Replay, TensorDict], object]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.recorded import recorded
 from lightning_replay.replay import Replay
+from lightning_replay.saving.spec import recorded
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
 

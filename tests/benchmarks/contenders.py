@@ -9,7 +9,7 @@ from transitions import in_chunks
 
 from lightning_replay import Replay, recipes
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import SurpriseOnly
 
 EXPONENTS = {"priority_exponent": 0.6, "importance_exponent": 0.4}

@@ -15,8 +15,15 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import recipes
-from lightning_replay.progress import MeanReturn
-from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, ReverseCurriculum, Scheduler, UniformTasks
+from lightning_replay.schedulers import (
+    EasyToHard,
+    Exp3,
+    MeanReturn,
+    OneTask,
+    ReverseCurriculum,
+    Scheduler,
+    UniformTasks,
+)
 
 FAST = {"updates": 40, "warmup_rounds": 30, "updates_per_test": 20, "way_episodes": 1, "test_episodes": 1}
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from lightning_replay import recipes
 from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.replay import Replay
-from lightning_replay.surprise import squared_td_error
+from lightning_replay.retention.surprise import squared_td_error
 
 FIRST_SEED = 200
 ENV_STEPS, MAX_STEPS = 60_000, 1_000

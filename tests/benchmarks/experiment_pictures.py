@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lightning_replay.pictures import band_note, count_on, draw_band, line_style, make_figure, save_figure
+from lightning_replay.analysis.plotting import band_note, count_on, draw_band, line_style, make_figure, save_figure
 
 Panels = Mapping[str, Mapping[str, np.ndarray]]
 

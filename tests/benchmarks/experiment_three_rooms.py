@@ -45,7 +45,7 @@ from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 
 FIRST_SEED = 100  # pilots used seeds 0 to 15 for the setting, 1000 to 1015 for the length of an episode
 ENV_STEPS, EPISODE_STEPS = 30_000, 1_000

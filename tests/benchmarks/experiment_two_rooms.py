@@ -35,7 +35,7 @@ from lightning_replay.agents.off_policy import weighted_mean
 from lightning_replay.envs.grids import TwoRooms
 from lightning_replay.events import ConditionLike, EventTable, reward_at_least
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms.shaping import ManhattanDistance, OneAt, PotentialShaping
 
 FIRST_SEED = 200

@@ -18,11 +18,11 @@ from experiment_tables import expect_narrow_replay
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
+from lightning_replay.analysis.plotting import COLORS, make_figure, save_figure
 from lightning_replay.envs import soccer
 from lightning_replay.envs.half_field import HalfField
 from lightning_replay.envs.half_field_drawing import MARGIN
 from lightning_replay.lit.callbacks import draw_level_curriculum, draw_score_against_staleness
-from lightning_replay.pictures import COLORS, make_figure, save_figure
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 STARTS = 100  # of each task

@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_replay import recipes
 from lightning_replay.agents import MPDQN
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.progress import MeanReturn
-from lightning_replay.schedulers import EasyToHard, Exp3, OneTask
+from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn, OneTask
 from tests.unit.lit.toys import make_trainer
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 import rllib_ext
 from lightning_replay.saving import DamagedFileError
-from rllib_ext.buffer_files import read_buffer
+from rllib_ext.buffer.files import read_buffer
 from rllib_ext.checkpoint import FOLDER
 from tests.saves import forge
 
@@ -346,7 +346,7 @@ def test_without_configure_the_buffer_says_that_it_is_not_saved(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     algorithm = config().build_algo()
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.episode_buffer"):
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.episode_buffer"):
         algorithm.train()
         algorithm.train()
     algorithm.save_to_path(tmp_path / "checkpoint")

@@ -22,7 +22,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 
 import rllib_ext
-from rllib_ext.install import install
+from rllib_ext.hooks import install
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
 
@@ -119,7 +119,7 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
 
 def test_a_connector_of_the_user_gets_real_episodes(caplog: pytest.LogCaptureFixture) -> None:
     config = small(DQNConfig, Counting, "uniform").learners(learner_connector=lambda *spaces: ScaleRewards())
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.install"):
+    with caplog.at_level(logging.WARNING, logger="rllib_ext.hooks"):
         algorithm = rllib_ext.configure(config).build_algo()
     assert "Learner connectors of its own" in caplog.text
     trained(algorithm)

@@ -22,7 +22,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
-from lightning_replay.surprise import on_policyness
+from lightning_replay.retention.surprise import on_policyness
 
 from .rllib_algorithms import EchoLearner, small, trained
 

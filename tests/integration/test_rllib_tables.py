@@ -24,8 +24,7 @@ import rllib_ext
 from lightning_replay import recipes
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.events import EventTable, info_key, reestablished, reward_at_least
-from lightning_replay.progress import MeanReturn
-from lightning_replay.schedulers import EasyToHard, Exp3
+from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 
 from .rllib_algorithms import small, trained
 

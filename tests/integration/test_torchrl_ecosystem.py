@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers import ImmutableDatasetWriter
 from torchrl.envs import GymEnv, SerialEnv
 
 from lightning_replay import recipes
-from lightning_replay.datasets import minari_transitions
+from lightning_replay.analysis.datasets import minari_transitions
 
 EPISODE_STEPS = 200  # Pendulum truncates here
 METADATA = {name: "none" for name in ("algorithm_name", "author", "author_email", "code_permalink", "description")}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint import verify_replay
+from lightning_replay.checkpoint.replay import verify_replay
 from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving import state as saved_state

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.episodes.links import EpisodeLinks
 
 CAPACITY = 7
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
-from lightning_replay.priority_tree.leaving_order import LeavingOrder
+from lightning_replay.retention.eviction_order import LeavingOrder
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.writers import (
     OldestLeaves,

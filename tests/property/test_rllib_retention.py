@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.formed_returns import PATIENCE
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.stored_n_step import PATIENCE
 
 DISCOUNT = 0.5
 Row = tuple[float, ...]

@@ -20,7 +20,7 @@ from lightning_replay.levels import (
     Rank,
     UniformLevels,
 )
-from lightning_replay.levels.fractions import fraction
+from lightning_replay.levels.rng import fraction
 from tests.level_steps import first_reward, scored
 
 LEVELS = 12

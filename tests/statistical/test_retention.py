@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from lightning_replay.retention.feedback import Factors
+from lightning_replay.retention.index import RetainedRows
 from lightning_replay.writers import RetentionRule, StochasticExploration, StochasticSurprise
-from lightning_replay.writers.retention_feedback import Factors
-from lightning_replay.writers.retention_rows import RetainedRows
 
 SLOTS = 8
 DRAWS = 100_000

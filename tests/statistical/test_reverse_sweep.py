@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import ReverseSweepSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 
 LEAST_P_VALUE = 1e-4
 CAPACITY, EPISODE, BATCH = 60, 5, 10

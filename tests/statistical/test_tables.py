@@ -15,7 +15,7 @@ from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.schedulers import Exp3, UniformTasks
 from lightning_replay.table_replay import TableReplay
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps
 
 NAMES = ["goal", "gap"]

@@ -10,11 +10,11 @@ from lightning_replay.argument_names import hint_for, with_named_arguments
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.neighbors import NeighborLists
-from lightning_replay.recorded import recorded
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler, UniformSampler
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import Exp3S
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import GaussianNoise, MixPairs
 from lightning_replay.writers import FirstInFirstOutWriter
 

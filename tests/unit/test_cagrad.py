@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lightning_replay.agents import DQN
-from lightning_replay.cagrad import (
+from lightning_replay.agents.cagrad import (
     ConflictAverseStep,
     conflict_averse_gradient,
     divided_by_one_plus,

@@ -17,16 +17,16 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint import MANIFEST, SavedSize, verify_replay
+from lightning_replay.checkpoint.replay import MANIFEST, SavedSize, verify_replay
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
-from lightning_replay.recorded import NotRebuildableError
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving import DamagedFileError, chunks
 from lightning_replay.saving import state as saved_state
+from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.schedules import Linear
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from tests.attack.states import fingerprint
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting

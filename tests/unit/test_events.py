@@ -31,8 +31,8 @@ from lightning_replay.events import (
     sustained,
     terminal_with_reward,
 )
-from lightning_replay.recorded import NotRebuildableError, build, describe
 from lightning_replay.saving import read_state, write_state
+from lightning_replay.saving.spec import NotRebuildableError, build, describe
 
 NEXT_OBSERVATION = ("next", "observation")
 PAID = reward_at_least(1.0)

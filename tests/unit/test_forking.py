@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_replay import forking, recipes
+from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage import forking
+from lightning_replay.storage.packed import PackedStorage
 from tests.transitions import numbered_steps
 
 PATIENCE_S = 20.0  # after which a process hangs
@@ -234,7 +235,7 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
 THREADS_THAT_FORK = """
 import os, threading, time
 from lightning_replay import recipes
-from lightning_replay import forking  # later: hooks of concurrent.futures then do not take turns for it
+from lightning_replay.storage import forking  # later: hooks of concurrent.futures then do not take turns for it
 
 forking._PATIENCE_S = 2.0
 replay = recipes.uniform(capacity=100, batch_size=4)
@@ -305,7 +306,8 @@ def test_a_fork_does_not_copy_rows_on_disk_that_its_parent_has_written_since(tmp
 
 FORKED_BESIDE_A_DRAW = """
 import os, threading
-from lightning_replay import forking, recipes
+from lightning_replay import recipes
+from lightning_replay.storage import forking
 from tests.transitions import numbered_steps
 
 forking._PATIENCE_S = 0.5

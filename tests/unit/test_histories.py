@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.histories import Histories, Stretch, led_to_events, stretches
-from lightning_replay.slots import Slots
+from lightning_replay.tables.histories import Histories, Stretch, led_to_events, stretches
+from lightning_replay.tables.slot_pool import Slots
 
 
 def listed(trajectory: list[int], done: list[int]) -> list[tuple[int, list[int], bool, bool]]:

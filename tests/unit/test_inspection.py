@@ -11,8 +11,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
-from lightning_replay.events import EventTable
-from lightning_replay.inspection import (
+from lightning_replay.analysis.inspection import (
     ages,
     draw_inspection,
     inspect_buffers,
@@ -22,6 +21,7 @@ from lightning_replay.inspection import (
     returns,
     stored_rows,
 )
+from lightning_replay.events import EventTable
 from tests.frame_steps import frame_rows, numbers_in, stacks_of
 from tests.transitions import numbered_steps
 

@@ -164,7 +164,7 @@ def test_the_core_works_where_neither_lightning_nor_ray_nor_gymnasium_is_install
         "importlib.util.find_spec = lambda name, package=None: None if name in hidden else find(name, package)\n"
         "import lightning_replay.samplers, lightning_replay.transforms\n"
         "from lightning_replay import load_replay, recipes, save_replay\n"
-        "from lightning_replay.surprise import categorical_projection, distributional_surprise\n"
+        "from lightning_replay.retention.surprise import categorical_projection, distributional_surprise\n"
         "from tests.recipe_options import built\n"
         "for name in recipes.known(): built(name, capacity=100, batch_size=4)\n"
         "assert not any(sys.modules[name] for name in hidden)\n"
@@ -177,7 +177,7 @@ def test_environments_of_levels_need_neither_torch_nor_the_level_buffer() -> Non
     """They are what an EnvRunner imports, and each of many does."""
     code = (
         "import sys\n"
-        "import lightning_replay.envs.level_wrappers\n"
+        "import lightning_replay.levels.environments.level_wrappers\n"
         "assert not {'torch', 'tensordict', 'torchrl'} & set(sys.modules)\n"
         "from lightning_replay import levels\n"
         "assert set(levels.__all__) == {*levels._MODULES, 'scores'}\n"

@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lightning_replay.envs.level_wrappers import LevelWrapper
 from lightning_replay.levels import SequentialLevels
+from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from tests.corridors import Corridor, RestlessCorridor, StubbornCorridor, ToldCorridor, lengths_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_replay.pictures import (
+from lightning_replay.analysis.plotting import (
     COLORS,
     band_note,
     consecutive_groups,

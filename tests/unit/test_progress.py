@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from lightning_replay.progress import MeanReturn, ReturnChange
-from lightning_replay.recorded import build, describe
+from lightning_replay.saving.spec import build, describe
+from lightning_replay.schedulers import MeanReturn, ReturnChange
 
 
 def signals(progress: MeanReturn | ReturnChange, returns: list[float], task: int = 0) -> list[float | None]:

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from lightning_replay.recorded import NotRebuildableError, build, describe, recorded
+from lightning_replay.saving.spec import NotRebuildableError, build, describe, recorded
 
 
 @recorded

@@ -16,7 +16,7 @@ from torchrl.envs import RewardScaling
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from tests.recipe_options import built, fitting
 from tests.transitions import numbered_steps
 

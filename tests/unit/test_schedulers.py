@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_replay.recorded import build, describe
+from lightning_replay.saving.spec import build, describe
 from lightning_replay.schedulers import (
     EasyToHard,
     Exp3,

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from lightning_replay.recorded import build, describe
+from lightning_replay.saving.spec import build, describe
 from lightning_replay.schedules import Constant, Linear, as_schedule
 
 

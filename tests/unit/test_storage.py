@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import TensorDictReplayBuffer
 
-from lightning_replay.storage import PackedStorage, read_columns
+from lightning_replay.storage.packed import PackedStorage, read_columns
 from tests.transitions import numbered_steps
 
 MIXED = {

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.surprise import (
+from lightning_replay.retention.surprise import (
     categorical_projection,
     cross_entropy,
     distributional_surprise,

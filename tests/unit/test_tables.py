@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.slots import Slots
-from lightning_replay.tables import Tables
+from lightning_replay.tables.slot_pool import Slots
+from lightning_replay.tables.tables import Tables
 
 
 def numbers(*slots: int) -> np.ndarray:

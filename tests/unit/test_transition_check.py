@@ -13,7 +13,7 @@ from torchrl.data import LazyTensorStorage
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from tests.transitions import numbered_steps
 
 NAN, INF = float("nan"), float("inf")

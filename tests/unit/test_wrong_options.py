@@ -16,19 +16,19 @@ from tensordict import TensorDict
 
 import lightning_replay
 from lightning_replay import events, inspection, levels, recipes, schedulers
-from lightning_replay.cagrad import ConflictAverseStep, conflict_averse_gradient
+from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
 from lightning_replay.envs.atari import atari
 from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.envs.half_field import HalfField
-from lightning_replay.envs.level_wrappers import LevelWrapper, make_level_vector
 from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.envs.multi_room import MultiRooms
 from lightning_replay.envs.obstructed_mazes import ObstructedMazeGamut
 from lightning_replay.envs.point_maze import PointMazeTasks
-from lightning_replay.frames import storage_for
 from lightning_replay.levels import scores
+from lightning_replay.levels.environments.level_wrappers import LevelWrapper, make_level_vector
 from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.recipes.storage import storage_for
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
@@ -37,7 +37,7 @@ from lightning_replay.samplers import (
     TableShares,
 )
 from lightning_replay.schedules import Linear, Schedule, checked_schedule
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 from lightning_replay.transforms import (
     GaussianNoise,
     MixPairs,

@@ -19,8 +19,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSource
-from lightning_replay.lit.collection import Collection
-from lightning_replay.lit.env_step_datamodule import EnvStepDataModule, source_of
+from lightning_replay.lit.collectors.replay import Collection
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.replay import Replay
 from lightning_replay.validation import check_kind, checked_choice, checked_count

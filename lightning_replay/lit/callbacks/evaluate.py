@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.env_step_datamodule import source_of
+from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.validation import checked_count
 

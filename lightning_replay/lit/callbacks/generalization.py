@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.lit.datamodules.levels import LevelDataModule
 from lightning_replay.lit.environments import make_environment
-from lightning_replay.lit.level_datamodule import LevelDataModule
 from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
 
 __all__ = ["GeneralizationGap"]

@@ -13,11 +13,18 @@ import lightning as L
 import numpy as np
 import torch
 
+from lightning_replay.analysis.plotting import (
+    consecutive_groups,
+    count_on,
+    fill_band,
+    import_pyplot,
+    make_figure,
+    save_figure,
+)
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
-from lightning_replay.lit.env_step_datamodule import source_of
-from lightning_replay.lit.rollout import Episode
-from lightning_replay.pictures import consecutive_groups, count_on, fill_band, import_pyplot, make_figure, save_figure
+from lightning_replay.lit.collectors.vector import Episode
+from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.validation import check_kind
 
 __all__ = ["LearningCurve", "draw_learning_curves"]

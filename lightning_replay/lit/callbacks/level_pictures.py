@@ -14,10 +14,17 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tensordict import TensorDictBase
 
-from lightning_replay.envs.level_wrappers import LevelWrapper
+from lightning_replay.analysis.plotting import (
+    consecutive_groups,
+    count_on,
+    import_pyplot,
+    log_colors,
+    make_figure,
+    save_figure,
+)
+from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from lightning_replay.lit.callbacks.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
-from lightning_replay.pictures import consecutive_groups, count_on, import_pyplot, log_colors, make_figure, save_figure
 from lightning_replay.validation import check_callable, check_kind, checked_count
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.level_datamodule import LevelDataModule
+from lightning_replay.lit.datamodules.levels import LevelDataModule
 from lightning_replay.validation import checked_count
 
 __all__ = ["LogLevelStats", "level_source_of"]

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from tensordict import TensorDictBase
 
-from lightning_replay.lit.stream import signals_of
+from lightning_replay.lit.datamodules.stream import signals_of
 
 __all__ = ["UpdatePriorities"]
 

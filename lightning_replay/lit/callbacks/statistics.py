@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.datamodule import ReplayDataModule
+from lightning_replay.lit.datamodules.replay import ReplayDataModule
 from lightning_replay.validation import checked_count
 
 __all__ = ["LogReplayStats"]

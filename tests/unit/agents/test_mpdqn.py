@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from lightning_replay.agents import MPDQN
 from lightning_replay.agents.multi_pass import InvertedGradients
-from lightning_replay.lit.parameterized_actions import ParameterizedActions
+from lightning_replay.agents.parameterized_actions import ParameterizedActions
 from lightning_replay.shipped_configs import config_directory
 from tests.unit.agents.test_agents import fit
 

@@ -19,7 +19,7 @@ from torchrl.objectives import HardUpdate
 from lightning_replay.agents import Rainbow
 from lightning_replay.agents.image_network import ImageNetwork, with_noise
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
-from lightning_replay.surprise import cross_entropy, distributional_surprise
+from lightning_replay.retention.surprise import cross_entropy, distributional_surprise
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")

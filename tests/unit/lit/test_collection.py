@@ -15,13 +15,13 @@ import torch
 
 from lightning_replay.envs.building import UnknownEnvironmentError
 from lightning_replay.extras import MissingExtraError
-from lightning_replay.lit.collection import Collection
+from lightning_replay.lit.collectors.replay import Collection
+from lightning_replay.lit.collectors.vector import Rollout
 from lightning_replay.lit.environments import (
     make_environment,
     make_environments,
     random_actions,
 )
-from lightning_replay.lit.rollout import Rollout
 from tests.unit.lit.toys import Counting, Tiny, make_replay
 
 

@@ -185,7 +185,7 @@ def test_an_agent_learns_its_sizes_from_the_data_module(tmp_path: Path) -> None:
 def test_different_discounts_of_agent_and_n_step_replay_are_refused(tmp_path: Path) -> None:
     from lightning_replay.agents import TD3
     from lightning_replay.replay import Replay
-    from lightning_replay.storage import PackedStorage
+    from lightning_replay.storage.packed import PackedStorage
 
     replay = Replay(storage=PackedStorage(100), batch_size=4, n_steps=3, discount=0.9)
     data = ReplayDataModule(Counting, replay, env_steps=25, warmup_steps=20)

@@ -12,7 +12,7 @@ from lightning_replay.agents import DQN, PPO, TD3, Rainbow
 from lightning_replay.envs.step_check import CheckedSteps
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import Evaluate, LevelDataModule, ReplayDataModule
-from lightning_replay.lit.env_step_datamodule import source_of
+from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import episode_returns
 from tests.unit.lit.level_toys import Stairs, Valuer

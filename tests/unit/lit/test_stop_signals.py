@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import FirstInFirstOutWriter
 from tests.unit.lit.level_toys import make_agent, make_rollouts
 from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fit, make_data, send

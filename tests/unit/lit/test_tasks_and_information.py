@@ -13,12 +13,11 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
+from lightning_replay.lit.collectors.vector import Rollout
 from lightning_replay.lit.environments import make_environments, random_actions
-from lightning_replay.lit.information import InformationColumns
-from lightning_replay.lit.rollout import Rollout
+from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.task_assignment import TaskAssignment
-from lightning_replay.progress import MeanReturn
-from lightning_replay.schedulers import EasyToHard
+from lightning_replay.schedulers import EasyToHard, MeanReturn
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 LENGTHS = {"target": 4, "middle": 3, "easy": 2}

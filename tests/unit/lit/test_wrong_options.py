@@ -17,10 +17,10 @@ from lightning_replay.envs.step_check import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
 from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
-from lightning_replay.lit.pace import Pace
 from lightning_replay.lit.return_normalization import ReturnNormalization
 from lightning_replay.lit.rollout_pace import RolloutPace
-from lightning_replay.progress import MeanReturn
+from lightning_replay.lit.update_schedule import Pace
+from lightning_replay.schedulers import MeanReturn
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, make_replay, make_trainer
 from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options

@@ -11,7 +11,7 @@ import torch
 from lightning_replay.lit import UpdatePriorities
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 
 
 class Counting(gymnasium.Env):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_ext.blocks import TransitionBlock
+from rllib_ext.learner.blocks import TransitionBlock
 
 
 @pytest.fixture

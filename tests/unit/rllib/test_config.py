@@ -13,7 +13,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 import rllib_ext
 from lightning_replay import recipes
 from lightning_replay.schedules import Linear
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import numbered, sampled
 

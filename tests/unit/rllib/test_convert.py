@@ -9,7 +9,7 @@ from gymnasium import spaces
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from tensordict import TensorDict
 
-from rllib_ext.convert import EpisodeConverter
+from rllib_ext.episodes.convert import EpisodeConverter
 
 from .episodes import numbered, played, sampled
 from .recurrent_episodes import recurrent

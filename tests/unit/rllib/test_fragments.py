@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 
-from rllib_ext.fragments import Fragments
+from rllib_ext.episodes.fragments import Fragments
 
 
 def test_fragments_of_one_episode_are_one_trajectory() -> None:

@@ -14,8 +14,8 @@ import rllib_ext
 from lightning_replay.schedules import Linear
 from lightning_replay.shipped_configs import config_directory, config_files
 from rllib_ext.__main__ import main
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.environments import EnvironmentFromPath
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.from_yaml import Settings, Stop, parse
 
 CONFIGS = [name for name in config_files() if name.startswith("rllib/")]

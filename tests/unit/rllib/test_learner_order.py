@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.blocks import TransitionBlock
-from rllib_ext.draws import Piece
-from rllib_ext.learner_order import deal, learner_order
+from rllib_ext.learner.batch_layouts import Piece
+from rllib_ext.learner.blocks import TransitionBlock
+from rllib_ext.learner.sharding import deal, learner_order
 
 
 def piece(module_id: str, places: np.ndarray) -> Piece:

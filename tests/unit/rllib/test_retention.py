@@ -16,10 +16,10 @@ from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.formed_returns import PATIENCE
-from rllib_ext.learner_order import learner_order
-from rllib_ext.learner_signals import add_signals
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.stored_n_step import PATIENCE
+from rllib_ext.learner.sharding import learner_order
+from rllib_ext.learner.signals import add_signals
 
 from .episodes import column, numbered
 from .recurrent_episodes import recurrent
@@ -298,7 +298,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rllib_ext.module_replay.ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rllib_ext.buffer.module_replay.ROWS_PER_PASS", 7)
     sizes = []
 
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:

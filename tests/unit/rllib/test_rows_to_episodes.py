@@ -22,8 +22,8 @@ import rllib_ext
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.transforms import NStepTransitions
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.rows_to_episodes import episodes_of
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.fill import episodes_of
 
 from .episodes import column
 

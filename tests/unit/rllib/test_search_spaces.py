@@ -13,7 +13,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
-from rllib_ext.image_module import ImageDQNModule
+from rllib_ext.buffer.image_module import ImageDQNModule
 from rllib_ext.search_spaces import has_search_space, sampled_configs, samples_of
 
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}

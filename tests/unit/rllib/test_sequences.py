@@ -20,12 +20,12 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from torchrl.data.replay_buffers import SliceSampler
 
-from lightning_replay.episodes import EpisodeLinks
+from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
-from rllib_ext.buffer_files import WarmUp, read_buffer, write_buffer
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.sequences import check_sequences
+from lightning_replay.storage.packed import PackedStorage
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.files import WarmUp, read_buffer, write_buffer
+from rllib_ext.buffer.sequences import check_sequences
 
 from .episodes import numbered
 from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before

@@ -16,7 +16,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 import rllib_ext
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
-from rllib_ext.task_assignment import _take, complaint
+from rllib_ext.episodes.task_assignment import _take, complaint
 
 TASKS = ["target", "far", "near"]
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}

@@ -10,14 +10,16 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
-from lightning_replay.progress import MeanReturn
-from lightning_replay.schedulers import EasyToHard, Exp3
-from rllib_ext.episode_buffer import RecipeEpisodeReplayBuffer
+from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 
 from .episodes import column, numbered
 
 TASKS = ["target", "far", "near"]
-MEAN = {"class_path": "lightning_replay.progress.MeanReturn", "init_args": {"low": 0.0, "high": 100.0, "every": 1}}
+MEAN = {
+    "class_path": "lightning_replay.schedulers.MeanReturn",
+    "init_args": {"low": 0.0, "high": 100.0, "every": 1},
+}
 
 
 def curriculum(**options: Any) -> RecipeEpisodeReplayBuffer:

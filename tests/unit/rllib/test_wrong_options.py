@@ -10,7 +10,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
-from rllib_ext.returns import AskedReturns
+from rllib_ext.buffer.sampled_n_step import AskedReturns
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
 
 PER = {"recipe": "prioritized", "capacity": 100}

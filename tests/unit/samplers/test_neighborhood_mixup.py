@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from lightning_replay import load_replay, recipes
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())

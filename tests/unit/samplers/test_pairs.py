@@ -14,7 +14,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, UniformSampler
 from lightning_replay.samplers.pairs import PairSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
 
 

@@ -13,9 +13,9 @@ from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDict
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
-from lightning_replay.recorded import build, describe
 from lightning_replay.samplers.importance import importance_weights, probabilities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.saving.spec import build, describe
 from lightning_replay.schedules import Linear
 
 BACKENDS = ["numba", "torch"]

@@ -16,7 +16,7 @@ from lightning_replay import load_replay
 from lightning_replay.events import first_in_episode
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import ReverseSweepSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 
 
 def reached_goal(steps: TensorDict) -> torch.Tensor:

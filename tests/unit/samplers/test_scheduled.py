@@ -9,7 +9,7 @@ import torch
 
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 
 TASKS = ["target", "far", "near"]
 

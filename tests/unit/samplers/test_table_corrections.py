@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.samplers.table_corrections import lemma2, lemma2_exact, mixture
-from lightning_replay.state_action_counts import StateActionCounts, state_action_keys
-from lightning_replay.tables import Tables
+from lightning_replay.tables.counts import StateActionCounts, state_action_keys
+from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps
 
 EVERY_SLOT = np.arange(6)

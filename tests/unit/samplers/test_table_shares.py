@@ -12,7 +12,7 @@ from lightning_replay.events import EventTable
 from lightning_replay.samplers.table_corrections import mixture
 from lightning_replay.samplers.table_shares import TableShares, largest_remainder, with_one_of_each
 from lightning_replay.table_replay import TableReplay
-from lightning_replay.tables import Tables
+from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps
 from tests.transitions import numbered_steps
 

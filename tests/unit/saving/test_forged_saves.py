@@ -15,10 +15,10 @@ import torch
 from lightning_replay import PackedStorage, load_replay, memory, recipes, save_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.priority_tree.leaving_order import LeavingOrder
-from lightning_replay.recorded import NotRebuildableError
+from lightning_replay.retention.eviction_order import LeavingOrder
 from lightning_replay.saving import DamagedFileError, chunks, read_state, write_state
-from lightning_replay.tables import Tables
+from lightning_replay.saving.spec import NotRebuildableError
+from lightning_replay.tables.tables import Tables
 from tests import level_steps
 from tests.attack.states import fingerprint
 from tests.recipe_options import built, fitting

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_replay import load_replay
-from lightning_replay.checkpoint import FORMAT_VERSION, verify_replay
+from lightning_replay.checkpoint.replay import FORMAT_VERSION, verify_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
 from tests.level_steps import column, segment

@@ -17,7 +17,7 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import RandomSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
-from lightning_replay.recorded import NotRebuildableError
+from lightning_replay.saving.spec import NotRebuildableError
 from tests.transitions import numbered_steps
 
 PARTS = """
@@ -65,7 +65,7 @@ class Rows(PackedStorage):
         super().__init__(rows)
 """
 NAMES = ("Newest", "Writer", "Scale", "Rows")
-RECORDED = "from lightning_replay.recorded import recorded\n" + PARTS.replace("\nclass ", "\n@recorded\nclass ")
+RECORDED = "from lightning_replay.saving.spec import recorded\n" + PARTS.replace("\nclass ", "\n@recorded\nclass ")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     for advice in (
         f"was a {name},",
         "replay.load(path)",
-        f"put the decorator lightning_replay.recorded.recorded over the class {name}, save again",
+        f"put the decorator lightning_replay.saving.spec.recorded over the class {name}, save again",
         "load with trust=['plain_parts']",
     ):
         assert advice in str(error.value)
@@ -141,7 +141,9 @@ def test_a_class_that_lost_its_decorator_is_told_to_get_it_back(module, tmp_path
     (tmp_path / "changing_parts.py").write_text(PARTS)
     importlib.invalidate_caches()
     del sys.modules["changing_parts"]
-    with pytest.raises(NotRebuildableError, match="decorator lightning_replay.recorded.recorded over the class Newest"):
+    with pytest.raises(
+        NotRebuildableError, match="decorator lightning_replay.saving.spec.recorded over the class Newest"
+    ):
         load_replay(tmp_path / "buffer", trust=["changing_parts"])
 
 

@@ -14,7 +14,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import NStepTransitions
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]

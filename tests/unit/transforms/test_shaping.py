@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import load_replay
-from lightning_replay.recorded import build, describe
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.saving.spec import build, describe
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import ManhattanDistance, OneAt, PotentialShaping
 from tests.transitions import numbered_steps
 

@@ -5,7 +5,7 @@ import torch
 from torchrl.data import LazyTensorStorage
 
 from lightning_replay.replay import Replay
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage.packed import PackedStorage
 from tests.transitions import numbered_steps
 
 

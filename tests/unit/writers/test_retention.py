@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
-from lightning_replay.priority_tree import leaving_order
+from lightning_replay.retention import eviction, eviction_order
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
@@ -32,7 +32,6 @@ from lightning_replay.writers import (
     StochasticSurprise,
     SurpriseOnly,
     SurpriseOnPolicyness,
-    retention_contest,
 )
 from lightning_replay.writers import retention as retention_module
 from tests.transitions import numbered_steps
@@ -262,9 +261,9 @@ def test_options_that_a_rule_of_ones_own_replaces_are_named() -> None:
 
 
 def test_arrivals_are_numbered_anew_before_they_run_out(monkeypatch) -> None:
-    for module in (leaving_order, retention_module, retention_contest):
+    for module in (eviction_order, retention_module, eviction):
         monkeypatch.setattr(module, "ARRIVAL_BITS", 5)
-    monkeypatch.setattr(leaving_order, "_ARRIVALS", 31)
+    monkeypatch.setattr(eviction_order, "_ARRIVALS", 31)
     replay = small(always_admit=True, initial_surprise=None)
     for number in range(100):
         assert replay.extend(rewarded([float(number)])).tolist() == [number % 3]

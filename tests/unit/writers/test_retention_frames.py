@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import Replay, load_replay, save_replay
-from lightning_replay.frames import FrameStorage
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.writers import RetentionRule, RetentionWriter, StochasticSurprise
 
 

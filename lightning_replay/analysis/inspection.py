@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stays in buffers: ages, returns and observations of their rows, side by side as numbers and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from lightning_replay.analysis.plotting import make_figure, save_figure
+from lightning_replay.loading import load_replay
+from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import read_columns, stored_slots
+from lightning_replay.storage.row_layout import Key
+from lightning_replay.validation import check_kind, check_option, checked_choice, checked_count
+
+PROJECTIONS = ("pca", "tsne")
+_USUAL_KEYS = (("observation",), ("pixels",))
+_OVERSAMPLED = 48  # directions followed beside the wanted ones: those are exact where there are no more directions
+_ITERATIONS = 4
+_TSNE_DIMENSIONS = 50  # principal ones, to which rows are reduced before (van der Maaten and Hinton 2008)
+_PERPLEXITY = 30.0
+_BINS = 30
+_AGE = "age (transitions that came since)"
+_AXIS_NAMES = (
+    ("first coordinate of the observation", "second coordinate"),
+    (_AGE, "share of rows"),
+    ("return of the row", "share of rows"),
+)
+
+
+class Inspection(NamedTuple):
+    """The rows of a buffer, the oldest first.
+
+    ``ages``, int64 ``[N]``, and ``returns``, float ``[N]``, of all rows; ``sampled``, int64 ``[P]`` ascending, which of
+    them were projected, and ``points``, float32 ``[P, 2]``, where they lie.
+    """
+
+    ages: Tensor
+    returns: Tensor
+    sampled: Tensor
+    points: Tensor
+
+
+def stored_rows(replay: Replay) -> Tensor:
+    """Slots of the stored rows, int64 ``[N]``, the oldest first; each once, in however many tables it is.
+
+    Raises:
+        ValueError: the buffer is empty, or its writer does not know the order of its rows.
+    """
+    age_of = getattr(replay.writer, "age_of", None)
+    if age_of is None:
+        raise ValueError(
+            f"{type(replay.writer).__name__} does not know the age of its rows; those of lightning_replay.writers do"
+        )
+    if len(replay) == 0:
+        raise ValueError("the buffer is empty; store transitions with extend first")
+    storage = replay.storage
+    tables = getattr(storage, "tables", None)
+    slots = stored_slots(storage) if tables is None else torch.from_numpy(np.flatnonzero(tables.pool.references))
+    slots = slots.to(storage.device)
+    return slots[age_of(slots).argsort(descending=True).to(slots.device)]
+
+
+def ages(replay: Replay) -> Tensor:
+    """How many transitions came after each stored row, int64 ``[N]``, the oldest first.
+
+    Those that a :class:`~lightning_replay.writers.RetentionWriter` refused count as well.
+
+    Raises:
+        ValueError: see :func:`stored_rows`.
+    """
+    slots = stored_rows(replay)
+    return replay.writer.age_of(slots).cpu()
+
+
+def returns(replay: Replay) -> Tensor:
+    """The rewards of the stored rows, float ``[N]``, the oldest first; with ``n_steps`` above 1 their discounted sums.
+
+    Raises:
+        ValueError: see :func:`stored_rows`.
+        KeyError: no rewards are stored.
+    """
+    slots, storage = stored_rows(replay), replay.storage
+    if replay._episodes is not None:
+        return replay._episodes.returns(slots, storage).cpu()
+    (reward,) = read_columns(storage, slots, [("next", "reward")])
+    return reward.reshape(len(slots)).float().cpu()
+
+
+def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
+    """Observations ``[P, ...]`` of the rows ``slots``, int64 ``[P]``, as they are stored, on the CPU.
+
+    Args:
+        replay: the buffer.
+        slots: see :func:`stored_rows`.
+        key: of their column, a tuple where it is nested. ``None`` takes the ``image_key`` where frames are stored once,
+            else ``"observation"``, else ``"pixels"``.
+
+    Raises:
+        KeyError: there is no such column; the message names those there are.
+    """
+    storage = replay.storage
+    columns = storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)
+    stored = [_as_tuple(name) for name in columns]
+    wanted = [getattr(storage, "image_key", ()), *_USUAL_KEYS] if key is None else [_as_tuple(key)]
+    found = next((name for name in wanted if name in stored), None)
+    if found is None:
+        asked = " or ".join(_name(name) for name in wanted if name)
+        there_are = ", ".join(_name(name) for name in stored)
+        raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
+    (column,) = read_columns(storage, slots, [found])
+    return column.cpu()
+
+
+def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:
+    """Two coordinates for every observation, found for all of them together, so that all have the same axes.
+
+    Observations are flattened, and centred but not scaled: columns of large numbers weigh more. PCA is torch's; the
+    sign of an axis is that of its largest coefficient. t-SNE is scikit-learn's, on the first 50 principal components.
+
+    Args:
+        observations: by the buffers' names, ``[P, ...]``; numbers of any dtype.
+        projection: ``"pca"`` or ``"tsne"``.
+        seed: the same one gives the same points; the global generator is left alone.
+
+    Returns:
+        By name, float32 ``[P, 2]``.
+
+    Raises:
+        ValueError: an unknown projection, observations of different shapes, NaN or infinite ones, or fewer than 4 of
+            them for t-SNE.
+        ModuleNotFoundError: t-SNE without scikit-learn.
+
+    Example:
+        >>> points = project({"a": torch.tensor([[1.0, 0.0], [5.0, 0.0]]), "b": torch.tensor([[3.0, 1.0]])})
+        >>> points["a"].round().int().tolist(), points["b"].round().int().tolist()
+        ([[-2, 0], [2, 0]], [[0, 1]])
+    """
+    checked_choice("projection", projection, PROJECTIONS)
+    check_option("seed", seed, Integral, "a whole number")
+    shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"observations have the shapes {shapes}; one projection needs one shape. Compare buffers of one task, or "
+            "name a column that is alike in them"
+        )
+    rows = torch.cat([each.reshape(len(each), -1).to(torch.float32) for each in observations.values()])
+    if not bool(rows.isfinite().all()):
+        bad = int((~rows.isfinite()).any(1).sum())
+        raise ValueError(f"{bad} of {len(rows)} observations are NaN or infinite; clean them, or name another column")
+    points = principal_components(rows, 2, seed) if projection == "pca" else _tsne(rows, seed)
+    return dict(zip(observations, points.split([len(each) for each in observations.values()]), strict=True))
+
+
+def principal_components(rows: Tensor, count: int, seed: int = 0) -> Tensor:
+    """The first ``count`` principal components of float ``[N, F]``: ``[N, count]``, 0 where there are fewer."""
+    centred = rows - rows.mean(0)
+    rank = min(count + _OVERSAMPLED, *rows.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        _, _, axes = torch.pca_lowrank(centred, q=rank, center=False, niter=_ITERATIONS)
+    axes = axes[:, :count]
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    points = centred @ (axes * largest.sign())
+    return torch.nn.functional.pad(points, (0, count - points.shape[1]))
+
+
+def _tsne(rows: Tensor, seed: int) -> Tensor:
+    try:
+        from sklearn.manifold import TSNE
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "projection='tsne' needs scikit-learn, which is not installed: pip install scikit-learn; "
+            "projection='pca' needs nothing more"
+        ) from error
+    if len(rows) < 4:
+        raise ValueError(f"there are {len(rows)} observations, and t-SNE needs at least 4; use projection='pca'")
+    reduced = principal_components(rows, max(2, min(_TSNE_DIMENSIONS, rows.shape[1])), seed)
+    start = reduced[:, :2]
+    start = start / max(float(start[:, 0].std()), 1e-12)
+    # Beside the line that a single feature makes, or points could not pass each other.
+    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed))
+    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # three times as many neighbours are looked at
+    tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
+    return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
+
+
+def inspect_buffers(
+    buffers: Mapping[str, Replay | str | Path],
+    *,
+    observation_key: NestedKey | None = None,
+    projection: str = "pca",
+    max_points: int = 1_000,
+    seed: int = 0,
+    trust: Sequence[str] = (),
+) -> dict[str, Inspection]:
+    """Ages, returns and projected observations of the rows of several buffers; no buffer is changed.
+
+    Args:
+        buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`.
+        observation_key: see :func:`observations`.
+        projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
+        max_points: rows of each buffer that are projected; of more so many are drawn, without replacement.
+        seed: of these draws and of the projection.
+        trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
+
+    Returns:
+        By name.
+
+    Raises:
+        ValueError: no buffers, an empty one, ``max_points`` below 1, or what :func:`project` refuses.
+        KeyError: no such column.
+    """
+    checked_choice("projection", projection, PROJECTIONS)
+    checked_count("max_points", max_points, of="rows")
+    check_option("seed", seed, Integral, "a whole number")
+    check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
+    if not buffers:
+        raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
+    read = {
+        name: _read(name, _loaded(each, trust), observation_key, max_points, seed) for name, each in buffers.items()
+    }
+    points = project({name: seen for name, (_, seen) in read.items()}, projection, seed)
+    return {name: found._replace(points=points[name]) for name, (found, _) in read.items()}
+
+
+def _loaded(buffer: Replay | str | Path, trust: Sequence[str]) -> Replay:
+    return buffer if isinstance(buffer, Replay) else load_replay(buffer, trust=trust)
+
+
+def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
+    """What is known of a buffer without the others, and the observations of its sampled rows."""
+    if len(replay) == 0:
+        raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
+    with replay._replay_lock:
+        slots = stored_rows(replay)
+        drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed))[:max_points]
+        sampled = drawn.sort().values
+        seen = observations(replay, slots[sampled.to(slots.device)], key)
+        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2)), seen
+
+
+def draw_inspection(
+    inspections: Mapping[str, Inspection], path: str | Path, title: str = "What the buffers hold"
+) -> None:
+    """Writes a picture with a column for each buffer: observations in two dimensions, coloured by age; ages; returns.
+
+    All columns have the same axes and colours. After figure 5 of the retention paper,
+    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
+
+    Args:
+        inspections: what :func:`inspect_buffers` returned.
+        path: of the picture, PNG or whatever the suffix says.
+        title: above all.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    figure, axes = make_figure(
+        "the picture of what stays",
+        3,
+        len(inspections),
+        8.0,
+        max(7.0, 3 * len(inspections)),
+        sharex="row",
+        sharey="row",
+    )
+    found = list(inspections.values())
+    oldest = max(int(each.ages.max()) for each in found)
+    histograms = [[each.ages.numpy() for each in found], [each.returns.numpy() for each in found]]
+    edges = [np.histogram_bin_edges(np.concatenate(values), _BINS) for values in histograms]
+    for column, (name, each) in enumerate(inspections.items()):
+        top = axes[0, column]
+        points = top.scatter(
+            *each.points.T.numpy(),
+            c=each.ages[each.sampled].numpy(),
+            s=14,
+            vmin=0,
+            vmax=max(oldest, 1),
+            cmap="viridis_r",
+            edgecolors="0.3",  # or the youngest, which are bright, would hardly be seen on white
+            linewidths=0.4,
+        )
+        top.set_title(f"{name}: {len(each.ages):,} rows", fontsize="medium")
+        top.locator_params(nbins=5)
+        for row, (values, bins) in enumerate(zip(histograms, edges, strict=True), 1):
+            share = np.full(len(values[column]), 1 / len(values[column]))
+            axes[row, column].hist(values[column], bins=bins, weights=share)
+    figure.colorbar(points, ax=list(axes[0]), label=_AGE, location="bottom", aspect=50)
+    for row, (xlabel, ylabel) in enumerate(_AXIS_NAMES):
+        for each in axes[row]:
+            each.set_xlabel(xlabel)
+        axes[row, 0].set_ylabel(ylabel)
+    figure.suptitle(title)
+    save_figure(figure, path)
+
+
+def _as_tuple(key: NestedKey) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)

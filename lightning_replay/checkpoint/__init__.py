@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole replay buffers as state and as files."""
+
+from __future__ import annotations
+
+from lightning_replay.checkpoint.replay import SavedReplay, SavedSize, save_replay, verify_replay
+
+__all__ = ["SavedReplay", "SavedSize", "save_replay", "verify_replay"]

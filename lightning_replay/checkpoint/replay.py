@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay buffers saved to a directory and restored from it, without code in the files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_replay.checkpoint.state import StatefulReplay, frozen_state
+from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint, check_file
+from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.serialization import (
+    MALFORMED,
+    TENSORS_FILE,
+    VALUES_FILE,
+    DamagedFileError,
+    read_halves,
+)
+from lightning_replay.saving.spec import describe
+from lightning_replay.saving.state import (
+    STATE_MANIFEST,
+    SavedSize,
+    SavedState,
+    chunks_of,
+    open_data,
+    refusing_other_states,
+    write_data,
+)
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["SavedReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
+
+FORMAT = "lightning-replay"
+FORMAT_VERSION = 3  # version 1 kept every tensor in one file, version 2 had no checksum of the manifest
+CHECKED_FROM = 3
+MANIFEST = "replay.json"
+
+
+class SavedReplay(StatefulReplay):
+    """A replay buffer that saves itself into a directory and loads itself from one."""
+
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
+
+        See :func:`lightning_replay.save_replay`.
+        """
+        save_replay(self, path, previous=previous)
+
+    def load(self, path: str | Path) -> None:
+        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
+
+        Raises:
+            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
+        """
+        directory = Path(path)
+        _, state = read_replay(directory)
+        with refusing_other_states(directory):
+            self.load_state_dict(state)
+
+    dumps = dump = save
+    loads = load
+
+
+def save_replay(replay: SavedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+    """Saves a replay buffer: rows, priorities, generators, counters and how it was built, as they are at one moment.
+
+    Other threads may go on writing and drawing: they wait while the small parts of the state are copied (priorities,
+    links, lists). After that a write first copies the rows it overwrites, in pieces of 256 KiB, unless they are saved.
+
+    The directory holds a manifest and the data it names. New data is written beside the old and synced to the disk, and
+    the manifest is swapped last, so a save that is cut short (a crash, ``kill -9``, a power loss) leaves the previous
+    one loadable. Several processes or threads that save into one directory take turns; what saves that were killed left
+    behind is removed.
+
+    Parts of the rows that an earlier save holds are hard-linked from it instead of written; a hash of the content
+    decides which. Every save is complete on its own, and removing another never harms it. But a shared file that the
+    disk damages is damaged in all the saves that share it; loading and :func:`verify_replay` find that.
+
+    Args:
+        replay: the buffer; it is not changed.
+        path: a directory, created when missing; an earlier save in it is shared from, then replaced.
+        previous: directory of another save to share files with. Where it is of no use (missing, damaged, of another
+            buffer, on another file system) everything is written.
+
+    Returns:
+        bytes of the save, and those written now.
+
+    Raises:
+        TypeError: something else than a replay buffer, such as a level buffer.
+
+    Example:
+        >>> import tempfile
+        >>> from lightning_replay import load_replay, recipes, save_replay
+        >>> replay = recipes.uniform(capacity=100, batch_size=4)
+        >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
+    """
+    if not isinstance(replay, SavedReplay):
+        raise TypeError(
+            f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
+            "itself: levels.save(path), levels.load(path)"
+        )
+    directory = Path(path)
+    with replaced_save(directory, MANIFEST, folder="data") as save:
+        earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
+        if previous is not None:
+            earlier |= _chunks_in(Path(previous))
+        with frozen_state(replay) as state:
+            save.manifest |= {
+                "format": FORMAT,
+                "version": FORMAT_VERSION,
+                "built_by": describe(replay),
+                "length": state["length"],
+            }
+            size = write_data(save, state, earlier)
+    has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
+    if previous is not None and has_chunks and size.written == size.total:
+        logger.info("no file of %s could be shared; everything was written to %s", previous, directory)
+    return SavedSize(size.total + save.bytes_of_manifest, size.written + save.bytes_of_manifest)
+
+
+def verify_replay(path: str | Path) -> dict[str, Any]:
+    """Reads a saved buffer and raises what loading it would raise, without building or changing a buffer.
+
+    Returns:
+        ``built_by``: how the buffer was built, as plain values; ``length``: transitions.
+
+    Raises:
+        FileNotFoundError: no saved buffer there.
+        DamagedFileError: a file is missing, truncated or changed.
+        ValueError: saved by a newer version of this library.
+    """
+
+    def check(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
+        _open(manifest, data).check()
+        return {key: manifest[key] for key in ("built_by", "length")}
+
+    return read_save(Path(path), lambda: _manifest_of(Path(path)), check)
+
+
+def save_id(path: str | Path) -> str | None:
+    """Returns what a saved buffer is recognised by, no two saves alike; ``None`` for saves before format version 3.
+
+    Raises:
+        FileNotFoundError, DamagedFileError, ValueError: as :func:`verify_replay`.
+    """
+    return _manifest_of(Path(path)).get("id")
+
+
+def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns manifest and state of one save."""
+    return read_save(
+        directory, lambda: _manifest_of(directory), lambda manifest, data: (manifest, _open(manifest, data).read())
+    )
+
+
+def _open(manifest: Mapping[str, Any], data: Path) -> SavedState:
+    if manifest["version"] > 1:
+        return open_data(manifest, data)
+    for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *manifest["files"])):
+        check_file(data / Path(name).name, manifest["files"].get(name, {}))
+    return SavedState(data, *read_halves(data), {})
+
+
+def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
+    """Returns the chunk files of an earlier save; none where it cannot be used."""
+    try:
+        manifest = _manifest_of(directory)
+    except (OSError, ValueError, DamagedFileError) as error:
+        logger.info("%s is not used as an earlier save: %s", directory, error)
+        return {}
+    if manifest["version"] == 1:
+        logger.info("%s is not used as an earlier save: format version %d", directory, manifest["version"])
+        return {}
+    return chunks_of(manifest, directory / Path(manifest["data"]).name)
+
+
+def _manifest_of(directory: Path) -> dict[str, Any]:
+    file = directory / MANIFEST
+    if not file.exists():
+        is_of_levels = any((directory / name).exists() for name in (STATE_MANIFEST, VALUES_FILE))
+        hint = ". A level buffer is there: levels.load(path) of one built alike reads it" if is_of_levels else ""
+        raise FileNotFoundError(f"no saved replay buffer in {directory}: {MANIFEST} is missing{hint}")
+    manifest = read_manifest(file, FORMAT_VERSION, checked_from=CHECKED_FROM)
+    try:
+        _ = manifest["built_by"], manifest["length"], Path(manifest["data"])
+        _ = [record["bytes"] for record in manifest["files"].values()]
+    except MALFORMED as error:
+        raise DamagedFileError(f"{file} is damaged ({error}); load an earlier save") from error
+    return manifest

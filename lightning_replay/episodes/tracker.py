@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of a storage: links kept up to date from its columns, n-step rows drawn along them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episodes.links import (
+    EpisodeLinks,
+    bootstrap_discounts,
+    n_step_returns,
+    trajectory_name,
+    trajectory_of,
+)
+from lightning_replay.storage.packed import PackedStorage, read_columns, stored_before, stored_slots
+from lightning_replay.validation import checked_count, checked_share
+
+
+def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
+    """The running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
+    rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    trajectory = trajectory_of(rows)
+    return None if trajectory is None else trajectory[index].flatten()
+
+
+def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) -> None:
+    """Refuses rows ``[N]`` without ``("next", name)`` for each of these names, or with another than one value a row.
+
+    Args:
+        names: of ``"reward"``, ``"terminated"`` and ``"done"``; the latter two are flags.
+        purpose: what needs them, for the error.
+
+    Raises:
+        ValueError: names the first that is missing or of another shape or dtype.
+    """
+    for name in names:
+        require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
+    trajectory = trajectory_of(rows)
+    if trajectory is not None and trajectory.numel() != rows.shape[0]:
+        raise ValueError(
+            f"the column {trajectory_name(rows)} has the shape {list(trajectory.shape)} for {rows.shape[0]} rows, and "
+            f"{purpose} need the episode of each row, int64 [{rows.shape[0]}]. Nothing was stored"
+        )
+
+
+def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
+    """Refuses rows ``[N]`` without one number, or one flag, for each row under ``key``.
+
+    Raises:
+        ValueError: what is given, and what is needed and for what purpose.
+    """
+    column, count = rows.get(key, None), rows.shape[0]
+    if column is None:
+        raise ValueError(
+            f"the transitions have no {key!r}, which {purpose} need; nothing was stored. "
+            "Store reward, terminated, truncated and done under 'next' of every transition"
+        )
+    wrong_dtype = (column.dtype == torch.bool) != is_flag or column.is_complex()
+    if column.numel() != count or wrong_dtype:
+        kind = "bool" if is_flag else "a number"
+        raise ValueError(
+            f"{key!r} is {column.dtype} {list(column.shape)}, and {purpose} need {kind} for each row, [{count}] or "
+            f"[{count}, 1]; nothing was stored"
+        )
+
+
+class EpisodeTracker:
+    """Follows the episodes in a storage and turns drawn rows into n-step rows.
+
+    Call :meth:`mark_update` after every write. A return never crosses an episode end, the newest row, another
+    trajectory or a row that was overwritten; it is shortened there. Sutton and Barto, section 7.1.
+
+    Args:
+        n_steps: rewards summed into one return.
+        discount: γ per environment step.
+    """
+
+    def __init__(self, n_steps: int, discount: float) -> None:
+        self.n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
+        self.discount = checked_share("discount", discount)
+        self.links: EpisodeLinks | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the links."""
+        return 0 if self.links is None else self.links.nbytes
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses the first rows ``[N]`` when they lack what a return is formed of; later ones have their columns."""
+        if self.links is None:
+            require_columns(rows, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+
+    def mark_update(self, index: Tensor, storage: Storage) -> None:
+        """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
+
+        The first call also links rows that were stored before, in the order of their slots.
+        """
+        if self.links is None:
+            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            index = torch.cat((stored_before(storage, index), index))
+        (done,) = read_columns(storage, index, [("next", "done")])
+        self.links.write(index, read_trajectory(storage, index), done.flatten())
+
+    def draw(
+        self, data: TensorDictBase, index: Tensor, storage: Storage, n_steps: int, discount: float
+    ) -> TensorDictBase:
+        """The rows ``data`` drawn at ``index``, as n-step rows.
+
+        Args:
+            data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
+            n_steps: rewards summed into one return.
+            discount: γ per environment step.
+
+        Returns:
+            ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
+            float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        """
+        self._link_stored(index, storage)
+        slots, last, steps_used = self._chain(index, n_steps)
+        returns = _summed(slots, steps_used, storage, discount)
+        shape = (*index.shape, 1)
+        following = storage.get(last.view(index.shape)).get("next")
+        if following.is_locked:  # TorchRL's memory-mapped rows
+            following = following.copy()
+        following.set("reward", returns.view(shape))
+        data.set("next", following)
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
+        data.set("discount", remaining.to(torch.float32).view(shape))
+        data.set("steps_to_next_obs", steps_used.view(shape))
+        return data
+
+    def returns(self, index: Tensor, storage: Storage) -> Tensor:
+        """The returns over up to :attr:`n_steps` steps of the rows ``index``, int64 ``[N]``: ``[N]``; draws nothing."""
+        self._link_stored(index, storage)
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index, self.n_steps)
+        return _summed(slots, steps_used, storage, self.discount)
+
+    def _link_stored(self, index: Tensor, storage: Storage) -> None:
+        """Links rows that were stored before the tracker came, where none were linked yet."""
+        if self.links is None:
+            self.mark_update(stored_slots(storage).to(index.device), storage)
+
+    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
+        assert self.links is not None
+        slots, steps_used = self.links.chain(index.flatten(), n_steps)
+        return slots, slots[:, -1], steps_used
+
+    def cut(self, index: Tensor) -> None:
+        """Ends the episodes at these slots."""
+        if self.links is not None:
+            self.links.cut(index)
+
+    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+        """What comes next of these trajectories follows no stored row."""
+        if self.links is not None:
+            self.links.interrupt(trajectories)
+
+    def mark_released(self, index: Tensor) -> None:
+        """Cuts off rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
+        if self.links is not None:
+            self.links.release(index)
+
+    def clear(self) -> None:
+        """Forgets every episode."""
+        self.links = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the links."""
+        return {"links": None if self.links is None else self.links.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
+        """Takes over what :meth:`state_dict` gave."""
+        self.links = None
+        if state_dict["links"] is not None:
+            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            self.links.load_state_dict(state_dict["links"])
+
+
+def _summed(slots: Tensor, steps_used: Tensor, storage: Storage, discount: float) -> Tensor:
+    """Discounted sums ``[N]`` of the rewards in ``slots``, int64 ``[N, n]``, of which ``steps_used`` count."""
+    (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+    return n_step_returns(reward.reshape(slots.shape), steps_used, discount)

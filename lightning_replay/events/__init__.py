@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of a run, the tables that keep the steps leading up to them, and conditions over steps."""
+
+from __future__ import annotations
+
+from lightning_replay.events.conditions.combined import AnyOf, EveryOf
+from lightning_replay.events.event_table import (
+    Condition,
+    ConditionError,
+    ConditionLike,
+    EpisodeCondition,
+    Event,
+    EventTable,
+    any_of,
+    every_of,
+    first_in_episode,
+    holds,
+    info_key,
+    key_in_region,
+    load_state_of,
+    reestablished,
+    reward_at_least,
+    reward_below,
+    state_of,
+    suggest_events,
+    sustained,
+    terminal_with_reward,
+)
+
+__all__ = [
+    "AnyOf",
+    "Condition",
+    "ConditionError",
+    "ConditionLike",
+    "EpisodeCondition",
+    "Event",
+    "EventTable",
+    "EveryOf",
+    "any_of",
+    "every_of",
+    "first_in_episode",
+    "holds",
+    "info_key",
+    "key_in_region",
+    "load_state_of",
+    "reestablished",
+    "reward_at_least",
+    "reward_below",
+    "state_of",
+    "suggest_events",
+    "sustained",
+    "terminal_with_reward",
+]

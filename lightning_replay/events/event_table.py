@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of a run, and the tables that keep the steps leading up to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from lightning_replay.events.conditions.combined import AnyOf, EveryOf
+from lightning_replay.events.conditions.condition import (
+    Condition,
+    ConditionError,
+    ConditionLike,
+    holds,
+    load_state_of,
+    one_number,
+    own,
+    state_of,
+)
+from lightning_replay.events.conditions.episodes import EpisodeCondition, FirstInEpisode, Reestablished, Sustained
+from lightning_replay.events.conditions.steps import (
+    InfoKey,
+    KeyInRegion,
+    RewardAtLeast,
+    RewardBelow,
+    TerminalWithReward,
+)
+from lightning_replay.saving.spec import recorded
+from lightning_replay.validation import (
+    BELOW_ONE,
+    check_kind,
+    checked_count,
+    checked_entries,
+    checked_number,
+    checked_share,
+)
+
+if TYPE_CHECKING:
+    from torchrl.data import ReplayBuffer
+
+__all__ = [
+    "Condition",
+    "ConditionError",
+    "ConditionLike",
+    "EpisodeCondition",
+    "Event",
+    "EventTable",
+    "any_of",
+    "every_of",
+    "first_in_episode",
+    "holds",
+    "info_key",
+    "key_in_region",
+    "load_state_of",
+    "reestablished",
+    "reward_at_least",
+    "reward_below",
+    "state_of",
+    "suggest_events",
+    "sustained",
+    "terminal_with_reward",
+]
+
+HISTORY_LENGTH = 200
+_LARGEST_SHARE = math.nextafter(1.0, 0.0)
+
+reward_at_least = RewardAtLeast
+reward_below = RewardBelow
+terminal_with_reward = TerminalWithReward
+key_in_region = KeyInRegion
+info_key = InfoKey
+first_in_episode = FirstInEpisode
+sustained = Sustained
+reestablished = Reestablished
+
+
+def every_of(*conditions: ConditionLike) -> EveryOf:
+    """True where all of ``conditions`` are; each is asked about every step, whatever the others say."""
+    return EveryOf(conditions)
+
+
+def any_of(*conditions: ConditionLike) -> AnyOf:
+    """True where at least one of ``conditions`` is; each is asked about every step, whatever the others say."""
+    return AnyOf(conditions)
+
+
+@recorded
+@dataclass(frozen=True)
+class Event:
+    """Something worth remembering in a run, and how much of what led up to it.
+
+    Args:
+        condition: whether the event happened, for each step: TensorDict ``[N]`` to bool ``[N]``. What a condition
+            remembers of episodes is copied, not shared, so that each event follows them by itself.
+        history_length: τ, steps kept up to and *including* the event; 1 keeps the event step alone.
+
+    Raises:
+        ValueError: ``condition`` cannot be called, or ``history_length`` is no whole number or below 1.
+    """
+
+    condition: ConditionLike
+    history_length: int = HISTORY_LENGTH
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "condition", own(self.condition))
+        checked_count("history_length", self.history_length, of="steps, the event's own included,")
+
+
+@recorded
+class EventTable:
+    """A named table of the steps that led up to an event: what is rare in a run is kept and replayed more often.
+
+    At each step at which the event happens, the last ``history_length`` steps of its episode that the table has not
+    been given yet enter it, oldest first; beyond ``capacity`` the oldest leave. Give the tables to
+    :func:`lightning_replay.recipes.event_tables`. Stratified Sampling from Event Tables, section 4.
+
+    Args:
+        name: of the table.
+        condition: of its one event; see :class:`Event`. A function that can be imported by name is saved with the
+            buffer; with a lambda the buffer is saved, but must be built again by hand to be loaded.
+        history_length: τ of ``condition``; steps kept up to and including the event.
+        capacity: κ, steps kept; at least ``history_length``.
+        share: η, of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave. With 0
+            the table is kept and never drawn from, and no correction counts its rows as drawn for an event: an
+            ablation.
+        min_size: d, steps the table must hold before anything is drawn from it; ``None`` takes the batch size.
+        events: several events whose histories go into this one table, instead of ``condition``. A step enters once,
+            whichever of them asks for it.
+
+    Attributes:
+        events: tuple of :class:`Event`, whichever way they were given.
+
+    Raises:
+        ValueError: an option is out of range, the table can never fill, or the events were given in both ways or in
+            neither.
+        TypeError: a share that is no number.
+
+    Example:
+        >>> goal = EventTable("goal", condition=reward_at_least(1.0), history_length=200, capacity=10_000, share=0.25)
+        >>> goal.events
+        (Event(condition=reward_at_least(1.0), history_length=200),)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        condition: ConditionLike | None = None,
+        history_length: int = HISTORY_LENGTH,
+        *,
+        capacity: int,
+        share: float | None = None,
+        min_size: int | None = None,
+        events: Sequence[Event] | None = None,
+    ) -> None:
+        check_kind("name", name, str, "a text, by which table(name) finds the table")
+        if not name:
+            raise ValueError("name is ''; an event table needs one, by which table(name) finds it")
+        self.name = name
+        self.events = _events(name, condition, history_length, events)
+        self.capacity = capacity
+        self.share = share
+        self.min_size = min_size
+        self._check()
+
+    @property
+    def history_length(self) -> int:
+        """The longest history among the events."""
+        return max(event.history_length for event in self.events)
+
+    def fresh(self) -> EventTable:
+        """The same table with conditions that remember nothing, for another buffer."""
+        return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
+
+    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
+        """Tells the conditions that these running episodes were given up without a done step."""
+        for event in self.events:
+            if isinstance(event.condition, Condition):
+                event.condition.end_episodes(trajectories)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the conditions remember of the running episodes; tensors and plain values."""
+        return {"conditions": [state_of(event.condition) for event in self.events]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        for event, saved in zip(self.events, state["conditions"], strict=True):
+            load_state_of(event.condition, saved)
+
+    def _check(self) -> None:
+        checked_count(f"capacity of table {self.name!r}", self.capacity, of="steps")
+        if self.min_size is not None:
+            checked_count(f"min_size of table {self.name!r}", self.min_size, of="steps")
+        if self.history_length > self.capacity:
+            raise ValueError(
+                f"history longer than the table: {self.name!r} has history_length {self.history_length} and capacity "
+                f"{self.capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
+            )
+        if self.share is not None:
+            accepted = "a number in [0, 1), a part of each batch, or None"
+            checked_number(f"share of table {self.name!r}", self.share, 0.0, BELOW_ONE, accepted=accepted)
+        if self.min_size is not None and self.min_size > self.capacity:
+            raise ValueError(
+                f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so "
+                "nothing could ever be drawn from it as asked; give a min_size from 1 to the capacity"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"EventTable({self.name!r}, events={list(self.events)}, capacity={self.capacity}, share={self.share}, "
+            f"min_size={self.min_size})"
+        )
+
+
+def suggest_events(
+    replay: ReplayBuffer | TensorDictBase,
+    quantiles: Sequence[float] = (0.5, 0.75, 0.9),
+    *,
+    history_length: int = HISTORY_LENGTH,
+) -> list[Event]:
+    """Proposes events for a domain nobody knows yet: the reward reaching a quantile of the stored rewards.
+
+    Each threshold is a reward that was stored. The least reward is none, since every step reaches it: where a quantile
+    falls on it, as with sparse rewards, the next greater reward takes its place. Equal thresholds are one event.
+    Stratified Sampling from Event Tables recommends such thresholds for dense rewards.
+
+    Args:
+        replay: a buffer that holds some steps, for instance of a random policy, or the steps themselves ``[N]``.
+        quantiles: each in [0, 1].
+        history_length: of the events.
+
+    Returns:
+        The events, lowest threshold first; give them to one :class:`EventTable`, or to one each.
+
+    Raises:
+        ValueError: nothing is stored, all rewards are equal or some are not finite, or a quantile is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> steps = TensorDict({"next": {"reward": torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 1, 2, 5])}}, [10])
+        >>> [event.condition for event in suggest_events(steps)]
+        [reward_at_least(1.0), reward_at_least(5.0)]
+    """
+    shares = [
+        checked_share(f"quantiles[{place}]", quantile)
+        for place, quantile in enumerate(checked_entries("quantiles", quantiles))
+    ]
+    if not shares:
+        raise ValueError("quantiles is empty; give at least one number in [0, 1]")
+    if len(replay) == 0:
+        raise ValueError("nothing is stored, so there are no rewards to choose from; call extend first")
+    rows = replay if isinstance(replay, TensorDictBase) else replay[:]
+    rewards = one_number(rows, ("next", "reward")).double().cpu().numpy()
+    if not np.isfinite(rewards).all():
+        raise ValueError("some stored rewards are NaN or infinite; mend the environment before choosing events")
+    above = rewards[rewards > rewards.min()]
+    if above.size == 0:
+        raise ValueError(
+            f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold tells them apart; collect until "
+            "another reward is seen, or name an event by hand, for instance with key_in_region"
+        )
+    thresholds = np.maximum(np.quantile(rewards, shares, method="higher"), above.min())
+    return [Event(reward_at_least(float(threshold)), history_length) for threshold in np.unique(thresholds)]
+
+
+def _events(
+    name: str, condition: ConditionLike | None, history_length: int, events: Sequence[Event] | None
+) -> tuple[Event, ...]:
+    """The events of a table, each with a memory of its own."""
+    if (condition is None) == (events is None):
+        raise ValueError(
+            f"table {name!r} was given {'neither condition nor' if events is None else 'both condition and'} events; "
+            "give one condition, or events=[Event(...), ...] for several"
+        )
+    if events is None:
+        assert condition is not None
+        return (Event(condition, history_length),)
+    for place, event in enumerate(checked_entries(f"events of table {name!r}", events, "a sequence of Events")):
+        check_kind(f"events[{place}] of table {name!r}", event, Event, "an Event(condition, history_length)")
+    if not events:
+        raise ValueError(f"events of table {name!r} is empty; give at least one Event")
+    if history_length != HISTORY_LENGTH:
+        raise ValueError(
+            f"table {name!r} was given history_length {history_length} beside events, which have their own; "
+            "give it to each Event"
+        )
+    return tuple(Event(event.condition, event.history_length) for event in events)

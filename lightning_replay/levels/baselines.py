@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels without scores: drawn uniformly, or one after the other. The baselines of level replay."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
+from lightning_replay.levels.rng import seeded_generator
+from lightning_replay.levels.running_levels import Actor, RunningLevel
+from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.selector import LevelSource
+from lightning_replay.levels.unseen import fingerprint
+
+__all__ = ["SequentialLevels", "UniformLevels"]
+
+
+class _Unscored(LevelSource):
+    """Chooses without feedback."""
+
+    def __init__(self, levels: int | Iterable[int] | None) -> None:
+        super().__init__()
+        self._ids = None if levels is None else checked_level_ids(levels)
+        self._members = None if self._ids is None else frozenset(self._ids)
+        self._fingerprint = None if self._ids is None else fingerprint(self._ids)
+        self._episodes = 0
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that all actors began."""
+        return self._episodes
+
+    @property
+    def count(self) -> int | None:
+        """Of all levels; ``None`` where there is no end of them."""
+        return None if self._ids is None else len(self._ids)
+
+    def __len__(self) -> int:
+        """0: no level has a score."""
+        return 0
+
+    def _next(self, actor: Actor) -> int:
+        level_id = self._choose()
+        self._play(actor, level_id)
+        return level_id
+
+    def checked(self, level_id: int) -> int:
+        """The id of a level that can be played.
+
+        Raises:
+            ValueError: none of the levels.
+        """
+        whole = checked_level_id(level_id)
+        if self._members is not None and whole not in self._members:
+            raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
+        return whole
+
+    def _play(self, actor: Actor, level_id: int) -> None:
+        self._episodes += 1
+        self.running.begin(actor, RunningLevel(level_id, self._episodes, replayed=False, trains=True))
+
+    @abstractmethod
+    def _choose(self) -> int:
+        """The id of the next level."""
+
+    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> None:
+        """Nothing."""
+
+    def probabilities(self) -> TensorDict:
+        """No level: none has a score."""
+        whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
+        return TensorDict(columns, [0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, levels in flight and where the choice stands."""
+        return super().state_dict() | {"episodes": self._episodes, "fingerprint": self._fingerprint}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if state["fingerprint"] != self._fingerprint:
+            raise ValueError("the saved levels are not those this was built with; give the same in the same order")
+        self._episodes = int(state["episodes"])
+
+
+class UniformLevels(_Unscored):
+    """Each level with the same chance: domain randomisation, the baseline every method is compared with.
+
+    Args:
+        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
+        seed: of its own generator; ``None`` seeds it from torch's global generator.
+
+    Raises:
+        ValueError: negative ids, or one twice.
+    """
+
+    def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
+        super().__init__(levels)
+        self.generator = seeded_generator(seed)
+
+    def _choose(self) -> int:
+        drawn = int(torch.randint(LEVEL_IDS if self._ids is None else len(self._ids), (), generator=self.generator))
+        return drawn if self._ids is None else self._ids[drawn]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, levels in flight and generator."""
+        return super().state_dict() | {"generator": self.generator.get_state()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        self.generator.set_state(state["generator"].cpu())
+
+
+class SequentialLevels(_Unscored):
+    """One level after the other, again and again.
+
+    Args:
+        levels: distinct ids, or their number for 0, 1, 2, ...
+
+    Raises:
+        ValueError: no ids, negative ones, or one twice.
+    """
+
+    def __init__(self, levels: int | Iterable[int]) -> None:
+        if levels is None:
+            raise ValueError("levels is None; give ids, or their number for 0, 1, 2, ..., to play one after the other")
+        super().__init__(levels)
+        self._place = 0
+
+    def _choose(self) -> int:
+        assert self._ids is not None
+        level_id = self._ids[self._place]
+        self._place = (self._place + 1) % len(self._ids)
+        return level_id
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, levels in flight and place in the sequence."""
+        return super().state_dict() | {"place": self._place}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        self._place = int(state["place"])

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vector of Gymnasium environments in which each plays the levels that are chosen for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+
+from lightning_replay.levels.environments.level_check import (
+    checked_level,
+    checked_probes,
+    require_level_source,
+    require_levels_by_seed,
+    require_levels_to_show,
+    require_no_autoreset,
+)
+from lightning_replay.levels.environments.vector_infos import everywhere, of_rows, overlaid
+from lightning_replay.levels.running_levels import checked_actor
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import LevelSource
+
+__all__ = ["LevelVectorWrapper"]
+
+
+class LevelVectorWrapper(VectorWrapper):
+    """Sub-environment k plays the levels of actor k, and begins the next in the step that ends its episode.
+
+    It resets what is done by itself, so the vector environment must not (``AutoresetMode.DISABLED``;
+    :func:`~lightning_replay.levels.environments.level_wrappers.make_level_vector` builds it). What it returns has the
+    layout of ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first, and
+    ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the last step gave. Sub-environments get their
+    level by ``reset(seed=level_id)``; those with a ``set_level`` method need a
+    :class:`~lightning_replay.levels.environments.level_wrappers.LevelWrapper` each. To record returns, put Gymnasium's
+    ``RecordEpisodeStatistics`` around each too.
+
+    :meth:`reset` draws a level for every sub-environment and makes the level buffer forget the older episodes of these
+    actors. So it also is what comes after a buffer was loaded; before a reset in between, hand in the steps collected.
+    ``seed`` and ``options={"level_id": ...}`` name levels instead, and ``levels.start`` is called with them.
+
+    At the first reset each sub-environment is checked to follow its level, which takes three resets more.
+
+    Args:
+        env: a vector environment that does not reset itself.
+        levels: where each actor's next level comes from.
+        actors: a name for each sub-environment; else 0, 1, 2, …
+        check: whether to check; or the ids of at least two levels to check with, where not all of 0 to 7 exist.
+
+    Infos:
+        level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
+        step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level of the episode that this step, with its
+            reward and its end, belongs to. It is the ``level_id`` returned together with the observation acted on.
+        final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
+
+    Raises:
+        TypeError: levels that choose none.
+        ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; as many
+            actors as there are not sub-environments; an environment that ignores its level.
+
+    Example:
+        >>> from lightning_replay.levels.environments.level_wrappers import make_level_vector
+        >>> from lightning_replay.levels import SequentialLevels
+        >>> envs = make_level_vector("CartPole-v1", 2, SequentialLevels(range(7, 20)))
+        >>> observations, infos = envs.reset()
+        >>> infos["level_id"]
+        array([7, 8])
+        >>> while not (infos := envs.step(np.array([0, 1]))[-1]).get("_final_obs", np.zeros(2)).any():
+        ...     pass
+        >>> infos["step_level_id"], infos["level_id"]
+        (array([7, 8]), array([ 9, 10]))
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        levels: LevelSource,
+        *,
+        actors: Sequence[int | str] | None = None,
+        check: bool | Sequence[int] = True,
+    ) -> None:
+        super().__init__(env)
+        require_level_source(levels)
+        require_no_autoreset(env)
+        require_levels_by_seed(env)
+        self.levels = levels
+        self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
+        if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
+            raise ValueError(f"actors is {self.actors}; a different name for each of {env.num_envs} sub-environments")
+        self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self._probes = checked_probes(check)
+        self._level_ids = np.zeros(env.num_envs, np.int64)
+        self._has_begun = False
+
+    @property
+    def level_ids(self) -> np.ndarray:
+        """The level that each sub-environment plays, int64 ``[num_envs]``."""
+        if not self._has_begun:
+            raise gymnasium.error.ResetNeeded("no level is played before the first reset(); call it once")
+        return self._level_ids.copy()
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode everywhere, or where ``options["reset_mask"]`` is true, of levels drawn or named.
+
+        Args:
+            seed: the levels to play: one for each sub-environment, ``None`` where it is drawn; 7 means 7, 8, 9, …
+            options: ``level_id``, the same as ``seed``; ``reset_mask``, bool ``[num_envs]``; the environments' own.
+        """
+        others = dict(options or {})
+        mask = self._checked_mask(others.get("reset_mask"))
+        named = self._named(others.pop("level_id", seed))
+        if not self._has_begun and self._probes:
+            require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
+        chosen = self._choose(mask, named)
+        for row in np.flatnonzero(mask):
+            self.levels.abandon_all_but_newest(self.actors[row])
+        observations, infos = self.env.reset(seed=chosen.tolist(), options=others or None)
+        self._level_ids, self._has_begun = chosen, True
+        return observations, infos | everywhere(level_id=self.level_ids)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """A step everywhere, and the next level's first observation where an episode ended."""
+        played = self.level_ids
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        done = np.logical_or(terminated, truncated)
+        if done.any():
+            final = {"final_obs": self._final_observations(observations, done), "final_info": of_rows(infos, done)}
+            self._level_ids = self._choose(done, [None] * self.num_envs)
+            observations, begun = self.env.reset(seed=self._level_ids.tolist(), options={"reset_mask": done.copy()})
+            infos = overlaid(of_rows(infos, ~done), begun) | final | {f"_{key}": done.copy() for key in final}
+        infos |= everywhere(level_id=self.level_ids, step_level_id=played)
+        return observations, rewards, terminated, truncated, infos
+
+    def _checked_mask(self, mask: np.ndarray | None) -> np.ndarray:
+        if mask is None:
+            return np.ones(self.num_envs, np.bool_)
+        if not self._has_begun:
+            raise gymnasium.error.ResetNeeded("the first reset() begins everywhere; call it once without reset_mask")
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
+        return mask
+
+    def _named(self, levels: Any) -> list[int | None]:
+        if levels is None:
+            return [None] * self.num_envs
+        if isinstance(levels, int | np.integer):
+            return [self._checked(levels + row) for row in range(self.num_envs)]
+        if len(levels) != self.num_envs:
+            raise ValueError(f"levels are named for {len(levels)} sub-environments; there are {self.num_envs}")
+        return [None if level_id is None else self._checked(level_id) for level_id in levels]
+
+    def _checked(self, level_id: int) -> int:
+        return self.levels.checked(checked_level(level_id))
+
+    def _choose(self, mask: np.ndarray, named: list[int | None]) -> np.ndarray:
+        chosen = self._level_ids.copy()
+        for row in np.flatnonzero(mask):
+            actor, level_id = self.actors[row], named[row]
+            if level_id is None:
+                level_id = checked_level(self.levels.next_level(actor))
+            else:
+                self.levels.start(actor, level_id)
+            chosen[row] = level_id
+        return chosen
+
+    def _first_observations(self, level_ids: list[int]) -> list[Any]:
+        observations, _ = self.env.reset(seed=level_ids)
+        return [deepcopy(row) for row in iterate(self.env.observation_space, observations)]
+
+    def _final_observations(self, observations: Any, done: np.ndarray) -> np.ndarray:
+        final = np.full(self.num_envs, None, dtype=object)
+        for row, observation in enumerate(iterate(self.env.observation_space, observations)):
+            if done[row]:
+                final[row] = deepcopy(observation)
+        return final

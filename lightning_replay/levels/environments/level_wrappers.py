@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gymnasium environments that play the level they are told, one by one and as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from lightning_replay.envs.step_check import checked_reset, checked_step
+from lightning_replay.levels.environments.level_check import (
+    checked_level,
+    checked_probes,
+    require_call,
+    require_level_source,
+    require_levels_to_show,
+)
+from lightning_replay.levels.environments.level_vectors import LevelVectorWrapper
+from lightning_replay.validation import check_option, checked_count, checked_flag
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import LevelSource
+
+__all__ = ["LevelVectorWrapper", "LevelWrapper", "make_level_vector"]
+
+
+class LevelWrapper(gymnasium.Wrapper):
+    """Every episode plays one level: the one named for this reset, else ``next_level()``.
+
+    A level is set by ``reset(seed=level_id)``; where the environment or one of its wrappers has a method
+    ``set_level(level_id)``, by that method and a ``reset()`` without a seed. What names the level of a reset is, in
+    this order: ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer hears of
+    ``next_level`` only: for a level named otherwise, call its ``start``.
+
+    At the first reset the environment is checked to follow its level, which takes three resets more.
+
+    Args:
+        env: the environment to wrap.
+        next_level: chooses a level at the start of an episode, such as
+            ``functools.partial(levels.next_level, actor=0)``; ``None`` where each reset names its level.
+        seed: of the environment's own generator where levels are set by ``set_level``; else the level is the seed.
+        check: whether to check; or the ids of at least two levels to check with, where not all of 0 to 7 exist.
+
+    Attributes:
+        level_id: the level being played, ``None`` before the first reset; in every info too.
+
+    Raises:
+        TypeError: a ``next_level`` that needs arguments; a ``set_level`` that does not take a level alone, or without
+            one a ``reset`` that takes no seed; an id that is no whole number.
+        ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset for which nothing
+            chooses a level.
+    """
+
+    plays_level_ids = True  # how a vector environment tells that the seed of a reset will reach set_level
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        next_level: Callable[[], int] | None = None,
+        *,
+        seed: int | None = None,
+        check: bool | Sequence[int] = True,
+    ) -> None:
+        super().__init__(env)
+        self.level_id: int | None = None
+        self._next_level = next_level
+        self._seed = None if seed is None else checked_count("seed", seed, 0)
+        self._probes = checked_probes(check)
+        self._named: int | None = None
+        self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
+        if next_level is not None:
+            accepted = "give a function without arguments, such as functools.partial(levels.next_level, actor=0)"
+            require_call(next_level, "next_level", accepted)
+        if self._set_level is not None:
+            require_call(self._set_level, f"set_level of {env}", "it must be a method of the level's id alone", 0)
+        else:
+            accepted = "a level is played by reset(seed=level_id, options=None), or by a method set_level(level_id)"
+            require_call(_own_reset(env), f"reset of {env}", accepted, seed=0, options=None)
+
+    def set_level(self, level_id: int) -> None:
+        """Names the level of the next reset."""
+        self._named = checked_level(level_id)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode of the level that is named or chosen; ``info["level_id"]`` says which."""
+        if self.level_id is None:
+            self._begin()
+        others = dict(options or {})
+        level_id = self._choose(others.pop("level_id", None), seed)
+        observation, info = self._play(level_id, others or None)
+        self.level_id, self._named = level_id, None
+        return observation, info | {"level_id": level_id}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """A step of the environment, whose info says of which level it is."""
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
+
+    def _begin(self) -> None:
+        if self._set_level is not None and self._seed is not None:
+            self.env.reset(seed=self._seed)
+        if self._probes:
+            require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
+
+    def _choose(self, option: Any, seed: int | None) -> int:
+        for level_id in (option, self._named, seed):
+            if level_id is not None:
+                return checked_level(level_id)
+        if self._next_level is None:
+            raise ValueError(
+                "nothing chooses a level for this reset; give next_level= to LevelWrapper, call set_level(level_id) "
+                "before, or reset(seed=level_id)"
+            )
+        return checked_level(self._next_level())
+
+    def _first_observations(self, level_ids: list[int]) -> list[Any]:
+        return [deepcopy(self._play(level_id, None)[0]) for level_id in level_ids]
+
+    def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        if self._set_level is None:
+            return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
+        self._set_level(level_id)
+        return checked_reset(self.env.reset(options=options), self.env)
+
+
+def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
+    """The outermost one that is not Gymnasium's, whose wrappers pass on whatever they are given."""
+    while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
+        env = env.env
+    return env.reset
+
+
+def make_level_vector(
+    env: str | Callable[[], gymnasium.Env],
+    num_envs: int,
+    levels: LevelSource,
+    *,
+    actors: Sequence[int | str] | None = None,
+    asynchronous: bool = False,
+    context: str | None = None,
+    seed: int | None = None,
+    check: bool | Sequence[int] = True,
+) -> LevelVectorWrapper:
+    """A vector of one environment that plays the levels it is given, by seed or by ``set_level``.
+
+    Args:
+        env: what ``gymnasium.make`` knows, or a function that makes one environment.
+        num_envs: sub-environments, each an actor.
+        levels: where each actor's next level comes from.
+        actors: a name for each sub-environment; else 0, 1, 2, …
+        asynchronous: one process for each sub-environment.
+        context: how these start; ``None`` is ``"spawn"`` once TorchRL is imported: seconds each, where ``"fork"`` has
+            none, and only from below ``if __name__ == "__main__"``.
+        seed: of the environments' own generators (plus 0, 1, 2, …) where levels are set by ``set_level``.
+        check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
+
+    Raises:
+        TypeError: an environment in place of what makes one, a number that is none, levels that choose none; what
+            :class:`LevelWrapper` refuses.
+        ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
+    """
+    check_option("num_envs", num_envs, Integral, "a whole number of sub-environments, at least 1", lowest=1)
+    checked_flag("asynchronous", asynchronous)
+    if seed is not None:
+        checked_count("seed", seed, 0)
+    require_level_source(levels)
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
+    make = partial(gymnasium.make, env) if isinstance(env, str) else env
+    seeds = [None if seed is None else seed + row for row in range(num_envs)]
+    makers = [partial(_make_level_environment, make, own) for own in seeds]
+    vector: VectorEnv
+    if asynchronous:
+        vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
+    else:
+        vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    return LevelVectorWrapper(vector, levels, actors=actors, check=check)
+
+
+def _make_level_environment(make: Callable[[], gymnasium.Env], seed: int | None) -> LevelWrapper:
+    return LevelWrapper(make(), seed=seed, check=False)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the levels most worth replaying: when the storage is full, the one of the least replay probability leaves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
+
+from lightning_replay.levels.sampler import LevelSampler
+from lightning_replay.saving import load_state, write_state
+
+__all__ = ["REFUSED", "LevelWriter"]
+
+REFUSED = -1
+
+
+class Place(NamedTuple):
+    """Where a level is kept, and which level left for it.
+
+    Attributes:
+        row: -1 of a refused level.
+        left: the id of the level that was there, or ``None``.
+    """
+
+    row: int
+    left: int | None
+
+
+class LevelWriter(TensorDictRoundRobinWriter):
+    """Stores levels with their scores. A level is known by its id: a known one gets its new score in the row it has.
+
+    A new level takes a free row. In a full storage it replaces the level of the least replay probability, if that
+    one's score is lower than its own; otherwise it is refused, and its row is -1.
+
+    Algorithm 2 of Jiang et al. 2021, "Prioritized Level Replay", appendix, https://arxiv.org/abs/2010.03934.
+
+    Args:
+        sampler: of the same buffer; it knows the replay probabilities.
+
+    Rows given to ``extend``, ``TensorDict [N]``, in the order in which the episodes ended:
+        level_id: int64 ``[N]``, not negative.
+        score: floating ``[N]``, finite.
+        timestamp: int64 ``[N]``, number of the episode in which the level was begun, at most the sampler's
+            ``episodes``; absent, each row is one more episode.
+        Everything else is stored as it is; of later rows with the same keys, shapes and dtypes.
+
+    Raises:
+        ValueError: in ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and
+            data that does not fit what is stored. Nothing is stored then.
+    """
+
+    def __init__(self, sampler: LevelSampler) -> None:
+        super().__init__()
+        if not isinstance(sampler, LevelSampler):
+            raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
+        self.sampler = sampler
+        self.level_ids: list[int] = []
+        self.refused = 0
+        self.replaced = 0
+        self._rows: dict[int, int] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Most levels that are stored."""
+        return int(self._storage.max_size)
+
+    def row_of(self, level_id: int) -> int:
+        """The row of a stored level, -1 of others."""
+        return self._rows.get(level_id, REFUSED)
+
+    def place(self, level_id: int, score: float, timestamp: int) -> Place:
+        """Gives a level its score, and a row if it has none and may have one; the storage is not written.
+
+        Args:
+            level_id: not negative.
+            score: finite.
+            timestamp: episode in which the level was begun.
+
+        Returns:
+            The row, or -1, and who left it.
+        """
+        left = None
+        row = self._rows.get(level_id)
+        if row is not None:
+            self.sampler.put(row, score, max(timestamp, int(self.sampler.timestamps[row])))
+            return Place(row, left)
+        row = len(self.level_ids)
+        if row < self.capacity:
+            self.level_ids.append(level_id)
+        else:
+            row = self.sampler.least_probable()
+            if not self.sampler.scores[row] < score:
+                self.refused += 1
+                return Place(REFUSED, left)
+            self.replaced += 1
+            left = self.level_ids[row]
+            del self._rows[left]
+            self.level_ids[row] = level_id
+        self._rows[level_id] = row
+        self.sampler.put(row, score, timestamp, is_another_level=True)
+        return Place(row, left)
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Stores levels ``[N]``, one after another.
+
+        Returns:
+            Row of each level that is stored afterwards, and -1 for the others, int64 ``[N]``.
+
+        Raises:
+            ValueError: see the class.
+        """
+        level_ids, scores = _levels(data), _scores(data)
+        timestamps = _timestamps(data, self.sampler.episodes)
+        self._check_fits(data)
+        newest: dict[int, int] = {}
+        placed = []
+        for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
+            episode = self.sampler.begin_episode() if timestamps is None else timestamps[n]
+            placed.append(self.place(level_id, score, episode).row)
+            newest[placed[n]] = n
+        newest.pop(REFUSED, None)
+        if newest:
+            rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
+            self._storage.set(rows, data.select(*self._stored_keys(data))[positions])
+        index = [row if self.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
+        return torch.tensor(index, dtype=torch.int64)
+
+    def add(self, data: Any) -> int:
+        """Stores one level; its row, or -1."""
+        return int(self.extend(data.unsqueeze(0)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ids in the order of their rows, and counters."""
+        return {
+            "level_id": torch.tensor(self.level_ids, dtype=torch.int64),
+            "refused": self.refused,
+            "replaced": self.replaced,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`.
+
+        Raises:
+            ValueError: more levels than the storage has rows.
+        """
+        if len(state_dict["level_id"]) > self.capacity:
+            raise ValueError(f"{len(state_dict['level_id'])} levels are saved; there is room for {self.capacity}")
+        self.level_ids = state_dict["level_id"].tolist()
+        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
+        self.refused, self.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        write_state(path, self.state_dict(), of=type(self).__name__)
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        load_state(path, self.load_state_dict)
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """Called by the buffer's ``empty``."""
+        self.level_ids.clear()
+        self._rows.clear()
+
+    def _check_fits(self, data: TensorDictBase) -> None:
+        if len(self._storage) == 0 or not len(data):
+            return
+        stored, given = _leaves(self._storage.get(0)), _leaves(data.select(*self._stored_keys(data))[0])
+        for key in sorted({*stored, *given}, key=str):
+            if stored.get(key) != given.get(key):
+                raise ValueError(
+                    f"levels are stored with {key!r} of {stored.get(key, 'nothing')}, got {given.get(key, 'nothing')}; "
+                    "give the same keys, shapes and dtypes each time"
+                )
+
+    def _stored_keys(self, data: TensorDictBase) -> list[Any]:
+        """All but those the sampler keeps."""
+        return [key for key in sorted(data.keys()) if key not in ("score", "timestamp")]
+
+
+def _levels(data: TensorDictBase) -> list[int]:
+    level_id = data.get("level_id", None)
+    if level_id is None or level_id.numel() != data.shape[0] or level_id.is_floating_point():
+        raise ValueError(
+            f"rows {sorted(map(str, data.keys()))} of shape {list(data.shape)} have no 'level_id' of one whole number "
+            "each; give int64 [N]"
+        )
+    ids: list[int] = level_id.reshape(-1).tolist()
+    if ids and min(ids) < 0:
+        raise ValueError(f"level ids must not be negative; got {min(ids)}")
+    return ids
+
+
+def _scores(data: TensorDictBase) -> list[float]:
+    score = data.get("score", None)
+    if score is None or score.numel() != data.shape[0]:
+        raise ValueError(f"rows of shape {list(data.shape)} need a 'score' each, floating [N]")
+    scores: list[float] = score.reshape(-1).to(torch.float64).tolist()
+    if not all(map(math.isfinite, scores)):
+        raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
+    return scores
+
+
+def _timestamps(data: TensorDictBase, now: int) -> list[int] | None:
+    timestamp = data.get("timestamp", None)
+    if timestamp is None:
+        return None
+    if timestamp.numel() != data.shape[0] or timestamp.is_floating_point():
+        raise ValueError(f"rows of shape {list(data.shape)} need one whole 'timestamp' each, or none at all")
+    timestamps: list[int] = timestamp.reshape(-1).tolist()
+    if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= now:
+        raise ValueError(
+            f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of begun episodes, 0 to {now}"
+        )
+    return timestamps
+
+
+def _leaves(row: TensorDictBase) -> dict[Any, str]:
+    return {
+        key: f"shape {list(leaf.shape)}, {leaf.dtype}"
+        for key, leaf in row.items(include_nested=True, leaves_only=True)
+        if key != "index"  # the buffer's own
+    }

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint files with a digest, and the replay that is written, removed and found beside each of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.plugins import CheckpointIO
+
+from lightning_replay.checkpoint.replay import save_id
+from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
+from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.directory import LOCK_FILE, exclusive
+from lightning_replay.saving.serialization import sync
+
+if TYPE_CHECKING:
+    from lightning_replay.lit.datamodules.replay import ReplayDataModule
+
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay", "unwrapped"]
+
+_UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
+
+
+class CheckedCheckpointIO(CheckpointIO):
+    """Writes a digest of its content into every checkpoint file, and refuses a file that was changed since.
+
+    A data module installs it; other plug-ins keep working underneath.
+
+    Args:
+        wrapped: writes and reads the file itself.
+    """
+
+    def __init__(self, wrapped: CheckpointIO) -> None:
+        self.wrapped = wrapped
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves the file."""
+        add_digest(checkpoint)
+        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if Path(path).is_file():  # not of a plug-in that writes later or elsewhere
+            sync(Path(path))
+            sync(Path(path).parent)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the file.
+
+        Raises:
+            DamagedFileError: it is not what was saved.
+        """
+        checkpoint = self.wrapped.load_checkpoint(path, *args, **kwargs)
+        check_digest(checkpoint, path)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes the file."""
+        self.wrapped.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Closes what it wraps."""
+        self.wrapped.teardown()
+
+
+class ReplayCheckpointIO(CheckedCheckpointIO):
+    """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
+
+    A folder that is there is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
+    another buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old buffer
+    goes: killed at any time, the file finds the buffer it was saved with. What a killed save left is removed by the
+    next one. :class:`~lightning_replay.lit.ReplayDataModule` installs it.
+
+    Args:
+        wrapped: writes and reads the checkpoint file itself.
+        datamodule: whose replay is saved.
+    """
+
+    def __init__(self, wrapped: CheckpointIO, datamodule: ReplayDataModule) -> None:
+        super().__init__(wrapped)
+        self.datamodule = datamodule
+        self._newest: tuple[Hashable, Path] | None = None  # state and folder
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves the buffer first, then the file that names it, then drops the buffers the name had before."""
+        state = checkpoint.get(type(self.datamodule).__qualname__)
+        if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
+            self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+            return
+        file = _local(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(file.parent) as is_alone:
+            before = replays_beside(file)
+            target = self._save_replay(file, state["updates"])
+            state["replay"], state["replay_id"] = target.name, save_id(target)
+            super().save_checkpoint(checkpoint, path, storage_options)
+            (target / _UNFINISHED).unlink(missing_ok=True)
+            # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
+            for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
+                if stale != target:
+                    shutil.rmtree(stale, ignore_errors=True)
+
+    def _save_replay(self, file: Path, updates: int) -> Path:
+        """Saves, or links the files of a save of the very same state; ``save_last=True`` makes two of each."""
+        stamp = self.datamodule.replay_stamp()
+        before, newest = self._newest or (None, None)
+        if newest is not None and before == stamp and newest.is_dir():
+            if newest in replays_beside(file):
+                return newest
+            target = _new_replay(file, updates)
+            try:
+                left_out = shutil.ignore_patterns(LOCK_FILE, _UNFINISHED)
+                shutil.copytree(newest, target, copy_function=os.link, ignore=left_out, dirs_exist_ok=True)
+                for folder in (*(path for path in target.rglob("*") if path.is_dir()), target, target.parent):
+                    sync(folder)
+                return target
+            except OSError:  # a file system without hard links
+                shutil.rmtree(target, ignore_errors=True)
+        target = _new_replay(file, updates)
+        self.datamodule.replay.save(target, previous=newest)
+        self._newest = (stamp, target)
+        return target
+
+    def _abandoned(self, file: Path) -> list[Path]:
+        """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
+        found = []
+        for replay in file.parent.glob("*.replay"):
+            if (replay / _UNFINISHED).exists():
+                owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
+                if not owner.exists() or self._named_in(owner) not in (None, replay.name):
+                    found.append(replay)
+        return found
+
+    def _named_in(self, file: Path) -> str | None:
+        """Returns the replay that a checkpoint file names; ``None`` where it cannot be read."""
+        try:
+            state = self.wrapped.load_checkpoint(file)[type(self.datamodule).__qualname__]
+            return str(state["replay"])
+        except Exception:  # whatever a plug-in raises of a file that is not its own
+            return None
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the file, and lets the data module find the replay beside it before anything is restored.
+
+        Raises:
+            DamagedFileError: it is not what was saved, or the replay is another.
+            FileNotFoundError: the replay is not there.
+        """
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        replay = self.datamodule.find_replay(checkpoint, _local(path))
+        if replay is not None and self._newest is None:
+            self._newest = (None, replay)  # of no state here, but its files are those of the rows that stay
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes the file and the buffers beside it."""
+        super().remove_checkpoint(path)
+        for directory in replays_beside(_local(path)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def unwrapped(plugin: CheckpointIO) -> CheckpointIO:
+    """Returns the plug-in below those of this module, which the data module of an earlier ``fit`` installed."""
+    while isinstance(plugin, CheckedCheckpointIO):
+        plugin = plugin.wrapped
+    return plugin
+
+
+def replays_beside(file: Path) -> list[Path]:
+    """Returns the buffers saved with this checkpoint file."""
+    return [path for path in file.parent.glob("*.replay") if _stem_of(path) == file.stem]
+
+
+def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> Path:
+    """Returns the buffer a checkpoint file refers to: the folder it names, or one that was renamed together with it.
+
+    Args:
+        file: the checkpoint.
+        name: of the folder, as the checkpoint has it.
+        replay_id: of the save in it, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints
+            of earlier versions, which do not hold it.
+
+    Raises:
+        FileNotFoundError: neither is beside the file.
+        DamagedFileError: what is there was saved with another checkpoint.
+    """
+    candidates = [file.with_name(name)] if name else []
+    candidates += replays_beside(file)
+    found = [candidate for candidate in candidates if candidate.is_dir()]
+    for candidate in found:
+        if replay_id is None or save_id(candidate) == replay_id:
+            return candidate
+    if found:
+        raise DamagedFileError(
+            f"checkpoint {file} was saved with another replay than the one in {found[0]}, which belongs to another run "
+            "or another moment. Nothing was restored. Put the folder beside it that it was saved with, or load the "
+            "weights alone with load_from_checkpoint."
+        )
+    raise FileNotFoundError(
+        f"checkpoint {file} was saved with the replay {name}, which is not beside it. "
+        "Move both together, or load the weights alone with load_from_checkpoint."
+    )
+
+
+def _new_replay(file: Path, updates: int) -> Path:
+    """Creates the folder of a replay: not one that is there, which the checkpoint may name until it is overwritten."""
+    target, number = file.with_name(f"{file.stem}.{updates}.replay"), 0
+    while target.exists():
+        number += 1
+        target = file.with_name(f"{file.stem}.{updates}-{number}.replay")
+    target.mkdir()
+    (target / _UNFINISHED).touch()
+    return target
+
+
+def _stem_of(replay: Path) -> str | None:
+    """Returns the stem of the checkpoint file that a replay was saved with."""
+    match = re.fullmatch(r"(.+)\.\d+(?:-\d+)?\.replay", replay.name)
+    return None if match is None else match[1]
+
+
+def _local(path: str | Path) -> Path:
+    if "://" in str(path):
+        raise ValueError(
+            f"checkpoint path {path} is remote; a replay is saved beside local checkpoints only. "
+            "Use a local dirpath, or save the weights alone (save_weights_only=True)."
+        )
+    return Path(path)

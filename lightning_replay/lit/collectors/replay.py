@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills a replay from environments and counts the steps."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
+
+from lightning_replay.lit.collectors.vector import Episode, Rollout
+from lightning_replay.lit.environments import random_actions
+from lightning_replay.lit.info_columns import InformationColumns
+from lightning_replay.lit.policy import act_on, acting
+from lightning_replay.lit.task_assignment import TaskAssignment
+from lightning_replay.replay import Replay
+
+__all__ = ["ROWS_PER_WRITE", "Collection"]
+
+ROWS_PER_WRITE = 1_024
+
+
+class Collection:
+    """Clock and state of collecting. Environments are built at the first step, and anew after :meth:`close` or a load.
+
+    Episodes that a close or a load interrupts are marked truncated in the replay just before the next step, and the
+    steps that wait for their returns are stored with what there is of them: until then the buffer is exactly what it
+    was.
+
+    Args:
+        replay: where the steps go.
+        environments: builds a vector of environments.
+        warmup_steps: steps with random actions.
+        env_steps: steps after which nothing is collected; a larger last step of several environments is cut.
+        seed: of environments and random actions.
+        assignment: of tasks to environments; ``None`` where the replay has none.
+        info_keys: of the infos that become columns.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        environments: Callable[[], VectorEnv],
+        warmup_steps: int,
+        env_steps: int,
+        seed: int | None,
+        assignment: TaskAssignment | None = None,
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        self._replay = replay
+        self._environments = environments
+        self._warmup_steps = warmup_steps
+        self._last_step = env_steps
+        self._generator = np.random.default_rng(seed)
+        self._assignment = assignment
+        self._information = InformationColumns(info_keys)
+        self._rollout: Rollout | None = None
+        self._next_trajectory = 0
+        self._newest = np.zeros(0, dtype=np.int64)
+        self._is_open = np.zeros(0, dtype=np.bool_)
+        self._interrupted: tuple[Tensor, Tensor] | None = None
+        self.env_steps = 0
+        self._stored_steps = 0
+        self.episodes: deque[Episode] = deque(maxlen=1_000)
+
+    @property
+    def recent_return(self) -> float:
+        """Mean return of the last ten episodes, NaN before the first."""
+        recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
+        return float(np.mean(recent)) if recent else math.nan
+
+    def collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
+        """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
+
+        If a step raises, those before it are stored and counted.
+        """
+        if self.env_steps >= env_steps:
+            return
+        with acting(agent):
+            rollout = self._start() if self._rollout is None else self._rollout
+            try:
+                self._step_until(env_steps, agent, rollout)
+            except BaseException:
+                self._store_finished(rollout)
+                raise
+        if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
+            self._information.check()
+
+    def _step_until(self, env_steps: int, agent: L.LightningModule, rollout: Rollout) -> None:
+        while self.env_steps < env_steps:
+            if self.env_steps < self._warmup_steps:
+                space = rollout.environments.single_action_space
+                action = random_actions(space, rollout.num_envs, self._generator)
+            else:
+                action = act_on(agent, rollout.observation, True, rollout.read_actions)
+            self.env_steps += rollout.num_envs
+            self.episodes.extend(rollout.step(action, self.env_steps))
+            if rollout.pending_rows >= ROWS_PER_WRITE or self.env_steps >= env_steps:
+                self._store(rollout)
+
+    def _store_finished(self, rollout: Rollout) -> None:
+        """Counts the steps that were finished before an exception, and stores those that wait."""
+        self.env_steps = self._stored_steps + rollout.pending_rows
+        try:
+            if rollout.pending_rows:
+                self._store(rollout)
+        except (TypeError, ValueError):  # rows that the replay refuses are collected again
+            self.env_steps = self._stored_steps
+
+    def _start(self) -> Rollout:
+        if self._interrupted is not None:
+            device = self._replay.storage.device
+            self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
+            self._interrupted = None
+            self._replay.flush()
+        seed = int(self._generator.integers(2**31))
+        self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
+        self._newest = np.full(self._rollout.num_envs, -1)
+        self._is_open = np.zeros(self._rollout.num_envs, dtype=np.bool_)
+        return self._rollout
+
+    @property
+    def _transforms_that_wait(self) -> list[Any]:
+        """Transforms that store a step later than they are given it, such as returns over several steps."""
+        return [transform for transform in self._replay._transform.transforms if hasattr(transform, "flush")]
+
+    def _store(self, rollout: Rollout) -> None:
+        excess = max(0, self.env_steps - self._last_step)
+        rows = rollout.take_rows(rollout.pending_rows - excess)
+        index = self._replay.extend(rows)
+        # steps a transform waits with are closed by it, and rows the writer refused are not there to be closed
+        if len(index) == len(rows) and not self._transforms_that_wait:
+            environment = np.arange(len(rows)) % rollout.num_envs
+            # in order of time, so that the newest row of each environment is the one that stays
+            self._newest[environment] = index.cpu().numpy()
+            self._is_open[environment] = ~rows["next", "done"].squeeze(-1).numpy()
+        else:  # or the writer refused some, so that the slots tell nothing of the newest rows
+            self._is_open[:] = False
+        if excess:
+            self.env_steps = self._last_step
+            self.close()
+        self._stored_steps = self.env_steps
+
+    def _open_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Newest rows of episodes in progress: slots and generations."""
+        if self._rollout is None:
+            return self._interrupted
+        index = torch.from_numpy(self._newest[self._is_open]).to(self._replay.storage.device)
+        return index, self._replay.storage.generation_of(index)
+
+    def close(self) -> None:
+        """Closes the environments; their episodes are interrupted."""
+        if self._rollout is None:
+            return
+        self._interrupted = self._open_rows()
+        self._next_trajectory = self._rollout.next_trajectory
+        self._rollout.close()
+        self._rollout = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clock, generator and open episodes, as plain values."""
+        index, generation = self._open_rows() or (torch.zeros(0), torch.zeros(0))
+        rollout = self._rollout
+        return {
+            "env_steps": self.env_steps,
+            "next_trajectory": self._next_trajectory if rollout is None else rollout.next_trajectory,
+            "generator": self._generator.bit_generator.state,
+            "open_index": [int(value) for value in index],
+            "open_generation": [int(value) for value in generation],
+            "tasks": None if self._assignment is None else self._assignment.state_dict(),
+            "missing_information": self._information.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, with the open episodes interrupted."""
+        self.close()
+        self.env_steps = self._stored_steps = state["env_steps"]
+        self._next_trajectory = state["next_trajectory"]
+        self._generator.bit_generator.state = state["generator"]
+        self._interrupted = (torch.tensor(state["open_index"]).long(), torch.tensor(state["open_generation"]).long())
+        self.episodes.clear()
+        if self._assignment is not None and state.get("tasks") is not None:
+            self._assignment.load_state_dict(state["tasks"])
+        self._information.load_state_dict(state.get("missing_information", self._information.keys))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data modules that replay transitions or levels."""

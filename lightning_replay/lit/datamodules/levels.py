@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays levels chosen by their scores and hands Lightning one rollout after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from tensordict import TensorDictBase
+
+from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.envs.building import check_env
+from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.levels.environments.level_check import checked_probes
+from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
+from lightning_replay.levels.level_ids import checked_held_out
+from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO, unwrapped
+from lightning_replay.lit.collectors.levels import LevelCollection
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
+from lightning_replay.lit.datamodules.stream import UpdateStream
+from lightning_replay.lit.environments import checked_arguments, make_environment
+from lightning_replay.lit.level_evaluation import LevelEvaluationStream
+from lightning_replay.lit.return_normalization import ReturnNormalization
+from lightning_replay.lit.rollout_pace import RolloutPace
+from lightning_replay.validation import check_kind, checked_count, checked_flag
+
+__all__ = ["LevelDataModule"]
+
+_LEVELS = (
+    "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels; transitions are "
+    "replayed with ReplayDataModule"
+)
+
+
+class LevelDataModule(EnvStepDataModule):
+    """Rollouts of ``num_envs`` environments, each of whose episodes plays the level that ``levels`` chooses for it.
+
+    Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
+    :class:`~lightning_replay.agents.PPO`. For each update it collects ``rollout_length`` steps per environment, scores
+    the levels played with the values recorded meanwhile, and only then hands the rollout to ``training_step``. It stops
+    the trainer when ``env_steps`` are collected; its two clocks are ``env_steps_done`` and ``updates_done`` (rollouts).
+
+    Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
+    choices are those of a run without a break; the environments start new episodes.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment, which takes its level as the seed of ``reset``
+            or by a method ``set_level``.
+        levels: chooses the levels: a :class:`~lightning_replay.levels.LevelBuffer`, or a baseline such as
+            :class:`~lightning_replay.levels.UniformLevels`.
+        env_steps: environment steps of the whole run.
+        num_envs: environments stepped together.
+        rollout_length: steps of each environment per rollout.
+        rollouts_per_epoch: rollouts in one of Lightning's epochs.
+        asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
+        flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
+            does; else the pieces of an episode are joined, as in the paper.
+        return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
+        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. Of levels without end
+            training may still reach one: then it is left out, with a warning.
+        env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: of those, what is otherwise in evaluation.
+        check: whether to check at the start that the environment follows its level; or ids of levels to check with,
+            where not all of 0 to 7 exist.
+        seed: of the environments' own randomness, where levels are set by ``set_level``. Levels are chosen by the
+            generator of ``levels``.
+
+    Raises:
+        TypeError: an option of another kind, such as ``levels`` that are none or an environment in place of what builds
+            one; during the run a reward that is no number.
+        ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
+            level.
+
+    Example:
+        >>> from lightning_replay.levels import LevelBuffer
+        >>> data = LevelDataModule("CartPole-v1", LevelBuffer(levels=100, seed=0), env_steps=1_000, num_envs=4)
+        >>> data.remaining_updates, data.held_out_levels[-1] == 2**31 - 1
+        (1, True)
+    """
+
+    pace: RolloutPace
+    collection: LevelCollection
+    updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
+
+    @with_named_arguments
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env],
+        levels: LevelSource,
+        env_steps: int,
+        num_envs: int = 16,
+        rollout_length: int = 256,
+        rollouts_per_epoch: int = 10,
+        asynchronous: bool = False,
+        flush_unfinished: bool = False,
+        return_normalization: ReturnNormalization | None = None,
+        held_out_levels: int | Sequence[int] = 100,
+        env_kwargs: dict[str, Any] | None = None,
+        evaluation_env_kwargs: dict[str, Any] | None = None,
+        check: bool | Sequence[int] = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_env(env)
+        check_kind("levels", levels, LevelSource, _LEVELS)
+        if return_normalization is not None:
+            accepted = "a ReturnNormalization(discount=0.999), or None"
+            check_kind("return_normalization", return_normalization, ReturnNormalization, accepted)
+        if seed is not None:
+            checked_count("seed", seed, 0)
+        checked_probes(check)
+        self.pace = RolloutPace(env_steps, num_envs, rollout_length)
+        self.env = env
+        self.levels = levels
+        self.rollouts_per_epoch = checked_count("rollouts_per_epoch", rollouts_per_epoch)
+        self.flush_unfinished = checked_flag("flush_unfinished", flush_unfinished)
+        self.return_normalization = return_normalization
+        self.held_out_levels = checked_held_out(held_out_levels)
+        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
+        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
+        self._asynchronous = checked_flag("asynchronous", asynchronous)
+        self._check = check
+        self._steps_before = 0  # the newest rollout
+        self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
+
+    def _make_environments(self, seed: int) -> LevelVectorWrapper:
+        make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
+        return make_level_vector(
+            partial(make, **self.env_kwargs),
+            self.pace.num_envs,
+            self.levels,
+            asynchronous=self._asynchronous,
+            seed=seed,
+            check=self._check,
+        )
+
+    @property
+    def _source(self) -> str:
+        return repr(self.levels)
+
+    def make_environment(self) -> gymnasium.Env:
+        """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
+        return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces; collects nothing yet.
+
+        Raises:
+            ValueError: several processes, or held-out levels among those that are trained on.
+        """
+        both = [level_id for level_id in self.held_out_levels if self.levels.may_choose(level_id)]
+        if self.levels.count is not None and both:
+            raise ValueError(
+                f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
+                "not among those of the buffer."
+            )
+        self._refuse_processes("choose levels of its own")
+        if not hasattr(self, "observation_space"):
+            probe = self.make_environment()
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            probe.close()
+        if self.trainer is not None:
+            strategy = self.trainer.strategy
+            strategy.checkpoint_io = CheckedCheckpointIO(unwrapped(strategy.checkpoint_io))
+        self._settle_trainer(stage)
+
+    def train_dataloader(self) -> UpdateStream:
+        """A plain iterable with a length, so that each rollout is collected with the newest policy."""
+        return UpdateStream(self, self.rollouts_per_epoch)
+
+    def val_dataloader(self) -> LevelEvaluationStream:
+        """The held-out levels for ``trainer.validate``; during ``fit`` ``GeneralizationGap`` plays them."""
+        return LevelEvaluationStream(self)
+
+    @property
+    def remaining_updates(self) -> int:
+        """Rollouts until the end of the run."""
+        return self.pace.updates_after(self.env_steps_done)
+
+    def draw(self) -> TensorDictBase:
+        """Collects the next rollout ``[num_envs, T]``, scores its levels, and returns it on the agent's device.
+
+        Its keys are those of :meth:`~lightning_replay.lit.collectors.levels.LevelCollection.collect`.
+        """
+        agent, collection = self._agent, self.collection
+        self.is_update_open, self._steps_before = False, collection.env_steps
+        try:
+            rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
+            update_rollout(self.levels, rollout, rollout["level_id"])
+            if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
+                self.levels.flush()
+        except BaseException:
+            collection.env_steps = self._steps_before  # nothing will be learned from these steps
+            raise
+        self.updates_done += 1
+        self.is_update_open = True
+        return rollout.to(agent.device)
+
+    def drop_open_update(self) -> None:
+        """Removes a rollout whose update failed, and its steps, from the counts: it is collected again."""
+        if self.is_update_open:
+            self.collection.env_steps = self._steps_before
+        super().drop_open_update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Levels, clocks and generators: tensors and plain values only."""
+        return super().state_dict() | {"levels": self.levels.state_dict(), "num_envs": self.pace.num_envs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores levels, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
+        if not self._is_fitting:
+            return
+        if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
+            raise ValueError(
+                "the run that is resumed had another return_normalization, so that its scores are in other units; give "
+                "it as it was."
+            )
+        self.levels.load_state_dict(state["levels"])
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
+            self.levels.abandon(actor)
+        super().load_state_dict(state)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects from environments, keeps the replay and hands Lightning its batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import SliceSampler
+
+from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.envs.building import check_env
+from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay, unwrapped
+from lightning_replay.lit.collectors.replay import ROWS_PER_WRITE, Collection
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
+from lightning_replay.lit.datamodules.stream import UpdateStream
+from lightning_replay.lit.environments import checked_arguments, make_environment, make_environments
+from lightning_replay.lit.evaluation import EvaluationStream
+from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
+from lightning_replay.lit.update_schedule import Pace
+from lightning_replay.replay import Replay
+from lightning_replay.schedulers.progress import ReturnProgress
+from lightning_replay.validation import check_kind, checked_count, checked_flag
+
+__all__ = ["ReplayDataModule"]
+
+_REPLAYS = (
+    "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000); levels are replayed with LevelDataModule"
+)
+
+
+class ReplayDataModule(EnvStepDataModule):
+    """Environments and replay of one run: ``updates = floor((env_steps - warmup_steps) * updates_per_env_step)``.
+
+    Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)``: it collects with the agent's
+    ``act(observation, explore)``, draws one batch per update and stops the trainer when ``env_steps`` are collected.
+    Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
+    restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        replay: the buffer, usually from :mod:`lightning_replay.recipes`.
+        env_steps: environment steps of the whole run, warm-up included.
+        warmup_steps: environment steps with random actions before the first update.
+        updates_per_env_step: replay ratio; a fraction or several.
+        num_envs: environments stepped together.
+        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``).
+        updates_per_training_step: batches per ``training_step``; several make tiny updates cheaper.
+        updates_per_epoch: updates in one of Lightning's epochs.
+        evaluation_episodes: episodes of ``trainer.validate``.
+        env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: of those, what is otherwise in evaluation: whole games, rewards as they are.
+        seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
+        progress: of a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
+        info_keys: of the steps' infos, numbers or flags, stored as float32 columns ``("next", key)``; 0 where an info
+            lacks one. Event conditions read them.
+
+    Where the replay keeps transitions by their surprise and the agent has the method ``initial_surprise``, the replay
+    calls it for new rows, unless it was built with a function of its own.
+
+    Where the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and
+    evaluation plays the first task unless ``env_kwargs`` name one.
+
+    Raises:
+        TypeError: an option of another kind, such as an environment in place of what builds one; during the run a
+            reward that is no number, or steps and actions of another form than Gymnasium's.
+        ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
+            without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
+            environment without the replay's tasks, or an info never seen.
+
+    Example:
+        >>> from lightning_replay import recipes
+        >>> data = ReplayDataModule("Pendulum-v1", recipes.uniform(capacity=1_000), env_steps=600, warmup_steps=500)
+        >>> data.pace.total_updates
+        100
+    """
+
+    pace: Pace
+    collection: Collection
+
+    @with_named_arguments
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env],
+        replay: Replay,
+        env_steps: int,
+        warmup_steps: int,
+        updates_per_env_step: float = 1.0,
+        num_envs: int = 1,
+        asynchronous: bool = False,
+        updates_per_training_step: int = 1,
+        updates_per_epoch: int = 1_000,
+        evaluation_episodes: int = 5,
+        env_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+        progress: ReturnProgress | None = None,
+        info_keys: tuple[str, ...] = (),
+        evaluation_env_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        check_env(env)
+        check_kind("replay", replay, Replay, _REPLAYS)
+        if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
+            raise ValueError(
+                f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
+                "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
+            )
+        checked_flag("asynchronous", asynchronous)
+        self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+        self.env = env
+        self.replay = replay
+        self.updates_per_training_step = checked_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
+        self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
+        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
+        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
+        self._saved_replay: Path | None = None  # of the checkpoint that is being restored
+        if seed is not None:
+            replay.seed(checked_count("seed", seed, 0))
+        self._tasks: list[str] = list(getattr(replay, "tasks", ()))
+        if progress is not None:
+            check_kind("progress", progress, ReturnProgress, "an object of lightning_replay.schedulers, or None")
+        if progress is not None and not self._tasks:
+            raise ValueError(
+                f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
+                "lightning_replay.recipes.parallel_curriculum, or leave it out."
+            )
+        self.collection = Collection(
+            replay,
+            lambda: make_environments(env, self.env_kwargs, num_envs, asynchronous),
+            warmup_steps=warmup_steps,
+            env_steps=env_steps,
+            seed=seed,
+            assignment=TaskAssignment(replay, progress) if self._tasks else None,
+            info_keys=info_keys,
+        )
+        self._has_drawn = False
+        self._handed_over = False
+
+    @property
+    def _source(self) -> str:
+        replay = self.replay
+        parts = type(replay).__name__, type(replay.sampler).__name__
+        return f"{parts[0]} of {len(replay):,} of {replay.capacity:,} transitions, {parts[1]}"
+
+    def make_environment(self) -> gymnasium.Env:
+        """One more environment of the same kind, for evaluation."""
+        environment = make_environment(self.env, self.evaluation_env_kwargs)
+        if self._tasks and "task" not in self.evaluation_env_kwargs:
+            environment.set_wrapper_attr("task", self._tasks[0])
+        return environment
+
+    def setup(self, stage: str) -> None:
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
+
+        Raises:
+            ValueError: several processes, or an environment without the replay's tasks.
+        """
+        self._refuse_processes("fill a replay of its own")
+        if not hasattr(self, "observation_space"):
+            probe = make_environment(self.env, self.env_kwargs)
+            if self._tasks:
+                check_tasks(probe, self._tasks)
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            probe.close()
+        self._settle_trainer(stage)
+        if self.trainer is not None:
+            strategy = self.trainer.strategy
+            strategy.checkpoint_io = ReplayCheckpointIO(unwrapped(strategy.checkpoint_io), self)
+            if stage == TrainerFn.FITTING:
+                self._hand_over_surprise()
+        self._has_drawn = False
+
+    def _hand_over_surprise(self) -> None:
+        """Sets the agent's ``initial_surprise`` in a replay that needs it for new rows and has no function for it."""
+        writer: Any = self.replay.writer
+        measure = getattr(self._agent, "initial_surprise", None)
+        if measure is not None and getattr(writer, "initial_surprise", measure) is None:
+            writer.initial_surprise = measure
+            self._handed_over = True
+
+    def train_dataloader(self) -> UpdateStream:
+        """A plain iterable with a length; a DataLoader's workers would draw from a stale copy of the buffer."""
+        steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
+        return UpdateStream(self, steps, self.updates_per_training_step)
+
+    def val_dataloader(self) -> EvaluationStream:
+        """Evaluation episodes for ``trainer.validate``; during ``fit`` the callback ``Evaluate`` chooses the times."""
+        return EvaluationStream(self, self.evaluation_episodes)
+
+    @property
+    def remaining_updates(self) -> int:
+        """Updates until the end of the run."""
+        return self.pace.total_updates - self.updates_done
+
+    def start_epoch(self) -> None:
+        """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
+        super().start_epoch()
+        if self.remaining_updates == 0:
+            self._collect_until(self.pace.env_steps)
+
+    def _collect_until(self, env_steps: int) -> None:
+        """Collects in pieces, so that a signal need not wait for a whole warm-up."""
+        collection = self.collection
+        while collection.env_steps < env_steps:
+            collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), self._agent)
+            if collection.env_steps < env_steps:
+                self.pause(is_between_steps=False)
+
+    def draw(self) -> TensorDictBase:
+        """Collects what is due before the next update, then draws its batch, on the agent's device."""
+        if self._has_drawn and self.replay.awaits_priorities:
+            raise RuntimeError(
+                "the replay is prioritized, but no TD errors came back since its last draw. Return "
+                "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
+                "replay.update_priority(batch, td_error) after each update."
+            )
+        self.is_update_open = False
+        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        replay = self.replay
+        replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
+        batch = replay.sample()
+        self.updates_done += 1
+        self.is_update_open = self._has_drawn = True
+        device = self._agent.device
+        return batch if batch.get("index").device == device else batch.to(device)
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        """Gives the TD errors of a batch and other signals back to the replay, which ignores what it does not use."""
+        self.replay.update_priority(batch, td_error, **signals)
+
+    def replay_stamp(self) -> Hashable:
+        """Equal for two moments between which the replay was neither written, drawn from nor updated."""
+        generator_state = getattr(self.replay.sampler, "generator_state", None)
+        drawn = b"" if generator_state is None else generator_state().numpy().tobytes()
+        return self.env_steps_done, self.updates_done, self.replay.awaits_priorities, drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
+        return super().state_dict() | {"replay": None}
+
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
+        """Called with a checkpoint that was read, before the agent is restored from it.
+
+        Returns:
+            The replay that will be restored; ``None`` where the weights alone are.
+
+        Raises:
+            FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpoint_io.saved_replay`.
+        """
+        state = checkpoint.get(type(self).__qualname__)
+        if self._is_fitting and state is not None:
+            # Checkpoints of earlier versions hold no id.
+            self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
+            return self._saved_replay
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
+        if not self._is_fitting:
+            return
+        assert self._saved_replay is not None
+        self.replay.load(self._saved_replay)
+        super().load_state_dict(state)
+
+    def teardown(self, stage: str) -> None:
+        """Closes the environments, and removes the agent's function from the replay."""
+        super().teardown(stage)
+        if self._handed_over:
+            writer: Any = self.replay.writer
+            writer.initial_surprise = None
+            self._handed_over = False

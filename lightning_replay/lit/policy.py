@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls an agent's ``act`` outside its training step and reads the actions that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
+
+__all__ = ["Action", "ActionReader", "act_on", "act_with_value_on", "acting", "as_array", "as_input", "values_of"]
+
+# one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
+Action = np.ndarray | tuple[np.ndarray, np.ndarray]
+
+
+@contextmanager
+def acting(agent: L.LightningModule) -> Iterator[None]:
+    """Evaluation mode without gradients; Lightning's training loop has both the other way round."""
+    if not callable(getattr(agent, "act", None)):
+        raise TypeError(
+            f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
+            "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
+        )
+    was_training = agent.training
+    agent.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        agent.train(was_training)
+
+
+def as_input(observation: np.ndarray) -> Tensor:
+    """Observations as a tensor on the CPU; floats become float32, other dtypes stay."""
+    tensor = torch.as_tensor(observation)
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+class ActionReader:
+    """Turns what an agent returned into an array ``[N, *space.shape]`` of the action space's dtype.
+
+    Tensors on any device, arrays, numbers and lists of numbers are accepted. Dimensions of size 1 may be missing or
+    added, so that for one observation an action without batch dimension is accepted, and a plain number where an action
+    is one. Numbers are cast to the space's dtype where that is no change of kind: integers to floats, not floats to
+    integers.
+
+    Args:
+        space: of one environment. For actions with parameters an agent returns the pair ``(discrete, parameters)`` of
+            :class:`~lightning_replay.agents.parameterized_actions.ParameterizedActions`.
+
+    Example:
+        >>> read = ActionReader(Discrete(3))
+        >>> read(2, 1, "Agent.act"), read(torch.tensor([[0], [1]]), 2, "Agent.act")
+        (array([2]), array([0, 1]))
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space, self._parameters = space, None
+        if is_parameterized(space):
+            actions = ParameterizedActions.of(space)
+            self._space, self._parameters = Discrete(len(actions.boxes)), Box(actions.low, actions.high)
+
+    def __call__(self, returned: Any, count: int, source: str) -> Action:
+        """Reads the actions for ``count`` observations.
+
+        Args:
+            returned: by the agent.
+            count: N.
+            source: class and method, for the error.
+
+        Raises:
+            TypeError: no numbers, or of another kind than the space's.
+            ValueError: another shape, or a discrete action that does not exist.
+        """
+        if self._parameters is None:
+            return _read(returned, self._space, count, source)
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            raise TypeError(
+                f"{source} returned {_shown(returned)} for a batch of {count}; an action with parameters is the pair "
+                f"(discrete, parameters): integers [{count}] and the parameters of all actions "
+                f"[{count}, {self._parameters.shape[0]}], in the order of the space {self._parameters}."
+            )
+        discrete, parameters = returned
+        return _read(discrete, self._space, count, source), _read(parameters, self._parameters, count, source)
+
+
+def act_on(agent: L.LightningModule, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
+    """Actions ``[N, ...]`` for observations ``[N, ...]``; floats reach the agent as float32.
+
+    Raises:
+        TypeError, ValueError: the agent returned something else, see :class:`ActionReader`.
+    """
+    returned = agent.act(as_input(observation).to(agent.device), explore=explore)  # type: ignore[operator]
+    return read(returned, len(observation), f"{type(agent).__name__}.act")
+
+
+def act_with_value_on(agent: L.LightningModule, observation: np.ndarray, read: ActionReader) -> TensorDictBase:
+    """Actions for observations ``[N, ...]`` with what is recorded of them: TensorDict ``[N]`` on the CPU.
+
+    Raises:
+        TypeError: the agent lacks ``act_with_value`` or ``value``, or returned no TensorDict and no dictionary.
+        ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
+    """
+    source, count = f"{type(agent).__name__}.act_with_value", len(observation)
+    if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
+        raise TypeError(
+            f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
+            "collected with; add both as in lightning_replay.agents.PPO, or use that."
+        )
+    given = as_input(observation)
+    recorded = agent.act_with_value(given.to(agent.device))  # type: ignore[operator]
+    if isinstance(recorded, dict):
+        try:
+            recorded = TensorDict(recorded, [count])
+        except RuntimeError as error:
+            shapes = {key: list(np.shape(column)) for key, column in recorded.items()}
+            raise ValueError(f"{source} returned columns of {shapes}; {_recorded_columns(count)}") from error
+    if not isinstance(recorded, TensorDictBase):
+        raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {_recorded_columns(count)}")
+    missing = [key for key in ("action", "state_value") if recorded.get(key, None) is None]
+    if missing or recorded.batch_size != (count,):
+        what = f"without {' and '.join(missing)}" if missing else f"of batch size {list(recorded.batch_size)}"
+        raise ValueError(
+            f"{source} returned {sorted(map(str, recorded.keys()))} {what} for a batch of {count}; "
+            f"{_recorded_columns(count)}"
+        )
+    row = recorded.detach().cpu()
+    row["action"] = torch.from_numpy(read(row["action"], count, source))
+    row["state_value"] = _one_each(row["state_value"], count, source)
+    row["observation"] = given
+    return row
+
+
+def values_of(agent: L.LightningModule, observation: np.ndarray) -> Tensor:
+    """Values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
+
+    Raises:
+        TypeError, ValueError: ``agent.value`` returned something else than one number each.
+    """
+    found = agent.value(as_input(observation).to(agent.device))  # type: ignore[operator]
+    source = f"{type(agent).__name__}.value"
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"{source} returned {_shown(found)} for a batch of {len(observation)}; it returns their values, a tensor "
+            f"of floats [{len(observation)}, 1]."
+        )
+    return _one_each(found.detach().cpu(), len(observation), source)
+
+
+def _one_each(values: Tensor, count: int, source: str) -> Tensor:
+    if values.shape not in ((count, 1), (count,)) or not values.is_floating_point():
+        raise ValueError(
+            f"{source} returned as values {_shown(values)} for a batch of {count}; accepted are floats [{count}, 1]."
+        )
+    return values.reshape(count, 1)
+
+
+def _recorded_columns(count: int) -> str:
+    return (
+        f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
+        f"[{count}, 1] and what the loss and the scores of levels need, as lightning_replay.agents.PPO does."
+    )
+
+
+def _read(returned: Any, space: Space, count: int, source: str) -> np.ndarray:
+    """The actions of one space without parameters; see :class:`ActionReader`."""
+    array, dtype, expected = as_array(returned), space.dtype, (count, *(space.shape or ()))
+    if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
+        raise TypeError(_refusal(returned, space, count, source))
+    if array.shape != expected:
+        if _without_ones(array.shape) != _without_ones(expected):
+            raise ValueError(_refusal(returned, space, count, source))
+        array = array.reshape(expected)
+    array = array.astype(dtype, copy=False)
+    if isinstance(space, Discrete):
+        numbers = array.tolist()  # of a few environments, faster than NumPy's minimum
+        if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
+            raise ValueError(_refusal(numbers, space, count, source))
+    return array
+
+
+def as_array(returned: Any) -> np.ndarray | None:
+    """An array of what an agent returned; ``None`` where that is none."""
+    if isinstance(returned, Tensor):
+        tensor = returned.detach()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    try:
+        return np.asarray(returned)
+    except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, or of tensors on a GPU
+        return None
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _refusal(returned: Any, space: Space, count: int, source: str) -> str:
+    shape = (count, *(space.shape or ()))
+    numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
+    if isinstance(space, Discrete):
+        numbers = f"integers {list(shape)} from {space.start} to {space.start + space.n - 1}"
+        if isinstance(returned, Tensor | np.ndarray) and tuple(returned.shape) == (count, space.n):
+            hint = " Of one number per action take the argmax(-1)."
+    return (
+        f"{source} returned {_shown(returned)} for a batch of {count} observations, and the action space is {space}; "
+        f"return {numbers}, as a tensor or an array.{hint}"
+    )
+
+
+def _shown(returned: Any) -> str:
+    if isinstance(returned, Tensor | np.ndarray):
+        dtype = str(returned.dtype).removeprefix("torch.")
+        return f"{dtype} of shape {list(returned.shape)}"
+    text = repr(returned).replace("\n", " ")
+    return f"{type(returned).__name__} {text if len(text) <= 60 else text[:60] + '...'}"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eviction by surprise and on-policyness: rules, the order of eviction, feedback."""

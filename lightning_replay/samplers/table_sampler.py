@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws inside tables: uniform, or in proportion to priorities of which each transition has one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.samplers.torchrl_compat import TorchRLNames
+from lightning_replay.samplers.validation import flat_index, matching_priority, refusal
+from lightning_replay.schedules import Constant, Schedule
+from lightning_replay.tables.tables import Tables
+from lightning_replay.validation import checked_number
+
+
+class WithinTables(Seeded, TorchRLNames):
+    """Draws a number of rows from each table that the writer keeps; a subclass says how many.
+
+    With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
+    ``(priority + priority_offset) ** priority_exponent`` within it. A transition has one priority, which holds in every
+    table that refers to it; new ones get the largest given so far.
+
+    Args:
+        priority_exponent: α inside each table; 0 draws uniformly and ignores feedback.
+        importance_exponent: β of the correction for priorities; 0 leaves it out.
+        priority_offset: ε added to every priority.
+        seed: of the sampler's own generator.
+    """
+
+    draws_from_tables = True  # what a TableWriter asks of the buffer's sampler
+
+    def __init__(
+        self,
+        priority_exponent: float = 0.0,
+        importance_exponent: float | Schedule = 0.4,
+        priority_offset: float = 1e-6,
+        seed: int | None = None,
+    ) -> None:
+        self.priority_exponent = priority_exponent
+        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        self.importance_exponent = importance_exponent
+        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
+        self._seed_generator(seed)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._largest: float = -1.0
+        self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
+        self._forget_trees()
+        self.rows_drawn = np.zeros(0, dtype=np.int64)
+
+    def _forget_trees(self) -> None:
+        self._trees: list[PriorityTree] = []  # by table, over its entries
+        self._known = np.zeros(0, dtype=np.int64)  # entries of each table that its tree has seen
+        self._known_first = np.zeros(0, dtype=np.int64)  # the oldest of them
+
+    @property
+    def priority_exponent(self) -> float:
+        """α; set anew, it holds for all rows from the next draw on."""
+        return self._priority_exponent
+
+    @priority_exponent.setter
+    def priority_exponent(self, value: float) -> None:
+        self._priority_exponent = checked_number("priority_exponent", value, 0.0)
+        self._forget_trees()
+
+    @abstractmethod
+    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
+        """How many rows come from each table, int64 ``[L]``, ``batch_size`` together.
+
+        Raises:
+            RuntimeError: no table can be drawn from.
+        """
+
+    @property
+    def uses_priorities(self) -> bool:
+        """Whether it learns from TD errors."""
+        return self.priority_exponent > 0
+
+    @property
+    def default_priority(self) -> float:
+        """What new rows get: the largest priority given so far, 1 when none was."""
+        return self._largest if self._largest > 0 else 1.0
+
+    @property
+    def max_size(self) -> int:
+        """Slots known so far."""
+        return len(self._priority)
+
+    @property
+    def device(self) -> torch.device:
+        """Where priorities are: tables are kept by the CPU."""
+        return torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the priorities."""
+        return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Gives rows written just now the largest priority so far; the writers call it."""
+        if self.uses_priorities and storage is not None:
+            self._meet(tables_of(storage, self))
+            self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` slots with replacement.
+
+        Returns:
+            int64 ``[B]`` on the storage's device, table after table, and what :meth:`describe` says of them.
+
+        Raises:
+            RuntimeError: no table can be drawn from.
+        """
+        tables = tables_of(storage, self)
+        rows = self.rows_of_tables(tables, batch_size)
+        self._meet(tables)
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+        table = np.repeat(np.arange(len(tables)), rows)
+        ratio = None
+        if self.uses_priorities:
+            self._follow(tables)
+            places, ratio = self._by_priority(tables, uniform, rows)
+        else:
+            length = tables.length[table]
+            # Never the length itself, to which a product close to it may be rounded.
+            ranks = np.minimum((uniform.cpu().numpy() * length).astype(np.int64), length - 1)
+            places = tables.places(table, ranks)
+        slots = tables.entries[tables.offset[table] + places]
+        self._clocks["draws"] += 1
+        self.rows_drawn += rows
+        device = storage.device
+        info = self.describe(tables, table, slots, ratio)
+        return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
+
+    def describe(
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None
+    ) -> dict[str, Tensor]:
+        """What a batch carries besides its rows.
+
+        Args:
+            tables: drawn from.
+            table: int64 ``[B]``, of each row.
+            slots: int64 ``[B]``.
+            ratio: float64 ``[B]``, how often each row is drawn compared with a uniform draw from its table; ``None``
+                without priorities.
+        """
+        if ratio is None or self.beta == 0:
+            return {}
+        return {"priority_weight": torch.from_numpy(self.importance(tables, ratio)).float()}
+
+    def importance(self, tables: Tables, ratio: np.ndarray) -> np.ndarray:
+        """``ratio ** -β`` over the largest it can be for any row of any table drawn from, float64 ``[B]``."""
+        return (ratio / self._smallest_ratio(tables)) ** -self.beta
+
+    def _is_drawn_from(self, table: int) -> bool:
+        """Whether rows of a table may be in a batch, once it holds enough."""
+        return True
+
+    def _smallest_ratio(self, tables: Tables) -> float:
+        drawable = [
+            number for number, tree in enumerate(self._trees) if self._is_drawn_from(number) and tree.has_mass()
+        ]
+        return min(float(self._trees[number].min()) * self._scale(tables, number) for number in drawable)
+
+    def _scale(self, tables: Tables, number: int) -> float:
+        """What turns a value of a table's tree into a ratio."""
+        return float(tables.length[number]) / float(self._trees[number].total())
+
+    def _by_priority(self, tables: Tables, uniform: Tensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places, ratios = [], []
+        for number, part in enumerate(uniform.cpu().split(rows.tolist())):
+            if not len(part):
+                continue
+            tree = self._trees[number]
+            if not tree.has_mass():
+                raise RuntimeError(
+                    f"every row of table {tables.names[number]!r} has priority 0 and priority_offset is "
+                    f"{self.priority_offset}, so none can be drawn; use a positive priority_offset"
+                )
+            place, over_smallest = tree.draw(part)
+            places.append(place.numpy())
+            ratios.append(over_smallest.double().numpy() * float(tree.min()) * self._scale(tables, number))
+        return np.concatenate(places), np.concatenate(ratios)
+
+    @torch.no_grad()
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Takes in priorities, in every table that refers to a row; of several for one slot the last counts.
+
+        Args:
+            index: slots, int or int64 ``[n]``; -1 is skipped.
+            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
+            storage: the buffer's.
+
+        Raises:
+            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
+            IndexError: a slot does not exist. In every case nothing has changed.
+        """
+        if not self.uses_priorities or storage is None:
+            return
+        tables = tables_of(storage, self)
+        self._meet(tables)
+        self._follow(tables)
+        index = flat_index(index, self.device, storage)
+        priority = matching_priority(priority, index)
+        if not index.numel():
+            return
+        limit = len(storage)
+        sound = bool(torch.isfinite(self._raised(priority)).all()) and bool((priority >= 0).all())
+        if not sound or int(index.min()) < -1 or int(index.max()) >= limit:
+            raise refusal(index, priority, limit, limit)
+        slots, given = index.numpy()[index.numpy() >= 0], priority.numpy()[index.numpy() >= 0]
+        if not len(slots):
+            return
+        self._priority[slots] = given
+        self._largest = max(self._largest, float(given.max()))
+        for number, tree in enumerate(self._trees):
+            place = tables.position[number, slots]
+            inside = place >= 0
+            if inside.any():
+                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._powered(slots[inside]))
+
+    def _powered(self, slots: np.ndarray) -> Tensor:
+        return self._raised(torch.from_numpy(self._priority[slots]))
+
+    def _raised(self, priority: Tensor) -> Tensor:
+        return priority.add(self.priority_offset).pow_(self.priority_exponent)
+
+    def _meet(self, tables: Tables) -> None:
+        """Sizes everything for the tables, at the first call."""
+        if len(self.rows_drawn) != len(tables):
+            self.rows_drawn = np.zeros(len(tables), dtype=np.int64)
+        if not self.uses_priorities or len(self._trees) == len(tables):
+            return
+        self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
+        self._known = np.zeros(len(tables), dtype=np.int64)
+        self._known_first = np.zeros(len(tables), dtype=np.int64)
+        if len(self._priority) != tables.num_slots:
+            self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
+
+    def _follow(self, tables: Tables) -> None:
+        """Takes in what was appended to the tables since the last call."""
+        first = tables.first
+        for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
+            appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
+            left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
+            self._trees[number].remove(torch.from_numpy(left_early))
+            self._known_first[number] = first[number]
+            places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
+            slots = tables.entries[tables.offset[number] + places]
+            self._trees[number].set(torch.from_numpy(places), self._powered(slots))
+            self._known[number] = appended
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state, the clocks and the rows drawn."""
+        return super().draw_state(), dict(self._clocks), self.rows_drawn.copy()
+
+    def undo_draw(self, state: Any) -> None:
+        """Undoes the draws since :meth:`draw_state`."""
+        generator, self._clocks, self.rows_drawn = state
+        super().undo_draw(generator)
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
+
+        Raises:
+            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
+        """
+        if not bool(self._raised(priority).isfinite().all()):
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
+        if env_steps is not None:
+            self._clocks["env_steps"] = env_steps
+        if updates is not None:
+            self._clocks["updates"] = updates
+
+    def _empty(self) -> None:
+        self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Priorities, clocks, counters and the state of the generator; tensors and plain values."""
+        schedule = self.importance_exponent
+        return {
+            "priority": torch.from_numpy(self._priority.copy()),
+            "largest_priority": self._largest,
+            "priority_exponent": self.priority_exponent,
+            "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
+            "rows_drawn": self.rows_drawn.tolist(),
+            "clocks": dict(self._clocks),
+            "generator": self.generator_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up the draws where :meth:`state_dict` was read; the trees are built anew from the tables."""
+        self._forget()
+        self._priority = state_dict["priority"].numpy().copy()
+        self._largest = float(state_dict["largest_priority"])
+        self.priority_exponent = float(state_dict["priority_exponent"])
+        if state_dict["importance_exponent"] is not None:
+            self.importance_exponent = state_dict["importance_exponent"]
+        self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
+        self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
+        self.set_generator_state(state_dict["generator"])
+
+
+def tables_of(storage: Storage, sampler: Any) -> Tables:
+    """The tables over a storage.
+
+    Raises:
+        TypeError: its writer keeps none.
+    """
+    tables = getattr(storage, "tables", None)
+    if tables is None:
+        raise TypeError(
+            f"{type(sampler).__name__} draws from tables and the buffer's writer keeps none; give it an "
+            "EventTableWriter or a TaskTableWriter"
+        )
+    return tables

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops of a frame pool, compiled, and the search for equal frames; imported only where numba is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from lightning_replay.storage.frames import frame_kernels
+
+_BLOCK = 64  # words compared between looks at the result
+
+
+def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
+    try:
+        return njit(nogil=True, cache=True)(kernel)
+    except RuntimeError:  # numba found no folder to write its cache to
+        return njit(nogil=True)(kernel)
+
+
+hold = _compiled(frame_kernels.hold)
+let_go = _compiled(frame_kernels.let_go)
+enter = _compiled(frame_kernels.enter)
+count_freed = _compiled(frame_kernels.count_freed)
+
+
+@njit(inline="always")
+def _same(one, other):  # type: ignore[no-untyped-def]
+    words = one.size
+    start = 0
+    while start < words:
+        stop = min(start + _BLOCK, words)
+        different = one[start] ^ other[start]
+        for word in range(start + 1, stop):
+            different |= one[word] ^ other[word]
+        if different != 0:
+            return False
+        start = stop
+    return True
+
+
+@njit(inline="always")
+def _turned(value):  # type: ignore[no-untyped-def]
+    return (value << np.uint64(29)) | (value >> np.uint64(35))
+
+
+@njit(inline="always")
+def _hash(frame):  # type: ignore[no-untyped-def]
+    """Four chains side by side; each word is mixed in, turned so that its high bits count, and multiplied."""
+    factor = np.uint64(0x9E3779B97F4A7C15)
+    a, b = np.uint64(1), np.uint64(2)
+    c, d = np.uint64(3), np.uint64(4)
+    words = frame.size
+    whole = words - words % 4
+    for word in range(0, whole, 4):
+        a = _turned(a ^ np.uint64(frame[word])) * factor
+        b = _turned(b ^ np.uint64(frame[word + 1])) * factor
+        c = _turned(c ^ np.uint64(frame[word + 2])) * factor
+        d = _turned(d ^ np.uint64(frame[word + 3])) * factor
+    for word in range(whole, words):
+        a = _turned(a ^ np.uint64(frame[word])) * factor
+    mixed = (_turned((_turned((_turned(a) ^ b) * factor) ^ c) * factor) ^ d) * factor
+    return np.int64(mixed ^ (mixed >> np.uint64(32)))
+
+
+@_compiled
+def hash_each(frames):  # type: ignore[no-untyped-def]
+    """Hashes, int64 ``[M]``, of frames ``[M, words]``."""
+    hashed = np.empty(frames.shape[0], dtype=np.int64)
+    for place in range(frames.shape[0]):
+        hashed[place] = _hash(frames[place])
+    return hashed
+
+
+@_compiled
+def find(first, second, pool, hashes, heads, following):  # type: ignore[no-untyped-def]
+    """For every frame of two stacks the equal one in the pool, or the number of a new frame.
+
+    Args:
+        first, second: unsigned words ``[N, k, W]``.
+        pool: unsigned words ``[F, W]``.
+        hashes, heads, following: the index of the pool.
+
+    Returns:
+        frames: int32 ``[N, 2 k]``; ``-1 - number`` for new ones.
+        sources: int64 ``[new]``, where in ``[N, 2 k]``, flattened, each new one is found first.
+        new_hashes: int64 ``[new]``.
+    """
+    rows, depth = first.shape[0], first.shape[1]
+    most = rows * 2 * depth
+    size = 16
+    while size < 2 * most:
+        size *= 2
+    own = np.zeros(size, dtype=np.int32)  # open addressing: number of a new frame, plus 1
+    frames = np.empty((rows, 2 * depth), dtype=np.int32)
+    sources = np.empty(most, dtype=np.int64)
+    new_hashes = np.empty(most, dtype=np.int64)
+    new = 0
+    mask = heads.size - 1
+    for row in range(rows):
+        for place in range(2 * depth):
+            given = first[row, place] if place < depth else second[row, place - depth]
+            # Where frames of a stack usually come from, before anything is hashed.
+            if place > 0 and place < depth and _same(given, first[row, place - 1]):
+                frames[row, place] = frames[row, place - 1]
+                continue
+            if place < depth and row > 0 and _same(given, second[row - 1, place]):
+                frames[row, place] = frames[row - 1, depth + place]
+                continue
+            if place >= depth and place + 1 < 2 * depth and _same(given, first[row, place - depth + 1]):
+                frames[row, place] = frames[row, place - depth + 1]
+                continue
+            key = _hash(given)
+            found = heads[key & mask]
+            while found != 0:
+                if hashes[found] == key and _same(given, pool[found]):
+                    break
+                found = following[found]
+            if found != 0:
+                frames[row, place] = found
+                continue
+            at = (key >> 7) & (size - 1)
+            while own[at] != 0:
+                number = own[at] - 1
+                if new_hashes[number] == key:
+                    source = sources[number]
+                    other = source % (2 * depth)
+                    if other < depth:
+                        if _same(given, first[source // (2 * depth), other]):
+                            break
+                    elif _same(given, second[source // (2 * depth), other - depth]):
+                        break
+                at = (at + 1) & (size - 1)
+            if own[at] == 0:
+                own[at] = new + 1
+                sources[new] = row * 2 * depth + place
+                new_hashes[new] = key
+                new += 1
+            frames[row, place] = -own[at]
+    return frames, sources[:new].copy(), new_hashes[:new].copy()
+
+
+@_compiled
+def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
+    """Copies new frames of two stacks ``[N, k, W]`` into ``pool[frames]``."""
+    depth = first.shape[1]
+    for number in range(frames.size):
+        row, place = sources[number] // (2 * depth), sources[number] % (2 * depth)
+        if place < depth:
+            pool[frames[number]] = first[row, place]
+        else:
+            pool[frames[number]] = second[row, place - depth]

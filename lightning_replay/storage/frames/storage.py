@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed rows whose stacks of frames are kept frame by frame, each once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from lightning_replay.saving.snapshot import Snapshots
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.frames.frame_index import Found
+from lightning_replay.storage.frames.pool import FramePool
+from lightning_replay.storage.frames.stack_columns import FRAMES, StackColumns
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.row_layout import Key, RowLayout, gather_branch, nest
+from lightning_replay.storage.slot_set import LiveSlots
+from lightning_replay.storage.stored_column import GENERATION
+from lightning_replay.storage.transition_check import Column
+from lightning_replay.validation import checked_count, checked_key
+
+logger = logging.getLogger(__name__)
+
+
+@recorded
+class FrameStorage(PackedStorage):
+    """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
+
+    Rows come and are drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
+    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. Inside, a row holds 2 k numbers of frames. A
+    stack and its successor share k - 1 frames; at the start of an episode the stack is one frame k times. Which frames
+    are equal is found by their bytes, never taken from ``trajectory`` or from the order of rows, so this works with any
+    writer, any order of eviction, environments side by side and n-step successors, and wrong claims mix nothing up.
+    A frame leaves with the last row that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks
+    are built by one gather and are contiguous; what is drawn is a copy.
+
+    In ``all_rows`` the stacks are missing, and ``frames_of_stacks`` holds the numbers of their frames.
+
+    Args:
+        capacity: rows.
+        frame_stack: k, frames of a stack.
+        image_key: the stacks' key; their successors are ``("next", image_key)``.
+        frame_capacity: most frames kept. They take ``frame_capacity`` times the bytes of a frame and 25 or so more
+            each, a CPU's memory as they come; when they are full, writers release rows until new ones fit.
+        device: where rows and frames are kept; the counts are kept by the CPU.
+        memmap: a directory for scratch files that hold rows and frames.
+
+    Raises:
+        MemoryError: at the first rows, when rows and frames do not fit.
+        ValueError: sizes that are not positive whole numbers, a ``frame_capacity`` below the 2 k frames of a single
+            row; at the first rows: no such column, or one that holds no stacks of uint8 images.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> storage = FrameStorage(10, frame_stack=2, frame_capacity=30)
+        >>> frames = torch.arange(5, dtype=torch.uint8).view(5, 1, 1).expand(5, 8, 8)
+        >>> stacks = torch.stack((frames[:-1], frames[1:]), 1)                      # 01 12 23 34
+        >>> rows = TensorDict({"pixels": stacks[:3], "next": {"pixels": stacks[1:]}}, [3])
+        >>> storage.set(slice(0, 3), rows)
+        >>> storage.frames_held, storage.get(torch.tensor([1]))["next", "pixels"][0, :, 0, 0]
+        (5, tensor([2, 3], dtype=torch.uint8))
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        frame_stack: int,
+        image_key: NestedKey = "pixels",
+        *,
+        frame_capacity: int,
+        device: str | torch.device = "cpu",
+        memmap: str | None = None,
+    ) -> None:
+        super().__init__(capacity, device=device, memmap=memmap)
+        self.frame_stack = checked_count("frame_stack", frame_stack, of="frames")
+        self.frame_capacity = checked_count("frame_capacity", frame_capacity, of="frames")
+        if frame_capacity < 2 * frame_stack:
+            raise ValueError(
+                f"frame_capacity is {frame_capacity}, and a single transition has up to {2 * frame_stack} different "
+                f"frames, {frame_stack} in each of its two stacks. Raise frame_capacity to {2 * frame_stack} or more"
+            )
+        self.image_key: Key = checked_key("image_key", image_key)
+        self.next_key: Key = ("next", *self.image_key)
+        self._stacks = StackColumns(self.image_key, self.next_key, self.frame_stack)
+        self._forget_pool()
+
+    def _forget_pool(self) -> None:
+        self._pool: FramePool | None = None
+        self._was_full = False
+        self._live: LiveSlots | None = None  # from the first release on, unless tables know which rows are held
+        self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
+        self._outer_tree: dict[str, Any] = {}
+        self._looked_up: tuple[Tensor, Tensor, Found] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, references and index and, on the CPU, of the most frames held so far; 0 before any."""
+        pool = 0 if self._pool is None else self._pool.nbytes
+        return super().nbytes + pool + (0 if self._live is None else self._live.nbytes)
+
+    @property
+    def frames_held(self) -> int:
+        """Frames that stored rows refer to, all different."""
+        return 0 if self._pool is None else self._pool.num_held
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame, 0 before the first rows."""
+        return 0 if self._pool is None else self._pool.frame_bytes
+
+    @property
+    def num_held(self) -> int:
+        """Rows stored and not released; of tables, rows that are referred to."""
+        if self.tables is not None:
+            return self.tables.num_held
+        return self._len if self._live is None else self._live.count
+
+    @property
+    def live_slots(self) -> LiveSlots | None:
+        """The slots that hold a row; ``None`` while these are all below the length."""
+        return None if self._live is None or self._live.count == self._len else self._live
+
+    def held_slots(self) -> np.ndarray:
+        """Slots that hold a row, int64 ``[num_held]``, ascending."""
+        if self._frames_of is None:
+            return np.zeros(0, dtype=np.int64)
+        return self._frames_of[: self._len, 0].nonzero().flatten().cpu().numpy()
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose frames fit even if all are different and nothing else is stored."""
+        return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
+
+    def stats(self) -> dict[str, Any]:
+        """Frames held, room for them, bytes of one, and frames held per transition held."""
+        return {
+            "frames_held": self.frames_held,
+            "frame_capacity": self.frame_capacity,
+            "frame_bytes": self.frame_bytes,
+            "frames_per_transition": self.frames_held / max(self.num_held, 1),
+        }
+
+    def _forget_columns(self) -> None:
+        super()._forget_columns()
+        self._forget_pool()
+
+    def checked_values(self, data: TensorDictBase) -> list[Column]:
+        """See :class:`~lightning_replay.storage.PackedStorage`; the stacks come last."""
+        self._looked_up = None  # tensors that are given again may have other content
+        try:
+            return super().checked_values(data)
+        except RuntimeError as error:  # what torch raises of nested tensors and of lazy stacks of unequal tensors
+            self._stacks.refuse_unequal(data, error)
+            raise
+
+    def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
+        """Whether the frames of these rows fit.
+
+        Args:
+            data: rows ``[N]``, or their values from :meth:`checked_values`.
+            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
+                hold nothing.
+        """
+        values = self.checked_values(data) if isinstance(data, TensorDictBase) else data
+        return self.frames_missing(values, slots) == 0
+
+    def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
+        """Frames lacking to write the values of :meth:`checked_values` into ``slots``; see :meth:`room_for`."""
+        assert self._pool is not None
+        first, second = _stacks_of(values)
+        if len(first) * 2 * self.frame_stack <= self._pool.num_free:
+            return 0
+        missing = self._pool.missing(self._find(first, second), self._frames_at(slots))
+        if missing and not self._was_full:
+            self._was_full = True
+            held, room = f"{self.num_held:,}", f"{self.frame_capacity:,}"
+            logger.info("the room for %s frames is full with %s of %d transitions", room, held, self.capacity)
+        return missing
+
+    def release(self, slots: Tensor | np.ndarray) -> None:
+        """Gives up rows without overwriting them: their frames are free unless others refer to them.
+
+        Samplers and episodes of the buffer learn of it; updates on their way to these rows are late.
+
+        Args:
+            slots: int64 ``[n]``, all different; those that hold nothing are passed over.
+        """
+        if self._pool is None or self._frames_of is None:
+            return
+        self.check_writable()
+        slots = torch.as_tensor(slots, dtype=torch.int64).reshape(-1)
+        index = slots.to(self._frames_of.device)
+        holds = self._frames_of[index, 0] != 0
+        index = index[holds]
+        if not len(index):
+            return
+        with self.snapshots.lock:
+            self.begin_write(index)
+            if self.tables is None:  # tables count their rows themselves
+                self._next_generation(index)
+                if self._live is None:
+                    self._live = LiveSlots.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+                self._live.remove(index.cpu().numpy())
+            self._pool.release(self._frames_at(index))
+            self._looked_up = None
+            self._frames_of[index] = 0
+        self._bump_mutation_revision()
+        for buffer in self._attached_entities:
+            if hasattr(buffer, "mark_released"):
+                buffer.mark_released(index)
+
+    def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
+        """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots, all different.
+
+        Raises:
+            RuntimeError: too few frames are free; nothing is written.
+        """
+        assert self._pool is not None and self._frames_of is not None
+        others, (first, second) = values[:-2], _stacks_of(values)
+        if not len(first):
+            return
+        with self.snapshots.lock:
+            self.begin_write(slice(0, 0))  # the frames are changed first
+            frames = self._pool.replace(self._find(first, second), first, second, self._frames_at(slots))
+            self._looked_up = None
+            super().write(slots, [*others, frames], grow=grow)
+            if self._live is not None:
+                self._live.add(_as_array(slots))
+
+    def _find(self, first: Tensor, second: Tensor) -> Found:
+        """Looks frames up, once for a question about their room and the write that follows it."""
+        assert self._pool is not None
+        if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
+            self._looked_up = (first, second, self._pool.find(first, second))
+        return self._looked_up[2]
+
+    def _frames_at(self, slots: slice | Tensor | np.ndarray | None) -> np.ndarray:
+        assert self._frames_of is not None
+        if slots is None:
+            return np.zeros(0, dtype=np.int32)
+        if isinstance(slots, np.ndarray):
+            slots = torch.from_numpy(slots)
+        if isinstance(slots, Tensor):
+            slots = slots.to(self._frames_of.device)
+        return np.ascontiguousarray(self._frames_of[slots].cpu().numpy())
+
+    def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
+        """Rows at ``index``, their stacks rebuilt.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]``, or anything else that indexes a TensorDict.
+            extra: further entries of the TensorDict; for int64 indices.
+
+        Returns:
+            TensorDict with batch size of the shape of ``index``, a copy.
+
+        Raises:
+            RuntimeError: the storage is empty, or a row was released.
+        """
+        if self._layout is None or self._rows is None or self._pool is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            slots = torch.arange(self._len)[index]
+            return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
+        slots = index.flatten().to(self._rows.device)
+        rows = self._rows.index_select(0, slots)
+        leaves = self._layout.leaves(rows, index.shape)
+        frames = leaves.pop(FRAMES).reshape(len(slots), 2, self.frame_stack).transpose(0, 1)
+        # A look at every draw would wait for a GPU; nothing but a release leaves rows without frames.
+        if self.live_slots is not None and frames.device.type == "cpu" and not bool(frames.all()):
+            raise RuntimeError(
+                "a slot was drawn whose row was released to make room for frames; use a sampler of "
+                "lightning_replay.samplers, which draws rows that are held"
+            )
+        stacks = self._rebuilt(frames)
+        self.check_read()
+        leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
+        return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
+
+    def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
+        """One column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
+        name: Key = (key,) if isinstance(key, str) else tuple(key)
+        if name not in (self.image_key, self.next_key) or self._frames_of is None:
+            return super().column(key, index)
+        index = index.to(self._frames_of.device)
+        return self._rebuilt(self._frames_of[index].unflatten(-1, (2, -1))[..., int(name == self.next_key), :])
+
+    def _rebuilt(self, frames: Tensor) -> Tensor:
+        """Stacks ``[..., k, H, W]`` of int32 ``[..., k]``."""
+        assert self._pool is not None
+        return self._pool.gather(frames)
+
+    def _init(self, data: TensorDictBase) -> None:
+        self._allocate_all(self._stacks.checked(data))
+
+    def _allocate_all(self, leaves: list[tuple[Key, torch.dtype, torch.Size]]) -> None:
+        """Takes memory for frames and rows of these columns, or for neither."""
+        images = (self.image_key, self.next_key)
+        shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
+        pool = FramePool(self.frame_capacity, shape, self.device, self._memmap)
+        frames = (FRAMES, torch.int32, torch.Size([2 * self.frame_stack]))
+        packed = [leaf for leaf in leaves if leaf[0] not in images]
+        self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
+        assert self._storage is not None
+        self._pool = pool
+        self._live = self._looked_up = None
+        self._frames_of = self._storage.get(FRAMES)
+        stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
+        self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
+        # In the order in which rows were given.
+        self._outer_tree = nest([*(leaf[0] for leaf in leaves), GENERATION])
+        said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
+        logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *said)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns that of packed rows, and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
+        state = super().state_dict()
+        if self._pool is None:
+            return state | {"frames": None, "frame_shape": None, "live": None}
+        return state | {
+            "frames": self._pool.frames[: self._pool.num_used],
+            "frame_shape": list(self._pool.shape),
+            "order": [list(key) for key in _keys_of(self._outer_tree)],
+            "live": None if self._live is None else self._live.state(),
+        }
+
+    @contextmanager
+    def frozen_state(self) -> Iterator[dict[str, Any]]:
+        """Context manager for :meth:`state_dict` as it is now; rows and frames are snapshots."""
+        with ExitStack() as taken:
+            with self.snapshots.lock:
+                state = taken.enter_context(super().frozen_state())
+                if self._pool is not None:
+                    frames = self._pool.snapshots.take(state["frames"])
+                    taken.callback(self._pool.snapshots.close, frames)
+                    state["frames"] = frames
+            yield state
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in parent and child after a fork."""
+        super().after_fork(in_child=in_child)
+        if in_child and self._pool is not None:
+            self._pool.snapshots = Snapshots()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: another capacity or another number of frames in a stack was saved, or more frames than there is
+                room for; nothing is changed then.
+            MemoryError: rows and frames do not fit; nothing is changed then.
+        """
+        self.check_writable()
+        self._saved_layout(state_dict)
+        frames = state_dict["frames"]
+        if frames is not None:
+            leaves = self._stacks.saved(state_dict, self.frame_capacity)
+            if self._pool is None or self._given != {key: (dtype, shape) for key, dtype, shape in leaves}:
+                self._allocate_all(leaves)
+        before = self._len
+        super().load_state_dict(state_dict)
+        self._looked_up = None
+        if self._pool is None or self._frames_of is None:
+            return
+        self._frames_of[self._len : max(before, self._len)] = 0
+        if frames is None:
+            self._pool.clear()
+            self._live = None
+            return
+        self._pool.restore(frames, self._frames_of[: self._len].cpu().numpy().ravel())
+        live = state_dict["live"]
+        self._live = None if live is None else LiveSlots.from_state(self.capacity, live)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        unset = ("_pool", "_live", "_frames_of", "_looked_up")
+        return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}}
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._live = self._looked_up = None
+        if self._pool is not None and self._frames_of is not None:
+            self._frames_of.zero_()
+            self._pool.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"FrameStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes}, "
+            f"frames={self.frames_held} of {self.frame_capacity})"
+        )
+
+
+def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
+    """Returns the two stacks, which come last and are tensors."""
+    first, second = values[-2:]
+    assert isinstance(first, Tensor) and isinstance(second, Tensor)
+    return first, second
+
+
+def _as_array(slots: slice | Tensor) -> np.ndarray:
+    return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy()
+
+
+def _keys_of(tree: dict[str, Any]) -> list[Key]:
+    keys: list[Key] = []
+    for node in tree.values():
+        keys += _keys_of(node) if isinstance(node, dict) else [node]
+    return keys

@@ -1,0 +1,618 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data import LazyTensorStorage
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.memory import allocate_rows
+from lightning_replay.saving import load_state, write_state
+from lightning_replay.saving.snapshot import Snapshots
+from lightning_replay.saving.spec import recorded
+from lightning_replay.storage import forking
+from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
+from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
+from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
+from lightning_replay.tables.tables import Tables
+from lightning_replay.validation import checked_count
+
+
+class EntryState(NamedTuple):
+    """Whether a storage has columns, and where rows come from."""
+
+    is_new: bool
+    given_device: torch.device | None
+
+
+@recorded
+class PackedStorage(LazyTensorStorage):
+    """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
+
+    A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
+    (``reshape`` them rather than ``view`` across the batch dimension). The columns are fixed by the first rows
+    written; rows with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and
+    refused if less is free.
+
+    A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds
+    ``generation``, int64: how often its slot has been written or emptied, so that a late priority update for a slot
+    that was reused meanwhile can be told apart. It goes on counting through ``empty``, saving and loading; after a load
+    into a storage that was used, new rows have larger ones than any row before.
+
+    Args:
+        capacity: rows.
+        device: where the rows are kept.
+        memmap: a directory for a scratch file that holds the rows, for buffers larger than memory; the file
+            disappears with the process (``save`` is what lasts).
+
+    Raises:
+        MemoryError: at the first rows, when the rows do not fit.
+        TypeError: ``capacity`` is no whole number, ``device`` no device of torch.
+        ValueError: ``capacity`` is not positive; a device that keeps no data or is not there; ``memmap`` on another
+            device than the CPU; columns that change.
+        RuntimeError: a write in a forked process into rows on disk, which are the parent's.
+    """
+
+    fork_rank = 1  # buffers hold their locks while they write here
+    chosen_when_loaded = ("memmap",)  # a save of another machine's does not decide where files are made
+
+    def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
+        self.capacity: int = checked_count("capacity", capacity, of="transitions")
+        known = checked_device(device)
+        kind = known.type
+        if memmap is not None and not isinstance(memmap, str | Path):
+            raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
+        if memmap is not None and kind != "cpu":
+            raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
+        _check_present(known)
+        # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
+        super().__init__(max_size=self.capacity, device=device, compilable=True)
+        self._memmap: str | None = None if memmap is None else str(memmap)
+        self._len: int
+        self._layout: RowLayout | None = None
+        self._rows: Tensor | None = None
+        self._generation: Tensor | None = None
+        self._generations: np.ndarray | None = None  # the same on a CPU
+        self._columns: list[StoredColumn] | None = None
+        self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
+        self._reader: RowReader | None = None
+        #: Called with the columns of new rows by key; what it raises refuses them. Set by a ``Replay``.
+        self.row_check: TransitionCheck | None = None  # set before rows come
+        self._columns_check: ColumnsCheck | None = None
+        # Where rows come from; None until the first ones since this storage was built or loaded.
+        self._given_device: torch.device | None = None
+        self.tables: Tables | None = None  # set by a writer into tables
+        self._reached = 0  # one more than the highest slot ever written
+        self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Sets what belongs to this object in this process alone: a lock, and what a fork changes."""
+        self.snapshots = Snapshots()
+        self._shared_writes = None if self._memmap is None else forking.SharedWrites()
+        self._refusal: str | None = None
+        self._is_held = False
+        forking.register(self)
+
+    def before_fork(self) -> None:
+        """Called in the thread that forks: waits until no row is half-written."""
+        self._is_held = forking.acquired(self.snapshots.lock)
+        if self._shared_writes is not None:
+            self._shared_writes.before_fork()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in parent and child after a fork."""
+        if self._is_held:
+            self.snapshots.lock.release()
+        if in_child:
+            self.snapshots = Snapshots()  # those who read the open ones are in the parent
+            if not self._is_held:
+                self._refusal = (
+                    f"this process was forked while another thread was writing into this {type(self).__name__}, whose "
+                    "rows are half-written here. Fork when nobody writes, or build a storage in this process"
+                )
+            elif self._shared_writes is not None and self._rows is not None:
+                self._shared_writes.forked()
+                self._refusal = (
+                    f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
+                    "parent, so they cannot be written here; nothing was changed. Write in the parent, or build a "
+                    "storage in this process"
+                )
+
+    def check_read(self) -> None:
+        """Refuses what was just read from rows that another process may have changed meanwhile.
+
+        Raises:
+            RuntimeError: this is a forked process, and the parent has written into the file since.
+        """
+        if self._shared_writes is not None and self._shared_writes.came_since:
+            raise RuntimeError(
+                f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
+                "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
+                "the parent and load it here, or fork when nothing is written any more"
+            )
+
+    def check_writable(self) -> None:
+        """Refuses to write where that would change another process's rows.
+
+        Raises:
+            RuntimeError: this is a forked process, and the rows are the parent's.
+        """
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+
+    def __len__(self) -> int:
+        return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, 0 before the first rows fixed the columns."""
+        return 0 if self._rows is None else self._rows.numel() * WORD_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, padding included, 0 before the first rows."""
+        return 0 if self._layout is None else self._layout.row_bytes
+
+    @property
+    def all_rows(self) -> TensorDictBase:
+        """Every slot, written or not, as views: TensorDict ``[capacity]``; writing into it changes the storage."""
+        if self._storage is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        return self._storage
+
+    @property
+    def layout(self) -> RowLayout | None:
+        """Where each column lies in a row; ``None`` before the first rows."""
+        return self._layout
+
+    @property
+    def num_held(self) -> int:
+        """Rows that are stored; a subclass may release some below the length."""
+        return self._len
+
+    @property
+    def rows_at_once(self) -> int:
+        """Most rows that a single write can store, whatever they are."""
+        return self.capacity
+
+    def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
+        """One column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        column = self.all_rows.get(key, None)
+        if column is None:
+            return None
+        values = column[index]
+        self.check_read()
+        return values
+
+    def generation_of(self, index: Tensor) -> Tensor:
+        """How often each slot has been written, int64 of the shape of ``index``."""
+        if self._generation is None:
+            return torch.zeros_like(index)
+        slots = index.flatten().to(self._generation.device)
+        return self._generation.index_select(0, slots).view(index.shape)
+
+    def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
+        """Rows at ``index``.
+
+        Args:
+            index: int64 ``[B]`` or ``[B, 2]`` (one packed gather), or anything else that indexes a TensorDict.
+            extra: further entries of the TensorDict; for int64 indices.
+
+        Returns:
+            TensorDict with batch size of the shape of ``index``; a copy for tensors, views otherwise.
+        """
+        if self._layout is None or self._rows is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            views = super().get(index)
+            self.check_read()
+            return views
+        slots = index if index.ndim == 1 else index.flatten()
+        if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
+            slots = slots.to(self._rows.device)
+        rows = self._rows.index_select(0, slots)
+        if self._shared_writes is not None:
+            self.check_read()
+        return self._layout.unpack(rows, index.shape, extra)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Writes transitions into slots and counts one more generation of each.
+
+        Args:
+            cursor: int, slice, range, or int64 ``[N]`` without duplicates.
+            data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` in it is ignored.
+
+        Raises:
+            IndexError: an int that is no slot; nothing is written.
+            ValueError: keys, shapes, dtypes or device are not those of the first rows; nothing is written.
+        """
+        if isinstance(data, list):
+            data = torch.stack(data)
+        if isinstance(cursor, int):
+            if not 0 <= cursor < self.capacity:
+                raise IndexError(f"cursor is {cursor}; it must be a slot from 0 to {self.capacity - 1}")
+            data, cursor = data.unsqueeze(0), slice(cursor, cursor + 1)
+        slots = _as_slots(cursor, self.capacity)
+        values = self.checked_values(data)
+        if set_cursor:
+            self._set_last_cursor(cursor)
+        self.write(slots, values, grow=set_cursor)
+
+    def checked_values(self, data: TensorDictBase) -> list[Column]:
+        """Returns the values of rows ``[N]`` in the order of the columns, once they are known to fit.
+
+        Raises:
+            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses.
+            RuntimeError: see :meth:`check_writable`.
+        """
+        if self._refusal is not None:
+            self.check_writable()
+        if self.has_columns:
+            return self._values_of(data)
+        before = self.entry_state()
+        try:
+            if before.is_new:
+                self._init(data)
+            return self._values_of(data)
+        except BaseException:
+            self.undo_entry(before)
+            raise
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether rows have fixed the columns, and where they come from."""
+        return self._columns is not None and self._given_device is not None
+
+    def entry_state(self) -> EntryState:
+        """Returns what rows that are offered may change although they are refused, for :meth:`undo_entry`."""
+        return EntryState(self._columns is None, self._given_device)
+
+    def undo_entry(self, before: EntryState) -> None:
+        """Forgets the columns and the device of rows that were refused."""
+        self._given_device = before.given_device
+        if before.is_new and not self._reached:
+            self._forget_columns()
+
+    def _values_of(self, data: TensorDictBase) -> list[Column]:
+        if self._given_device is None:
+            self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
+        assert self._reader is not None
+        values = self._reader.read(data, self._given_device)
+        if values is None:
+            raise self._mismatch(data)
+        if self.row_check is not None:
+            if self._columns_check is None:
+                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+            self._columns_check(values)
+        return values
+
+    def _forget_columns(self) -> None:
+        self._layout = self._rows = self._columns = self._storage = None
+        self._generation = self._generations = self._columns_check = self._reader = None
+        self._given = {}
+        self.initialized = False
+
+    def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
+        """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
+        assert self._columns is not None
+        with self.snapshots.lock:
+            self.begin_write(slots)
+            for column, value in zip(self._columns, values, strict=True):
+                column.put(slots, value)
+            self._next_generation(slots)
+            highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+            self._reached = max(self._reached, highest)
+            if grow:
+                self._len = max(self._len, highest)
+        self._bump_mutation_revision()
+
+    def begin_write(self, slots: slice | Tensor) -> None:
+        """Called with the lock of the snapshots held, before rows in these slots are changed."""
+        if self.snapshots:
+            self.snapshots.keep(slots)
+        if self._shared_writes is not None:
+            self._shared_writes.add()
+
+    def _next_generation(self, slots: slice | Tensor) -> None:
+        generation = self._generations
+        if generation is not None:
+            if isinstance(slots, slice):
+                view = generation[slots]
+                view += 1  # in place: generation[slots] += 1 would write twice
+                if self._least_generation:
+                    np.maximum(view, self._least_generation + 1, out=view)
+            else:
+                index = slots.numpy()
+                generation[index] = np.maximum(generation[index], self._least_generation) + 1
+        else:
+            assert self._generation is not None
+            self._generation[slots] += 1
+            if self._least_generation:
+                self._generation[slots] = self._generation[slots].clamp_min(self._least_generation + 1)
+
+    def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
+        """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay."""
+        self.check_writable()
+        with self.snapshots.lock:
+            self.begin_write(slots)
+            for key in keys:
+                self.all_rows.get(key)[slots] = True
+        self._bump_mutation_revision()
+
+    def _init(self, data: TensorDictBase) -> None:
+        leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] != GENERATION]
+        if not leaves:
+            raise ValueError("the transitions have no columns; nothing was stored. Store at least one, [N, ...]")
+        self._allocate(RowLayout([*leaves, (GENERATION, torch.int64, torch.Size([]))]))
+
+    def _allocate(self, layout: RowLayout) -> None:
+        breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
+        words = layout.row_bytes // WORD_BYTES
+        device = torch.device(self.device)
+        self._rows = allocate_rows(self.capacity, words, device, self._memmap, breakdown)
+        self._layout = layout
+        slots = layout.unpack(self._rows, torch.Size([self.capacity]))
+        self._storage = slots
+        self._generation = slots.get("generation")
+        self._generations = self._generation.numpy() if device.type == "cpu" else None
+        self._columns = [
+            StoredColumn(key, column.dtype, column.shape, slots.get(key))
+            for key, column in layout.columns.items()
+            if key != GENERATION
+        ]
+        self._expect({column.key: (column.dtype, column.shape) for column in self._columns})
+        self.initialized = True
+
+    def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
+        """Sets the columns that rows must have from now on."""
+        assert self._columns is not None
+        self._given = columns
+        self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
+        self._columns_check = None
+
+    def _mismatch(self, data: TensorDictBase) -> ValueError:
+        given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
+        stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self._given.items()}
+        given.pop(GENERATION, None)
+        different = [
+            f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
+            for name in sorted(stored.keys() | given.keys())
+            if stored.get(name) != given.get(name)
+        ] or [f"device: first {self._given_device}, now {data.get(next(iter(given))).device}"]
+        return ValueError(
+            "transitions must have the columns of the first ones stored; nothing was written. "
+            f"Different: {'; '.join(different)}. Convert them, or start a new buffer"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the rows written so far (a view, not a copy) and the layout of their bytes."""
+        if self._layout is None or self._rows is None or self._generation is None:
+            return {
+                "capacity": self.capacity,
+                "length": 0,
+                "layout": None,
+                "rows": None,
+                "emptied": None,
+                "least_generation": self._least_generation,
+            }
+        return {
+            "capacity": self.capacity,
+            "length": self._len,
+            "layout": self._layout.description(),
+            "rows": self._rows[: self._len],
+            # Generations of slots that held rows once: they go on from there.
+            "emptied": self._generation[self._len : self._reached].clone(),
+            "least_generation": self._least_generation,
+        }
+
+    @contextmanager
+    def frozen_state(self) -> Iterator[dict[str, Any]]:
+        """Context manager for :meth:`state_dict` as it is now, however rows are written meanwhile.
+
+        Rows are a :class:`~lightning_replay.saving.snapshot.Snapshot`, to be read once in the body.
+        """
+        with self.snapshots.lock:
+            state = self.state_dict()
+            rows = None if state["rows"] is None else self.snapshots.take(state["rows"])
+        try:
+            yield state | {"rows": rows}
+            self.check_read()
+        finally:
+            if rows is not None:
+                self.snapshots.close(rows)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed then.
+            MemoryError: the rows do not fit; nothing is changed then.
+        """
+        self.check_writable()
+        layout = self._saved_layout(state_dict)
+        least = max(self._least_generation, self._largest_generation(), state_dict.get("least_generation", 0))
+        with self.snapshots.lock:
+            if layout is not None:
+                if self._layout is None or self._layout.description() != layout.description():
+                    self._allocate(layout)
+                self._take_rows(state_dict)
+            elif self._generation is not None:
+                self.begin_write(slice(0, self._reached))
+                self._generation[: self._reached] += 1  # these rows leave, and none comes in their place
+            self._least_generation = least
+            self._given_device = None
+            self._len = state_dict["length"]
+        self._bump_mutation_revision()
+
+    def _saved_layout(self, state_dict: dict[str, Any]) -> RowLayout | None:
+        if state_dict["capacity"] != self.capacity:
+            raise ValueError(
+                f"the saved storage has capacity {state_dict['capacity']} and this one {self.capacity}; "
+                "build the buffer with the saved capacity"
+            )
+        if state_dict["layout"] is None:
+            return None
+        layout, length, rows = (
+            RowLayout.from_description(state_dict["layout"]),
+            state_dict["length"],
+            state_dict["rows"],
+        )
+        if not 0 <= length <= self.capacity or rows.shape != (length, layout.row_bytes // WORD_BYTES):
+            raise ValueError(
+                f"the saved rows {list(rows.shape)} are not {length} of {layout.row_bytes} bytes in a storage of "
+                f"{self.capacity}; nothing was loaded"
+            )
+        emptied = state_dict.get("emptied")
+        if emptied is not None and (emptied.ndim != 1 or len(emptied) > self.capacity - length):
+            raise ValueError(
+                f"the saved generations {list(emptied.shape)} of emptied slots are not those of at most "
+                f"{self.capacity - length} slots; nothing was loaded"
+            )
+        return layout
+
+    def _largest_generation(self) -> int:
+        """Of all rows that this storage has handed out."""
+        return 0 if self._generation is None or not self._reached else int(self._generation[: self._reached].max())
+
+    def _take_rows(self, state_dict: dict[str, Any]) -> None:
+        assert self._rows is not None and self._generation is not None
+        length, emptied = state_dict["length"], state_dict.get("emptied")  # early saves have none
+        self.begin_write(slice(0, self._reached))
+        self._rows[:length] = state_dict["rows"].to(self._rows.device)
+        reached = length
+        if emptied is not None and len(emptied):
+            reached += len(emptied)
+            self._generation[length:reached] = emptied.to(self._generation.device)
+        self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
+        self._reached = max(self._reached, reached)
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes :meth:`state_dict` into the directory ``path``."""
+        with self.frozen_state() as state:
+            write_state(path, state, of=type(self).__name__)
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        load_state(path, self.load_state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            raise RuntimeError(
+                "PackedStorage cannot be shared between processes; use TorchRL's LazyMemmapStorage for that, "
+                "or keep the buffer in one process"
+            )
+        state = super().__getstate__()
+        state["packed"] = self.state_dict()
+        self.check_read()
+        del state["snapshots"], state["_shared_writes"]
+        # Views do not survive a copy as views: they are laid out anew.
+        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")
+        return state | dict.fromkeys(unset) | {"_reached": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state.pop("packed")
+        super().__setstate__(state)
+        self._begin_life()
+        self.load_state_dict(packed)
+
+    def _empty(self) -> None:
+        self.check_writable()
+        with self.snapshots.lock:
+            if self._generation is not None and self._len:
+                self.begin_write(slice(0, self._len))
+                self._next_generation(slice(0, self._len))  # updates on their way to rows forgotten now are late
+            self._len = 0
+        self._bump_mutation_revision()
+
+    def __repr__(self) -> str:
+        return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+
+
+class MissingDeviceError(ValueError):
+    """A device that this machine, or torch as it is installed, does not have."""
+
+
+def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data.
+
+    Raises:
+        TypeError: no device and no name of one.
+        ValueError: an unknown name, or a device without data.
+    """
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+    try:
+        known = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known.type == "meta":
+        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+    return known
+
+
+def _check_present(device: torch.device) -> None:
+    """Refuses a CUDA device that is not there: torch would raise an ``AssertionError``, or fail at the first rows."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise MissingDeviceError(
+                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+                "torch that supports the GPU of this machine"
+            )
+
+
+def stored_slots(storage: Storage) -> Tensor:
+    """Slots of a storage without tables that hold a row, int64 ``[n]``, ascending, on the CPU."""
+    live = getattr(storage, "live_slots", None)
+    return torch.arange(len(storage)) if live is None else live.state().sort().values
+
+
+def stored_before(storage: Storage, new: Tensor) -> Tensor:
+    """Slots that held a row before those in ``new``, int64 ``[N]``, were written; ascending, on the device of these."""
+    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
+    earlier[stored_slots(storage).to(new.device)] = True
+    earlier[new] = False
+    return earlier.nonzero().squeeze(1)
+
+
+def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
+    """Single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
+
+    Raises:
+        KeyError: a key is not stored; the message names the stored ones.
+    """
+    packed = isinstance(storage, PackedStorage)
+    everything = storage.all_rows if packed else storage.get(slice(0, len(storage)))
+    if not isinstance(everything, TensorDictBase):
+        raise TypeError(
+            f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
+        )
+    columns = []
+    for key in keys:
+        column = storage.column(key, index) if packed else everything.get(key, None)
+        if column is None:
+            stored = list(everything.keys(include_nested=True, leaves_only=True))
+            raise KeyError(f"no column {key!r} is stored; stored are {stored}")
+        columns.append(column if packed else column[index])
+    return columns
+
+
+def _as_slots(cursor: Any, capacity: int) -> slice | Tensor:
+    """Returns a slice of consecutive slots with a start and a stop, or int64 ``[N]``."""
+    if isinstance(cursor, slice):
+        cursor = range(*cursor.indices(capacity))
+    if isinstance(cursor, range) and cursor.step == 1:
+        return slice(cursor.start, cursor.stop)
+    return torch.as_tensor(cursor, dtype=torch.int64)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of transitions before they are stored: flags that contradict each other, numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import vdot
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.storage.row_layout import Key
+
+__all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
+
+Column = Tensor | np.ndarray
+
+_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
+_TRAJECTORY = (("trajectory",), ("collector", "traj_ids"))
+
+
+def with_done(rows: TensorDictBase) -> TensorDictBase:
+    """Returns rows that have ``("next", "done")``: derived from ``terminated`` and ``truncated`` where it is absent.
+
+    Rows with neither flag, or with flags that are not bool or of two shapes, are returned as they are.
+    """
+    following = rows.get("next", None)
+    if not isinstance(following, TensorDictBase) or "done" in following:
+        return rows
+    ends = [end for end in (following.get(key, None) for key in ("terminated", "truncated")) if end is not None]
+    if not ends or any(end.dtype != torch.bool or end.shape != ends[0].shape for end in ends):
+        return rows
+    done = ends[0].clone() if len(ends) == 1 else ends[0] | ends[1]
+    return rows.copy().set(_DONE, done)
+
+
+class TransitionCheck:
+    """Refuses transitions that no buffer should hold, before anything is stored.
+
+    * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
+      histories would run on over the end of an episode.
+    * ``trajectory`` is not of an integer dtype: episodes could not be told apart.
+    * NaN or infinity in the reward or an observation: any column that also stands under ``"next"``, or is named so. One
+      such row makes every network it trains NaN.
+
+    Args:
+        check_finite: whether to look for NaN and infinity.
+    """
+
+    def __init__(self, check_finite: bool = True) -> None:
+        self.check_finite = check_finite
+
+    def __call__(self, columns: Mapping[Key, Column]) -> None:
+        """Checks rows.
+
+        Args:
+            columns: ``[N, ...]`` by key, tensors or arrays.
+
+        Raises:
+            TypeError: ``trajectory`` is not of an integer dtype.
+            ValueError: contradicting flags, NaN or infinity; the message names the column and the rows.
+        """
+        self.of(columns)(list(columns.values()))
+
+    def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
+        """Returns the check of further rows with columns of these names, dtypes and shapes.
+
+        Raises:
+            TypeError: ``trajectory`` is not of an integer dtype.
+            ValueError: ``trajectory`` is not one number for each row.
+        """
+        for key in _TRAJECTORY:
+            if key in columns and prod(columns[key].shape[1:]) != 1:
+                raise ValueError(
+                    f"the column {_shown(key)} has shape {list(columns[key].shape)}; it names the episode of each row "
+                    "and must be [N] or [N, 1]. Nothing was stored"
+                )
+            if key in columns and not _is_integer(columns[key]):
+                raise TypeError(
+                    f"the column {_shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
+                    "of an integer dtype, as int64. Nothing was stored"
+                )
+        place_of = {key: place for place, key in enumerate(columns)}
+        flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
+        shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
+        are_alike = len(shapes) == 1 and next(iter(shapes))[0]
+        finite = [key for key, value in columns.items() if self.check_finite and _is_learned_from(key, columns, value)]
+        arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
+        return ColumnsCheck(
+            list(columns),
+            [place_of[key] for key in flags] if _DONE in columns and are_alike else [],
+            [(place_of[key], place_of[other]) for key, other in _in_pairs(arrays, columns)],
+            [place_of[key] for key in finite if key not in arrays],
+        )
+
+
+class ColumnsCheck:
+    """What a :class:`TransitionCheck` looks for in rows of known columns.
+
+    Args:
+        names: of the columns.
+        flags: places of ``("next", "done")`` and of the flags that imply it.
+        arrays: places of arrays that must be finite, two by two.
+        tensors: places of tensors that must be finite.
+    """
+
+    def __init__(self, names: list[Key], flags: list[int], arrays: list[tuple[int, int]], tensors: list[int]) -> None:
+        self._names = names
+        self._done, *self._ends = flags or [0]
+        self._arrays = arrays
+        self._tensors = tensors
+
+    def __call__(self, columns: Sequence[Column]) -> None:
+        """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
+        if self._ends:
+            _check_flags(columns[self._done], [columns[place] for place in self._ends])
+        for one, other in self._arrays:
+            # A sum of products is finite only if every factor is; it may overflow, so that a second look decides.
+            if not isfinite(vdot(columns[one], columns[other])):
+                self._check_each(columns, (one, other))
+        if self._tensors:
+            self._check_each(columns, self._tensors)
+
+    def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
+        for place in places:
+            value = torch.as_tensor(columns[place])
+            if not bool(value.isfinite().all()):
+                raise _not_finite(self._names[place], value)
+
+
+def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
+    """Returns arrays of one shape two by two, which are then looked through at once; the others beside themselves."""
+    pairs: list[tuple[Key, Key]] = []
+    alone: dict[Any, Key] = {}
+    for key in keys:
+        kind = (columns[key].dtype, columns[key].shape)
+        other = alone.pop(kind, None)
+        if other is None:
+            alone[kind] = key
+        else:
+            pairs.append((other, key))
+    return pairs + [(key, key) for key in alone.values()]
+
+
+def _check_flags(done: Any, ends: list[Any]) -> None:
+    ended = ends[0] if len(ends) == 1 else ends[0] | ends[1]
+    if isinstance(done, np.ndarray):
+        if not np.count_nonzero(ended) or not np.count_nonzero(ended > done):
+            return
+    elif not bool((ended > done).any()):
+        return
+    rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
+    raise ValueError(
+        f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
+        "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
+    )
+
+
+def _is_learned_from(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
+    is_floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+    own = key[1:] if key[0] == "next" else key
+    is_state = own in columns and ("next", *own) in columns
+    is_named = own[-1] == "reward" or any(part.startswith("observation") for part in own)
+    return is_floating and (is_state or is_named)
+
+
+def _is_integer(column: Column) -> bool:
+    if isinstance(column, np.ndarray):
+        return column.dtype.kind in "iu"
+    return not (column.is_floating_point() or column.is_complex() or column.dtype == torch.bool)
+
+
+def _not_finite(key: Key, value: Tensor) -> ValueError:
+    finite = value.isfinite().reshape(len(value), -1).all(1)
+    rows = (~finite).nonzero().flatten().tolist()
+    first = value[rows[0]].reshape(-1)
+    return ValueError(
+        f"{_shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
+        f"{len(value)}; it must be finite. Nothing was stored. Look for a diverging policy or environment, or build "
+        "the buffer with check_finite=False to store such rows"
+    )
+
+
+def _shown(key: Key) -> str:
+    return repr(key if len(key) > 1 else key[0])

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running episodes: the slots of their last steps, held until it is known whether an event follows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lightning_replay.tables.slot_pool import Slots
+
+
+class Stretch(NamedTuple):
+    """Rows of one episode among the rows written together: their places in the batch, in order of time.
+
+    It continues what ran under its number before, unless an episode of that number has ended in the same batch.
+    """
+
+    trajectory: int
+    rows: np.ndarray
+    continues: bool
+    ended: bool
+
+
+def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
+    """Takes a batch of rows apart by episode.
+
+    Args:
+        trajectory: int64 ``[N]``, the running episode of each row.
+        done: bool ``[N]``, whether the row ended its episode; what follows under the same number is another one.
+
+    Example:
+        >>> for stretch in stretches(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
+        ...     print(stretch.trajectory, stretch.rows, stretch.continues, stretch.ended)
+        7 [0 2] True True
+        7 [3] False False
+        8 [1] True False
+    """
+    if len(trajectory) == 1:
+        yield Stretch(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
+        return
+    order = np.argsort(trajectory, kind="stable")
+    named, ends = trajectory[order], done[order]
+    last = np.append(named[1:] != named[:-1], True) | ends
+    start = 0
+    for stop in (np.flatnonzero(last) + 1).tolist():
+        continues = start == 0 or bool(named[start] != named[start - 1])
+        yield Stretch(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
+        start = stop
+
+
+def led_to_events(
+    happened: np.ndarray, history_length: np.ndarray, num_before: int, is_sent: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of one episode that its events send to a table, in the order in which they are sent.
+
+    Where events have different history lengths, an early short one sends less than a later long one, which then sends
+    older steps after newer ones.
+
+    Args:
+        happened: bool ``[E, N]``, which events the new steps are.
+        history_length: int64 ``[E]``, the event's own step included.
+        num_before: remembered steps before the new ones.
+        is_sent: bool ``[num_before + N]``, steps that the table was given already.
+
+    Returns:
+        Places among all ``num_before + N`` steps, and the place among the new ones of the event that sends each.
+
+    Example:
+        >>> happened = np.array([[False, True, False, True, False]])
+        >>> led_to_events(happened, np.array([3]), 2, np.array([True, True, False, False, False, False, False]))
+        (array([2, 3, 4, 5]), array([1, 1, 3, 3]))
+    """
+    events = np.flatnonzero(happened.any(0))
+    if (history_length == history_length[0]).all():
+        last = events + num_before
+        steps = np.flatnonzero(~is_sent[: last[-1] + 1])
+        following = np.searchsorted(last, steps)  # the next event at or after each step
+        near = last[following] - steps < history_length[0]
+        return steps[near], events[following[near]]
+    is_sent = is_sent.copy()
+    sent, sender = [], []
+    for event in events.tolist():
+        longest = int(history_length[happened[:, event]].max())
+        last_step = event + num_before
+        window = np.arange(max(0, last_step - longest + 1), last_step + 1)
+        new = window[~is_sent[window]]
+        is_sent[new] = True
+        sent.append(new)
+        sender.append(np.full(len(new), event))
+    return np.concatenate(sent), np.concatenate(sender)
+
+
+class Histories:
+    """The last steps of every running episode, each held by a reference so that its slot is not written again.
+
+    Args:
+        slots: counts the references.
+        length: steps remembered of an episode.
+        max_trajectories: episodes that may run at once.
+        forgets_stale: whether :meth:`make_room` is called; then running episodes are counted also where none of their
+            steps is remembered.
+    """
+
+    def __init__(self, slots: Slots, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
+        self._slots = slots
+        self._length = length
+        self._max_trajectories = max_trajectories
+        self._counts_all = length > 0 or forgets_stale
+        self._running: dict[int, deque[int]] = {}  # the one continued last is last
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def before(self, stretch: Stretch) -> np.ndarray:
+        """Slots of the remembered steps that come before a stretch, int64, oldest first."""
+        held = self._running.get(stretch.trajectory, ()) if stretch.continues else ()
+        return np.array(held, dtype=np.int64)
+
+    def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
+        """Refuses rows by which more episodes would run at once than there is room for.
+
+        Args:
+            parts: of rows to come, written one after the other: trajectory, int64 ``[N]``, and done, bool ``[N]``.
+            forget_stale: whether :meth:`make_room` may forget the episodes that were continued longest ago.
+
+        Raises:
+            ValueError: with both numbers; nothing has changed.
+        """
+        named = sum(len(set(trajectory.tolist())) for trajectory, _ in parts)
+        if not self._length or len(self._running) + named <= self._max_trajectories:
+            return
+        running = list(self._running)
+        for trajectory, done in parts:
+            staying, opened = self._running_after(running, trajectory, done)
+            excess = len(staying) + len(opened) - self._max_trajectories
+            if excess > (len(staying) if forget_stale else 0):
+                raise ValueError(
+                    f"{len(staying) + len(opened)} episodes would run at once, and histories of max_trajectories="
+                    f"{self._max_trajectories} are held. Nothing was stored. Raise max_trajectories; or if these "
+                    "episodes have ended, mark their last steps done"
+                )
+            running = staying[max(excess, 0) :] + opened
+
+    def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> list[int]:
+        """Forgets the episodes continued longest ago, where rows that were checked leave no room for them.
+
+        Returns:
+            which were forgotten.
+        """
+        staying, opened = self._running_after(list(self._running), trajectory, done)
+        stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
+        for name in stale:
+            self.forget(name)
+            self.forgotten += 1
+        return stale
+
+    def _running_after(
+        self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
+    ) -> tuple[list[int], list[int]]:
+        """Of the episodes that run, those that rows do not name; and those that run on after being named."""
+        is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
+        return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
+
+    def follow(self, stretch: Stretch, slots: np.ndarray) -> None:
+        """Appends the slots of a stretch to its episode, or forgets the episode that it ended."""
+        if stretch.ended:
+            self.forget(stretch.trajectory)
+            return
+        if not self._counts_all:
+            return
+        held = self._running.pop(stretch.trajectory, None) or deque()
+        kept = slots[len(slots) - self._length :] if self._length < len(slots) else slots
+        self._slots.references[kept] += 1
+        held.extend(kept.tolist())
+        while len(held) > self._length:
+            self._slots.release_one(held.popleft())
+        self._running[stretch.trajectory] = held
+
+    def forget(self, trajectory: int) -> None:
+        """Releases the steps of an episode."""
+        held = self._running.pop(trajectory, None)
+        if held:
+            self._slots.release(np.array(held))
+
+    def forget_oldest(self) -> int | None:
+        """Releases the steps of the episode that was continued longest ago; returns it, or ``None`` if none runs."""
+        name = next(iter(self._running), None)
+        if name is not None:
+            self.forget(name)
+            self.forgotten += 1
+        return name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trajectories and slots, as tensors and plain values."""
+        return {
+            "trajectory": torch.tensor(list(self._running), dtype=torch.int64),
+            "length": torch.tensor([len(held) for held in self._running.values()], dtype=torch.int64),
+            "slots": torch.tensor([slot for held in self._running.values() for slot in held], dtype=torch.int64),
+            "forgotten": self.forgotten,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave; the references are those of the slots' own state."""
+        slots = iter(state_dict["slots"].tolist())
+        lengths = zip(state_dict["trajectory"].tolist(), state_dict["length"].tolist(), strict=True)
+        self._running = {name: deque(islice(slots, length)) for name, length in lengths}
+        self.forgotten = int(state_dict["forgotten"])

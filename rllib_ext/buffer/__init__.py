@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay buffers behind RLlib's interface."""

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay built from a recipe's name or from class paths, as they stand in an RLlib config or a YAML file."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning_replay.argument_names import hint_for
+from rllib_ext.buffer.frame_stacks import image_column
+from rllib_ext.class_paths import call, constructor, imported
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+    from lightning_replay.schedulers.progress import ReturnProgress
+
+PARTS = ("sampler", "writer", "transform")
+_FRAMES = ("frame_stack", "image_key", "frame_capacity")
+# What every buffer put together from parts takes, beside the parts.
+PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "check_finite", "seed")
+# Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
+_BY_IMPORTANCE = ("surprise_retention",)
+Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
+_SET_BY_RLLIB = {
+    "n_steps": ".training(n_step=...)",
+    "discount": ".training(gamma=...)",
+    "batch_size": ".training(train_batch_size_per_learner=...)",
+    "prefetch": "nothing: RLlib learns from a batch before it draws the next",
+}
+CAPACITIES = ("capacity", "capacity_per_task")
+# A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
+RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
+
+
+def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
+    """Builds the buffer of a recipe, or of parts where ``recipe`` is ``None``.
+
+    Args:
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
+            takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
+        options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``check_finite``, ``seed``, and
+            ``sampler``, ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}``
+            or, for transforms, a list of these. Values of that form are built wherever they stand (a schedule, a
+            scheduler, the sampler of first elements). Event tables and conditions are given as in
+            :mod:`rllib_ext.buffer.event_tables`.
+        returns: length and discount; followed where rows are kept by importance, and returns formed before they are
+            stored. Other buffers form them when they draw.
+
+    Raises:
+        ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
+            where rows are kept by importance.
+        TypeError: a class that is not what its place takes.
+    """
+    for name in options:
+        if name in _SET_BY_RLLIB:
+            raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
+    return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
+
+
+def keeps_by_importance(recipe: str | None, options: Mapping[str, Any]) -> bool:
+    """Returns whether such a buffer keeps rows by feedback instead of age: its writer is a ``RetentionWriter``.
+
+    Args:
+        recipe, options: as :func:`build_replay`.
+    """
+    from lightning_replay.writers import RetentionWriter
+
+    if recipe is not None:
+        return recipe in _BY_IMPORTANCE
+    writer = options.get("writer")
+    path = writer.get("class_path") if isinstance(writer, Mapping) else writer
+    kind = imported(path, "writer") if isinstance(path, str) else type(path)
+    return inspect.isclass(kind) and issubclass(kind, RetentionWriter)
+
+
+def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
+    """Builds what turns the returns of finished episodes into the progress signals of a curriculum.
+
+    Args:
+        value: of :mod:`lightning_replay.schedulers`, an object, which is copied, or a class path with arguments; or
+            ``None``.
+        replay: that it is for.
+
+    Raises:
+        ValueError: a replay without a curriculum, or a class or argument that is refused.
+        TypeError: something else.
+    """
+    from lightning_replay.schedulers.progress import ReturnProgress
+    from lightning_replay.table_replay import CurriculumReplay
+
+    if value is None:
+        return None
+    if not isinstance(replay, CurriculumReplay):
+        raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
+    progress = _built(value, "progress", {})
+    if not isinstance(progress, ReturnProgress):
+        raise TypeError(
+            f"progress is {value!r}; a class of lightning_replay.schedulers is accepted, as MeanReturn(low=0.0, "
+            "high=1.0)"
+        )
+    return copy.deepcopy(progress)
+
+
+def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> Replay:
+    from lightning_replay.replay import Replay
+    from lightning_replay.writers import RetentionWriter
+    from rllib_ext.buffer.event_tables import built_condition, built_tables
+
+    function = _recipe_function(recipe)
+    parts = [name for name in PARTS if options.get(name) is not None]
+    if parts:
+        raise ValueError(
+            f"recipe {recipe!r} chooses {', '.join(parts)} itself. Leave the recipe out to put a buffer together "
+            f"from parts: replay_config(sampler=..., capacity=...)"
+        )
+    accepted = [name for name in inspect.signature(function).parameters if name not in _SET_BY_RLLIB]
+    _refuse_unknown(f"recipe {recipe!r}", options, accepted)
+    if isinstance(options.get("scheduler"), str):
+        options = {**options, "scheduler": {"class_path": options["scheduler"]}}
+    built = {name: value if name == "goal" else _built(value, name, {}) for name, value in options.items()}
+    if "tables" in built:
+        built["tables"] = built_tables(options["tables"])
+    if "goal" in built:
+        built["goal"] = built_condition(options["goal"], "goal")
+    if options.get("frame_stack") is not None and "image_key" in accepted:
+        built["image_key"] = image_column(options.get("image_key"))
+    if recipe in _BY_IMPORTANCE:
+        built["n_steps"], built["discount"] = _single_length(returns)
+    # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
+    replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
+    if not isinstance(replay, Replay):
+        raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
+    if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
+        raise ValueError(
+            f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
+            "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
+        )
+    return replay
+
+
+def _recipe_function(recipe: str) -> Callable[..., Replay]:
+    """The recipe of this library, or the function that an import path names."""
+    from lightning_replay import recipes
+
+    if not isinstance(recipe, str) or "." not in recipe:
+        return recipes.by_name(recipe)
+    function: Callable[..., Replay] = imported(recipe, "recipe", "my_module.my_recipe")
+    missing = {"capacity", "batch_size"} - set(inspect.signature(function).parameters)
+    if missing:
+        raise ValueError(
+            f"recipe {recipe!r} has no argument {', '.join(sorted(missing))}; a recipe takes capacity and batch_size "
+            "and returns a lightning_replay.Replay"
+        )
+    return function
+
+
+def _single_length(returns: Returns) -> tuple[int, float]:
+    n_step, gamma = returns
+    if not isinstance(n_step, int):
+        raise ValueError(
+            f"n_step is {tuple(n_step)}, an interval to draw lengths from, and the rows of this buffer are kept by "
+            "importance: their returns are formed once, before they are stored. Give one length, .training(n_step=3)"
+        )
+    return n_step, gamma
+
+
+def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
+    from torchrl.data.replay_buffers import Sampler, Writer
+    from torchrl.envs import Compose, Transform
+
+    from lightning_replay.recipes.storage import frames_at_worst, storage_for
+    from lightning_replay.replay import Replay
+    from lightning_replay.transforms import NStepTransitions
+
+    if all(options.get(name) is None for name in PARTS):
+        raise ValueError(
+            "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
+        )
+    _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
+    capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
+    context = {"capacity": capacity}
+    transforms = options.get("transform") or []
+    transforms = transforms if isinstance(transforms, list | tuple) else [transforms]
+    built = [_part(value, "transform", Transform, context) for value in transforms]
+    n_steps, worst = 1, None
+    if keeps_by_importance(None, options):
+        n_steps, discount = _single_length(returns)
+        worst = frames_at_worst(capacity, frame_stack, n_steps)
+        if n_steps > 1:
+            built.append(NStepTransitions(n_steps, discount))
+    return Replay(
+        storage=storage_for(
+            capacity,
+            device=options.get("device", "cpu"),
+            memmap=options.get("memmap"),
+            frame_stack=frame_stack,
+            image_key=image_column(image_key) if frame_stack is not None else image_key or "pixels",
+            frame_capacity=options.get("frame_capacity"),
+            default_frame_capacity=worst,
+            n_steps=n_steps,
+        ),
+        sampler=_part(options.get("sampler"), "sampler", Sampler, context),
+        writer=_part(options.get("writer"), "writer", Writer, context),
+        transform=Compose(*built) if len(built) > 1 else next(iter(built), None),
+        batch_size=1,
+        check_finite=options.get("check_finite", True),
+        seed=options.get("seed"),
+    )
+
+
+def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str]) -> None:
+    unknown = [name for name in options if name not in accepted and options[name] is not None]
+    if unknown:
+        hint = hint_for(unknown[0], accepted) or (
+            f"; accepted are {', '.join(accepted)}, "
+            "and for the whole buffer layout, num_learners, modules, info_keys and progress."
+        )
+        raise ValueError(f"{owner} has no option {', '.join(map(repr, unknown))}{hint}")
+    capacity = next(name for name in CAPACITIES if name in accepted)
+    if options.get(capacity) is None:
+        raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
+
+
+def _part(value: Any, name: str, kind: type, context: dict[str, Any]) -> Any:
+    """A sampler, writer or transform from its class path; an object that is one already stays."""
+    if value is None:
+        return None
+    part = _built({"class_path": value} if isinstance(value, str) else value, name, context)
+    if not isinstance(part, kind):
+        raise TypeError(
+            f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
+            f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
+        )
+    return part
+
+
+def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
+    """The value itself, or the object its class path describes; ``context`` fills arguments that are not given."""
+    if not (isinstance(value, Mapping) and "class_path" in value):
+        return value
+    beyond = set(value) - {"class_path", "init_args"}
+    if beyond:
+        raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
+    cls = imported(value["class_path"], name)
+    if not inspect.isclass(cls):
+        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
+    given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
+    accepted = inspect.signature(constructor(cls)).parameters
+    return call(cls, {key: item for key, item in context.items() if key in accepted} | given, name)

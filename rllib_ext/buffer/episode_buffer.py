@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay buffer class RLlib is given: any replay of lightning_replay behind RLlib's interface."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+
+from lightning_replay.validation import check_kind, checked_count
+from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics
+from rllib_ext.buffer.module_options import ModuleOptions
+from rllib_ext.learner.sharding import deal
+from rllib_ext.rllib_compat import BufferType
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+    from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+    from rllib_ext.episodes.convert import FlatEpisode
+    from rllib_ext.episodes.task_assignment import TaskAssignment
+
+
+logger = logging.getLogger(__name__)
+
+
+class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+    """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
+
+    RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
+    Build it with :func:`rllib_ext.replay_config`. A subclass of RLlib's prioritized buffer in name only, because RLlib
+    asks for that (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch
+    and TorchRL are imported when a buffer is built: the class alone travels to every EnvRunner.
+
+    Where there are several agents, each module has a replay of its own, built when its first step arrives; agents that
+    share a module share its replay. ``capacity`` is that of each.
+
+    Args:
+        recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
+        layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
+            :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
+            with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
+            what the algorithm's connectors allow.
+        num_learners: Learners the batch is dealt out to, when there are 2 or more: the TD errors come back in
+            another order then.
+        modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``, where ``None`` leaves
+            an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
+        metrics_num_episodes_for_smoothing: given by RLlib; not needed.
+        options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
+            flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
+            ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames; left
+            out where the observation itself is the stack.
+
+    Raises:
+        ValueError: an unknown recipe, layout or option, or values that are refused.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None = None,
+        *,
+        layout: str | None = None,
+        num_learners: int = 0,
+        modules: dict[str, dict[str, Any] | None] | None = None,
+        metrics_num_episodes_for_smoothing: int = 100,
+        **options: Any,
+    ) -> None:
+        # The constructor of the base class is left out on purpose: see the class docstring.
+        del metrics_num_episodes_for_smoothing
+        check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
+        self.recipe = recipe
+        self.num_learners = checked_count("num_learners", num_learners, 0, of="Learners")
+        self.layout_was_given = layout is not None
+        self.options = ModuleOptions(recipe, "blocks" if layout is None else layout, options, modules or {})
+        self.is_in_checkpoints = self._has_warned = False
+        self.assignment: TaskAssignment | None = None
+        self._counters = BufferMetrics()
+        self._several_agents = False
+        # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
+        self.modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
+        self.capacity = self.replay.capacity
+
+    def use_layout(self, layout: str) -> None:
+        """Lets rows drawn from now on travel in this layout."""
+        self.options.layout = layout
+        for module in self.modules.values():
+            module.layout = layout
+
+    def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        """Says before anything is stored over how many steps returns are summed.
+
+        Replays that keep rows by importance form them on the way in; others, which form them when they draw, are told
+        with each draw and stay as they are.
+
+        Args:
+            n_step: as ``.training(n_step=...)``.
+            gamma: discount of the returns.
+
+        Raises:
+            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
+        """
+        self.options.returns = (n_step, gamma)
+        for name in self.options.module_ids():
+            if self.options.keeps_by_importance(name):
+                module = self.options.build(name)
+                if name in self.modules:
+                    self.modules[name] = module
+
+    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+        """Gives replays that keep rows by surprise a measure of it for newcomers, unless they have one.
+
+        Args:
+            measure: from a module's name and pieces of a batch to the surprise of its rows.
+        """
+        self.options.measure = measure
+        for module in self.modules.values():
+            module.measure_newcomers(measure)
+
+    @property
+    def keeps_by_importance(self) -> bool:
+        """Whether the replay of some module keeps rows by what is fed back."""
+        return any(map(self.options.keeps_by_importance, self.options.module_ids()))
+
+    @property
+    def replay(self) -> Replay:
+        """The replay of the only module.
+
+        Raises:
+            ValueError: there are several; see ``modules``.
+        """
+        if len(self.modules) != 1:
+            raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
+        return next(iter(self.modules.values())).replay
+
+    @property
+    def num_env_steps_stored(self) -> int:
+        """Steps of the environment, of several agents as :class:`~rllib_ext.buffer.metrics.BufferMetrics` counts
+        them."""
+        return self._counters.env_steps_stored(self.modules)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.modules.values()))
+
+    def add(
+        self,
+        episodes: list[SingleAgentEpisode | MultiAgentEpisode] | SingleAgentEpisode | MultiAgentEpisode,
+        weight: float | None = None,
+    ) -> None:
+        """Stores the new steps of episodes or of fragments of them, with one ``extend`` for each module.
+
+        Args:
+            episodes: what EnvRunners sent; fragments continue by ``id_`` and ``t_started``.
+            weight: RLlib's starting priority; new rows get the largest priority seen, whatever it is.
+
+        Raises:
+            TypeError: something else than an episode.
+            ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
+        """
+        if not (self.is_in_checkpoints or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "the replay buffer is not part of the algorithm's checkpoints, which RLlib restores without it; "
+                "rllib_ext.configure(config) makes it so"
+            )
+        episodes = episodes if isinstance(episodes, list) else [episodes]
+        grouped = self.options.group(episodes)
+        begins = not (self._several_agents or len(self)) and any(isinstance(one, MultiAgentEpisode) for one in episodes)
+        several_agents = self._several_agents or begins
+        # Everything is checked before anything is stored or opened.
+        modules = {} if begins else dict(self.modules)
+        modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
+        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
+        self.modules, self._several_agents = modules, several_agents
+        for name, parts in flat.items():
+            self._store(name, parts)
+        for episode in episodes:
+            if isinstance(episode, MultiAgentEpisode):
+                self._counters.count_fragment(episode, stored=grouped)
+        if self.assignment is not None:
+            self.assignment.update()
+
+    def sample(
+        self,
+        num_items: int | None = None,
+        *,
+        n_step: int | tuple[int, int] | None = None,
+        gamma: float = 0.99,
+        beta: float | None = None,
+        batch_length_T: int | None = None,
+        min_batch_length_T: int = 0,
+        **ignored: Any,
+    ) -> list[SingleAgentEpisode]:
+        """Draws a train batch.
+
+        Args:
+            num_items: rows, of each module; of sequences, their steps together.
+            n_step: rewards summed into one return: a number, or a closed interval one is drawn from for each row.
+            gamma: discount of that return.
+            beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
+            batch_length_T: steps of a sequence at most, for a recurrent module; 0 or ``None`` draws single rows.
+            min_batch_length_T: the burn-in of sequences; each is longer.
+            ignored: what else RLlib passes (lookback, sample_episodes, ...).
+
+        Returns:
+            Blocks, or sequences as episodes, whose rows carry ``weights`` and ``n_step`` among their extra model
+            outputs; sequences also ``state_out``.
+
+        Raises:
+            RuntimeError: the buffer is empty.
+            TypeError: no number of rows.
+            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without
+                state, or with a burn-in that is longer than the episodes; other returns than were formed when rows that
+                are kept by importance were stored.
+        """
+        num_items = checked_count("num_items", num_items, of="rows")
+        if batch_length_T:
+            return self._sequences(num_items, n_step or 1, batch_length_T, min_batch_length_T)
+        drawable = {name: module for name, module in self.modules.items() if len(module)} or self.modules
+        if not drawable:
+            raise RuntimeError("cannot sample from an empty replay buffer: no module that stores steps has any yet")
+        pieces = {name: module.draw(num_items, n_step or 1, gamma) for name, module in drawable.items()}
+        dealt, places = deal(pieces, self.num_learners)
+        for name, module in drawable.items():
+            module.expect(places[name])
+            self._counters.count("steps_sampled", len(places[name]), name)
+        return [piece.episode for _, piece in dealt]
+
+    def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
+        if n_step != 1:
+            raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
+        if self._several_agents:
+            raise ValueError(
+                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
+                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
+            )
+        module = self.modules[DEFAULT_MODULE_ID]
+        episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
+        self._counters.count("steps_sampled", sum(map(len, episodes)))
+        return episodes
+
+    def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
+        """Returns the TD errors of the last draw to the rows they belong to; replays that learn nothing ignore them.
+
+        Args:
+            priorities: one TD error per row, in the order in which the Learners got the rows; of sequences
+                ``[chunks, batch_length_T]``, see :class:`~rllib_ext.buffer.sequence_priorities.SequencePriorities`;
+                where Learners tell surprise and action values as well, ``[B, 2 + A]``, see
+                :func:`~rllib_ext.learner.signals.report_signals`.
+            module_id: the module that learned; may be left out where there is one.
+
+        Raises:
+            ValueError: another number of TD errors than rows drawn, no draw to update, NaN or infinite values, or a
+                module that has no replay.
+        """
+        if module_id is None and len(self.modules) == 1:
+            module_id = next(iter(self.modules))
+        if module_id not in self.modules:
+            raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
+        self.modules[module_id].update(priorities)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Counters under RLlib's keys, as its metrics logger takes them."""
+        return self._counters.reduce(self.modules)
+
+    def get_num_timesteps(self, module_id: str | None = None) -> int:
+        """Steps stored."""
+        return len(self) if module_id is None else len(self.modules[module_id])
+
+    def get_num_episodes(self, module_id: str | None = None) -> int:
+        """Episodes added: rows leave one by one, so episodes stored are not counted."""
+        return self._counters.total("episodes_added", module_id)
+
+    def get_sampled_timesteps(self, module_id: str | None = None) -> int:
+        """Steps drawn since the start."""
+        return self._counters.total("steps_sampled", module_id)
+
+    def get_added_timesteps(self, module_id: str | None = None) -> int:
+        """Steps added since the start."""
+        return self._counters.total("steps_added", module_id)
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that decides what is drawn next: tensors and plain values."""
+        replays = {name: module.replay.state_dict() for name, module in self.modules.items()}
+        return {**self.plain_state(), "replays": replays}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes over what :meth:`get_state` gave, from a buffer of the same recipe and options.
+
+        Raises:
+            ValueError: the state of another recipe; nothing is changed.
+        """
+        modules = self.modules_for(state)
+        for name, module in modules.items():
+            module.replay.load_state_dict(state["replays"][name])
+        self.take_over(modules, state)
+
+    def plain_state(self) -> dict[str, Any]:
+        """The state without the replays', of values that JSON takes."""
+        return {
+            "recipe": self.recipe,
+            "several_agents": self._several_agents,
+            "modules": {name: module.state() for name, module in self.modules.items()},
+            "counters": self._counters.state(),
+        }
+
+    def modules_for(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        """New modules as :meth:`plain_state` describes them, their replays still empty.
+
+        Raises:
+            ValueError: the state of another recipe.
+        """
+        if state["recipe"] != self.recipe:
+            raise ValueError(
+                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
+                "Build it with the recipe and options it was saved with."
+            )
+        modules = {name: self.options.build(name, state["several_agents"]) for name in state["modules"]}
+        for name, module in modules.items():
+            module.load_state(state["modules"][name])
+        return modules
+
+    def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
+        """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
+        self.modules, self._several_agents = modules, state["several_agents"]
+        self._counters.load(state["counters"])
+        if self.assignment is not None:
+            self.assignment.tell()
+
+    def _store(self, name: str, flat: list[FlatEpisode]) -> None:
+        module = self.modules[name]
+        known, before = module.converter.fragments.episodes, len(module)
+        added, stored = module.add(flat)
+        self._counters.count("steps_added", added, name)
+        self._counters.count("steps_evicted", before + stored - len(module), name)
+        self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
+        if not self._several_agents:
+            self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a saved RLlib replay buffer: a folder for each module, and what is known of episodes and counters."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lightning_replay.saving import SavedSize
+    from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+    from rllib_ext.buffer.module_replay import ModuleReplay
+
+MANIFEST = "buffer.json"
+ROWS = "rows"
+FORMAT = "lightning-replay-rllib"
+FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer that was read and checked, not taken over yet."""
+
+    modules: dict[str, ModuleReplay]
+    state: dict[str, Any]
+    warm_up: WarmUp
+    algorithm: Mapping[str, Any] | None
+
+
+class WarmUp(NamedTuple):
+    """When an algorithm learns, in environment steps."""
+
+    steps: int  # as the user gave them
+    learning_starts: int  # of the whole run: later, where a restore without the buffer postponed it
+
+
+def write_buffer(
+    buffer: RecipeEpisodeReplayBuffer,
+    folder: Path,
+    warm_up: WarmUp,
+    previous: Path | None = None,
+    algorithm: Mapping[str, Any] | None = None,
+) -> SavedSize:
+    """Writes a buffer into ``folder``: new rows beside the old, then the manifest that names them, in one step.
+
+    Args:
+        buffer: it is not changed.
+        folder: created where missing.
+        warm_up: of the algorithm.
+        previous: the folder of an earlier save, whose unchanged files are linked.
+        algorithm: the files of the checkpoint it belongs to, see :mod:`rllib_ext.algorithm_files`.
+
+    Returns:
+        Bytes of all rows' files, and of those written.
+    """
+    from lightning_replay.checkpoint.replay import save_replay
+    from lightning_replay.saving import SavedSize
+    from lightning_replay.saving.directory import replaced_save
+
+    earlier = None if previous is None else _rows_of(previous)
+    with replaced_save(folder, MANIFEST, folder=ROWS) as save:
+        sizes = []
+        for name, module in buffer.modules.items():
+            same = None if earlier is None else earlier / _folder_of(name)
+            sizes.append(save_replay(module.replay, save.data / _folder_of(name), previous=same))
+        save.manifest |= {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "warm_up": warm_up._asdict(),
+            "bytes": sum(size.total for size in sizes),
+            "state": buffer.plain_state(),
+            "algorithm": algorithm,
+        }
+    return SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
+
+
+def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
+    """Reads and checks what :func:`write_buffer` wrote, into new modules with the options of ``buffer``.
+
+    Raises:
+        DamagedFileError: a file is missing, truncated or changed.
+        ValueError: a newer format, or a buffer of another recipe or other options.
+        MemoryError: less is free than the rows take, beside those of ``buffer``.
+    """
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_save
+
+    def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
+        modules = buffer.modules_for(manifest["state"])
+        for name, module in modules.items():
+            try:
+                module.replay.load(rows / _folder_of(name))
+            except FileNotFoundError as error:
+                raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
+        return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])
+
+    return read_save(folder, lambda: _read_manifest(folder), read)
+
+
+def read_warm_up(folder: Path) -> WarmUp | None:
+    """Returns the warm-up of a saved algorithm; ``None`` where no buffer was saved.
+
+    Raises:
+        DamagedFileError, ValueError: as :func:`read_buffer`.
+    """
+    return WarmUp(**_read_manifest(folder)["warm_up"]) if folder.is_dir() else None
+
+
+def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
+    """Compares what is stored with the spaces of the environment and of the module.
+
+    Args:
+        modules: just read.
+        spaces: RLlib's, pairs of observation and action space, by module and for the environment.
+
+    Raises:
+        ValueError: observations or actions stored have other shapes, or actions another kind of number.
+    """
+    for name, module in modules.items():
+        converter = module.converter
+        for place, columns, describe in ((0, converter.observation, _shapes), (1, converter.action, _kinds)):
+            if columns is None:
+                continue
+            stored = describe([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves])
+            present = {
+                owner: describe(_leaves(space))
+                for key, pair in spaces.items()
+                for owner, space in _candidates(key, pair[place], name)
+            }
+            if present and stored not in present.values():
+                raise ValueError(
+                    f"the saved buffer holds {columns.name}s of {stored}; here they are {present}. Nothing was "
+                    "restored; restore_replay=False restores the algorithm without the buffer"
+                )
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns a manifest of any version as the newest one has it."""
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_manifest
+    from lightning_replay.saving.serialization import MALFORMED
+
+    file = folder / MANIFEST
+    try:
+        manifest = read_manifest(file, FORMAT_VERSION, checked_from=2)
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedFileError(
+            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
+    try:
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']!r}")
+        if manifest["version"] == 1:  # had a checksum of the state alone
+            if zlib.crc32(manifest["state"].encode()) != manifest["crc32"]:
+                raise ValueError("its checksum differs")
+            manifest |= {"state": json.loads(manifest["state"]), "data": manifest["rows"], "algorithm": None}
+        WarmUp(**manifest["warm_up"]), Path(manifest["data"])
+    except MALFORMED as error:
+        raise DamagedFileError(
+            f"{file} is damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
+    return manifest
+
+
+def _rows_of(folder: Path) -> Path | None:
+    """Returns where an earlier save keeps its rows; ``None`` where it is of no use."""
+    from lightning_replay.saving import DamagedFileError
+
+    try:
+        return folder / Path(_read_manifest(folder)["data"]).name
+    except (DamagedFileError, ValueError):
+        return None
+
+
+def _folder_of(module_id: str) -> str:
+    return f"module-{quote(module_id, safe='')}"
+
+
+def _candidates(key: str, space: Any, module_id: str) -> list[tuple[str, Any]]:
+    """The spaces under a key of RLlib's that a module's columns may have come from."""
+    agents = getattr(space, "spaces", None)
+    own = [(key, space)] if space is not None and key in (module_id, "__env__") else []
+    if space is not None and isinstance(agents, dict):
+        own += [(f"{key}[{agent!r}]", entry) for agent, entry in agents.items() if own]
+    return own
+
+
+def _leaves(space: Any) -> list[Any]:
+    import tree
+
+    return [np.asarray(leaf) for leaf in tree.flatten(space.sample())]
+
+
+def _shapes(leaves: list[Any]) -> list[tuple[int, ...]]:
+    return sorted(leaf.shape for leaf in leaves)
+
+
+def _kinds(leaves: list[Any]) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes, and whether the numbers are floats."""
+    return sorted((leaf.shape, "floats" if leaf.dtype.kind == "f" else "integers") for leaf in leaves)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a replay, wherever they were collected, into the buffer of an RLlib algorithm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tree
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+from tensordict import TensorDictBase
+
+from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.replay import Replay
+from lightning_replay.storage.packed import stored_slots
+from rllib_ext.buffer.action_normalization import fit_action, fit_observation
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.module_replay import ModuleReplay
+from rllib_ext.episodes.info_columns import TASK
+
+logger = logging.getLogger(__name__)
+
+
+def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
+    """Puts the rows of a replay into an algorithm's buffer, as if its EnvRunners had played them.
+
+    For rows that the Lightning door collected (``load_replay(path)``), or that come from a data set. They enter as
+    episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation is
+    not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end is
+    bootstrapped at its last row. Of more rows than the buffer's capacity the newest are taken.
+
+    Rows hold what the environment saw and got. Bounded actions are brought into the form RLlib's modules compute
+    (between -1 and 1 with ``normalize_actions``), one-hot discrete ones become numbers. Observations must be those of
+    the module; a connector of the config's own between environment and module is not applied.
+
+    RLlib learns once its EnvRunners have sampled ``num_steps_sampled_before_learning_starts``, and does not count rows
+    that were filled in: set it to 0 in ``.training(...)`` to learn from the first iteration on.
+
+    Args:
+        algorithm: built, with a ``replay_buffer_config`` of :func:`rllib_ext.replay_config`.
+        replay: of single steps, written first in, first out.
+        module_id: the module that learns from the rows; needed where there are several.
+
+    Where the buffer has ``info_keys`` or a curriculum, the rows' columns ``("next", key)`` and ``task`` go along, and
+    must be there.
+
+    Returns:
+        The rows put in.
+
+    Raises:
+        TypeError: an algorithm with another buffer, or something else than a replay.
+        ValueError: an empty replay, rows that do not fit the spaces of the module, actions out of bounds, rows that
+            are n-step returns already, or a recurrent module; nothing is stored then.
+    """
+    buffer = getattr(algorithm, "local_replay_buffer", None)
+    if not isinstance(buffer, RecipeEpisodeReplayBuffer):
+        raise TypeError(
+            f"the algorithm's replay buffer is a {type(buffer).__name__}; fill works with "
+            ".training(replay_buffer_config=rllib_ext.replay_config(...))"
+        )
+    if not isinstance(replay, Replay):
+        raise TypeError(f"replay is a {type(replay).__name__}; a lightning_replay.Replay is accepted, see load_replay")
+    name = _module_of(algorithm, module_id)
+    most, config = _capacity_of(algorithm, buffer, name), algorithm.config
+    keys = information_keys(buffer, name)
+    episodes = episodes_of(replay, *algorithm.spaces[name], most=most, normalized=config.normalize_actions, infos=keys)
+    if config.is_multi_agent:
+        buffer.add([_of_several_agents(episode, name) for episode in episodes])
+    else:
+        buffer.add(episodes)
+    return sum(map(len, episodes))
+
+
+def episodes_of(
+    replay: Replay,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    *,
+    most: int,
+    normalized: bool,
+    infos: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[SingleAgentEpisode]:
+    """The newest rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
+
+    Args:
+        replay: of single steps, written first in, first out.
+        observation_space: of the module.
+        action_space: of the environment.
+        most: rows.
+        normalized: whether the module's bounded actions are fractions of the bounds.
+        infos: columns that become infos of the steps, by the info's name.
+
+    Raises:
+        ValueError: as :func:`fill`.
+    """
+    rows = _newest_rows(replay, most)
+
+    def fit(column: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
+        return fit_action(column, space, name, normalized=normalized)
+
+    return _episodes(
+        rows,
+        observation=_read(rows, ("observation",), observation_space, fit_observation),
+        following=_read(rows, ("next", "observation"), observation_space, fit_observation),
+        action=_read(rows, ("action",), action_space, fit),
+        infos={name: _column(rows, key).reshape(len(rows)) for name, key in (infos or {}).items()},
+    )
+
+
+def information_keys(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> dict[str, tuple[str, ...]]:
+    """Columns that the replay of a module takes from the infos of steps, by the info's name."""
+    information = _module(buffer, module_id).converter.information
+    return {key: ("next", key) for key in information.keys} | ({} if information.tasks is None else {TASK: (TASK,)})
+
+
+def _module_of(algorithm: Any, module_id: str | None) -> str:
+    names = sorted(set(algorithm.spaces) - {INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES})
+    if module_id is None and len(names) == 1:
+        module_id = names[0]
+    if module_id is None or module_id not in names:
+        raise ValueError(f"module_id is {module_id!r}; the algorithm's modules are {', '.join(map(repr, names))}")
+    if algorithm.get_module(module_id).is_stateful():
+        raise ValueError(
+            f"module {module_id!r} is recurrent and learns from rows with its state, which the replay does not hold. "
+            "Fill a module without state"
+        )
+    config = algorithm.config
+    if config._env_to_module_connector is not None or config._module_to_env_connector is not None:
+        logger.warning(
+            "the config has connectors of its own between environment and module; rows are filled in without them, so "
+            "observations must be what the module sees"
+        )
+    return module_id
+
+
+def _capacity_of(algorithm: Any, buffer: RecipeEpisodeReplayBuffer, name: str) -> int:
+    special = (algorithm.config.replay_buffer_config.get("modules") or {}).get(name, {})
+    if special is None:
+        raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
+    return special.get("capacity") or _module(buffer, name).room
+
+
+def _module(buffer: RecipeEpisodeReplayBuffer, name: str) -> ModuleReplay:
+    return buffer.modules[name] if name in buffer.modules else buffer.options.build(name)
+
+
+def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
+    """At most ``most`` rows, oldest first, on the CPU."""
+    if not len(replay):
+        raise ValueError("the replay is empty; collect rows before filling an algorithm's buffer")
+    age_of = getattr(replay.writer, "age_of", None)
+    if age_of is None:
+        raise ValueError(
+            f"the replay's {type(replay.writer).__name__} does not know the order of its rows; "
+            "FirstInFirstOutWriter does"
+        )
+    tables = getattr(replay.storage, "tables", None)
+    held = stored_slots(replay.storage).numpy() if tables is None else np.flatnonzero(tables.pool.references)
+    slots = torch.from_numpy(held).to(replay.storage.device)
+    rows = replay.storage.get(slots[age_of(slots).argsort()[:most].flip(0)]).cpu()
+    steps = rows.get("steps_to_next_obs", None)
+    if steps is not None and (steps > 1).any():
+        raise ValueError(
+            "the rows are returns over several steps (steps_to_next_obs); RLlib forms these itself from single steps. "
+            "Collect without NStepTransitions and give .training(n_step=...)"
+        )
+    return rows
+
+
+def _read(rows: TensorDictBase, key: tuple[str, ...], space: gym.Space, fit: Callable[..., np.ndarray]) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _read(rows, (*key, str(name)), part, fit) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_read(rows, (*key, str(place)), part, fit) for place, part in enumerate(space.spaces))
+    return fit(_column(rows, key), space, "/".join(key))
+
+
+def _column(rows: TensorDictBase, key: tuple[str, ...]) -> np.ndarray:
+    stored = [name if isinstance(name, tuple) else (name,) for name in rows.keys(True, True)]
+    if key not in stored:
+        raise ValueError(
+            f"the replay has no column {'/'.join(key)}, which the algorithm needs; "
+            f"stored are {', '.join(map('/'.join, stored))}"
+        )
+    return rows.get(key).numpy()
+
+
+def _episodes(
+    rows: TensorDictBase, observation: Any, following: Any, action: Any, infos: Mapping[str, np.ndarray]
+) -> list[SingleAgentEpisode]:
+    reward = _column(rows, ("next", "reward")).reshape(len(rows)).astype(np.float32)
+    terminated, truncated, done = (_flag(rows, name) for name in ("terminated", "truncated", "done"))
+    truncated = truncated | (done & ~terminated)
+    trajectory = trajectory_of(rows)
+    name = np.zeros(len(rows), dtype=np.int64) if trajectory is None else trajectory.reshape(len(rows)).numpy()
+    order = np.argsort(name, kind="stable")
+    before, after = order[:-1], order[1:]
+    follows = (
+        (name[before] == name[after])
+        & ~(terminated | truncated)[before]
+        & _continues(following, observation, before, after)
+    )
+    cuts = np.flatnonzero(~follows) + 1
+    episodes = []
+    for places in sorted(np.split(order, cuts), key=lambda places: int(places[0])):
+        last = places[-1]
+        observations = tree.map_structure(
+            lambda now, later, places=places, last=last: np.concatenate([now[places], later[last : last + 1]]),
+            observation,
+            following,
+        )
+        actions = tree.map_structure(lambda column, places=places: column[places], action)
+        ends = bool(terminated[last]), bool(truncated[last])
+        told = [{}, *({name: column[place] for name, column in infos.items()} for place in places)]
+        episodes.append(_episode(observations, actions, reward[places], told, *ends))
+    return episodes
+
+
+def _flag(rows: TensorDictBase, name: str) -> np.ndarray:
+    column = rows.get(("next", name), None)
+    return np.zeros(len(rows), dtype=bool) if column is None else column.reshape(len(rows)).bool().numpy()
+
+
+def _continues(following: Any, observation: Any, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Whether the next observation of a row ``before`` is the observation of its row ``after``, bool ``[n]``."""
+    same = np.ones(len(before), dtype=bool)
+    for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):
+        equal = ended[before] == started[after]
+        same &= equal.all(axis=tuple(range(1, equal.ndim)))
+    return same
+
+
+def _episode(
+    observations: Any,
+    actions: Any,
+    rewards: np.ndarray,
+    infos: list[dict[str, Any]],
+    terminated: bool,
+    truncated: bool,
+) -> SingleAgentEpisode:
+    return SingleAgentEpisode(
+        observations=InfiniteLookbackBuffer(observations),
+        actions=InfiniteLookbackBuffer(actions),
+        rewards=InfiniteLookbackBuffer(rewards),
+        infos=infos,
+        terminated=terminated,
+        truncated=truncated,
+        len_lookback_buffer=0,
+    )
+
+
+def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:
+    """The episode as that of the only agent in an environment of several, where truncated means not terminated."""
+    episode.is_truncated = episode.is_truncated and not episode.is_terminated
+    whole = MultiAgentEpisode(terminateds=episode.is_terminated, truncateds=episode.is_truncated)
+    episode.agent_id = episode.module_id = module_id
+    episode.multi_agent_episode_id = whole.id_
+    whole.agent_episodes[module_id] = episode
+    whole.env_t = len(episode)
+    return whole

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a table must hold before it is drawn from, where that is the batch size RLlib asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rllib_ext.buffer.event_tables import built_tables
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+    from lightning_replay.samplers.scheduled import ScheduledSampler
+    from lightning_replay.samplers.table_shares import TableShares
+
+
+class MinSizes:
+    """Sets the least sizes that were left open to the size of the batch, which RLlib says with each draw.
+
+    No table can need more than its capacity. And while no table with a share holds a whole batch, those that hold most
+    of all are drawn from: RLlib draws as soon as its warm-up is over.
+
+    Args:
+        replay: with tables, or without, where there is nothing to set.
+        options: of its recipe, in which ``min_size`` may be given, and is then kept.
+    """
+
+    def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
+        from lightning_replay.samplers.scheduled import ScheduledSampler
+        from lightning_replay.samplers.table_shares import TableShares
+        from lightning_replay.writers.event_tables import DEFAULT_TABLE
+
+        sampler = replay.sampler
+        self._replay = replay
+        self._scheduled: ScheduledSampler | None = None
+        self._shares: TableShares | None = None
+        if isinstance(sampler, ScheduledSampler) and "tasks" in options and options.get("min_size") is None:
+            self._scheduled = sampler
+        if isinstance(sampler, TableShares) and "tables" in options:
+            given = built_tables(options["tables"])
+            self._shares = sampler
+            self._open = [table.name for table in given if table.min_size is None]
+            if options.get("min_size") is None:
+                self._open.append(DEFAULT_TABLE)
+
+    def follow(self, batch_size: int) -> None:
+        """Called before a draw."""
+        if self._scheduled is None and self._shares is None:
+            return
+        tables = self._replay.storage.tables
+        held = tables.length
+        if self._shares is not None:
+            held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
+        reachable = min(batch_size, max(1, int(held.max())))
+        if self._scheduled is not None:
+            self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
+        if self._shares is not None:
+            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._open}
+            if not sizes.items() <= self._shares.min_sizes.items():
+                self._shares.set_min_sizes(sizes)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which replay each module gets, and which module an agent's steps belong to."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from lightning_replay.validation import check_kind, checked_choice, checked_seed
+from rllib_ext.buffer.building import Returns, build_progress, build_replay, keeps_by_importance
+from rllib_ext.buffer.min_sizes import MinSizes
+from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+from rllib_ext.episodes.info_columns import Information
+from rllib_ext.learner.batch_layouts import LAYOUTS
+
+
+class ModuleOptions:
+    """The options of a buffer, for all modules and for single ones.
+
+    Args:
+        recipe: name of the recipe, or ``None`` where the options name parts.
+        layout: how drawn rows travel.
+        options: of every module's replay.
+        special: of single modules by name, what differs; ``None`` for a module of which nothing is stored.
+
+    Attributes:
+        returns: length and discount of returns that are formed before rows are stored.
+        measure: of the surprise of newcomers.
+
+    Raises:
+        ValueError: an unknown layout.
+    """
+
+    def __init__(
+        self,
+        recipe: str | None,
+        layout: str,
+        options: Mapping[str, Any],
+        special: Mapping[str, Mapping[str, Any] | None],
+    ) -> None:
+        for name, options_of_module in special.items():
+            accepted = "options by name, or None to store nothing of the module"
+            check_kind(f"modules[{name!r}]", options_of_module, Mapping | None, accepted)
+        self.recipe, self.layout = recipe, checked_choice("layout", layout, tuple(LAYOUTS))
+        self.returns: Returns = (1, 0.99)
+        self.measure: MeasureSurprise | None = None
+        self._options, self._special = options, special
+
+    def stores(self, module_id: str) -> bool:
+        """Whether steps of this module are kept."""
+        return self._special.get(module_id, {}) is not None
+
+    def module_ids(self) -> list[str]:
+        """The default module and those that differ, without those of which nothing is stored."""
+        return [name for name in dict.fromkeys([DEFAULT_MODULE_ID, *self._special]) if self.stores(name)]
+
+    def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
+        """Recipe and options of a module."""
+        special = self._special.get(module_id) or {}
+        options = {**self._options, **special}
+        # None takes an option of all modules back, as another recipe may not have it.
+        options = {key: value for key, value in options.items() if value is not None or key not in special}
+        return options.pop("recipe", self.recipe), options
+
+    def keeps_by_importance(self, module_id: str) -> bool:
+        """Whether the replay of a module keeps rows by what is fed back, not by age."""
+        return keeps_by_importance(*self.of(module_id))
+
+    def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
+        """The replay of a module, empty.
+
+        Raises:
+            ValueError: options that are unknown or refused.
+        """
+        recipe, options = self.of(module_id)
+        seed = checked_seed(options.get("seed"))
+        if seed is not None and module_id != DEFAULT_MODULE_ID:
+            options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
+        info_keys, progress = options.pop("info_keys", None) or (), options.pop("progress", None)
+        replay = build_replay(recipe, options, self.returns)
+        return ModuleReplay(
+            replay,
+            self.layout,
+            seed,
+            module_id if several_agents else None,
+            information=Information(info_keys, getattr(replay, "tasks", None)),
+            progress=build_progress(progress, replay),
+            min_sizes=MinSizes(replay, options),
+            measure=self.measure,
+        )
+
+    def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
+        """Single-agent episodes by the module that acted; those of modules that store nothing are left out.
+
+        Raises:
+            TypeError: something else than an episode.
+        """
+        grouped: dict[str, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            if isinstance(episode, SingleAgentEpisode):
+                grouped.setdefault(DEFAULT_MODULE_ID, []).append(episode)
+            elif isinstance(episode, MultiAgentEpisode):
+                for part in episode.agent_episodes.values():
+                    if self.stores(part.module_id):
+                        grouped.setdefault(part.module_id, []).append(part)
+            else:
+                raise TypeError(
+                    f"got a {type(episode).__name__}; episodes are accepted (SingleAgentEpisode, MultiAgentEpisode)"
+                )
+        return grouped

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences of steps for recurrent modules: drawn along stored episodes, handed over as episodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns as RLlibColumns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+from torch import Tensor
+from torchrl.data.replay_buffers import SliceSampler
+
+from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.storage.packed import read_columns
+from rllib_ext.episodes.columns import Columns
+
+if TYPE_CHECKING:
+    from torchrl.data.replay_buffers import Storage
+
+    from lightning_replay.episodes.links import EpisodeLinks
+    from lightning_replay.replay import Replay
+
+# Rounds in a row without one sequence that is long enough, after which there is hardly any: 0.1 s.
+MOST_FRUITLESS_ROUNDS = 1000
+
+
+Key = str | tuple[str, ...]
+
+
+class Sequences(NamedTuple):
+    """Where the sequences of a batch lie, the longest first as RLlib sorts them.
+
+    Args:
+        slots: int64 ``[S, T]``, the rows of each; after the last one it is repeated.
+        lengths: int64 ``[S]``, how many of them are distinct, 1 to T.
+        before: int64 ``[S]``, the slot of the step before the first, -1 where an episode begins.
+        drawn, generation: int64 ``[S]``, the rows the sampler drew.
+        weight: float32 ``[S]``, their importance weights.
+    """
+
+    slots: Tensor
+    lengths: Tensor
+    before: Tensor
+    drawn: Tensor
+    generation: Tensor
+    weight: Tensor
+
+
+def check_sequences(replay: Replay) -> None:
+    """Refuses replays whose draws are more than single rows as they are stored.
+
+    Raises:
+        ValueError: the sampler draws pairs or slices, or a transform changes what is drawn.
+    """
+    transforms = [type(transform).__name__ for transform in replay.transform]
+    sampler = type(replay.sampler).__name__
+    if isinstance(replay.sampler, PairSampler | SliceSampler):
+        reason = f"{sampler} draws {'pairs' if isinstance(replay.sampler, PairSampler) else 'slices'} of rows"
+    elif transforms:
+        reason = f"{', '.join(transforms)} changes single transitions once they are drawn"
+    else:
+        return
+    raise ValueError(
+        f"{reason}, and a recurrent module learns from sequences as they were played. "
+        'Use replay_config("uniform", ...) or replay_config("prioritized", ...), or a module without state'
+    )
+
+
+def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest: int, shortest: int) -> Sequences:
+    """Draws start rows until the sequences that follow from them have ``num_steps`` steps together, or some more.
+
+    The sampler draws the starts, uniformly or by priority, and the next steps of the episode follow, up to ``longest``
+    of them: never past the episode's end, a gap or an overwritten row. Sequences below ``shortest`` steps are dropped,
+    as in RLlib's own buffer. Where the step before the start was overwritten, the state of the module is not known
+    there, and the sequence begins one step later; weight and feedback stay those of the row drawn.
+
+    ::
+
+        slot       0   1   2   3   4   5      longest 3, shortest 2; step 7 is the newest
+        step       6   7   2   3   4   5      of one episode, whose step 1 was overwritten by step 7
+
+        drawn 4    slots 4 5 0, before 3
+        drawn 2    slots 3 4 5, before 2
+        drawn 1    dropped, nothing follows yet
+
+    Args:
+        replay: prioritized or not; its rows have a column ``step``.
+        links: between its rows.
+        num_steps: steps of a train batch.
+        longest: T, steps of a sequence at most.
+        shortest: steps of a sequence at least.
+
+    Raises:
+        RuntimeError: the buffer is empty.
+        ValueError: hardly an episode, or none, is long enough.
+    """
+    parts: list[Sequences] = []
+    found = fruitless = 0
+    while found < num_steps:
+        part = _draw_round(replay, links, -(-(num_steps - found) // longest), longest, shortest)
+        steps = int(part.lengths.sum())
+        fruitless = 0 if steps else fruitless + 1
+        if fruitless == MOST_FRUITLESS_ROUNDS:
+            raise ValueError(
+                f"{fruitless} draws in a row met no sequence of {shortest} steps or more among the {len(replay)} steps "
+                f"stored: the episodes are too short for burn_in_len={shortest - 1}. Lower burn_in_len, or raise "
+                "num_steps_sampled_before_learning_starts if longer episodes come later"
+            )
+        parts.append(part)
+        found += steps
+    joined = parts[0] if len(parts) == 1 else Sequences(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    order = torch.sort(joined.lengths, descending=True, stable=True).indices
+    return Sequences(*(column[order] for column in joined))
+
+
+def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, shortest: int) -> Sequences:
+    drawn = replay.sample(count)
+    index = drawn.get("index").to(links.successor.device)
+    before = links.predecessors(index)
+    unknown = (drawn.get("step").flatten() > 0) & (before < 0)
+    start = torch.where(unknown, links.successor[index], index)
+    before = torch.where(unknown, index, before)
+    slots, lengths = links.chain(start.clamp(min=0), longest)
+    weight = drawn.get("priority_weight", None)
+    if weight is None:
+        weight = torch.ones(count, dtype=torch.float32, device=index.device)
+    kept = (start >= 0) & (lengths >= shortest)
+    columns = (slots, lengths, before, index, drawn.get("generation"), weight)
+    return Sequences(*(column[kept] for column in columns))
+
+
+def read_episodes(
+    drawn: Sequences, storage: Storage, observation: Columns, action: Columns, state_out: Columns
+) -> list[SingleAgentEpisode]:
+    """The drawn sequences as episodes of NumPy arrays, in their order.
+
+    Each is a real episode that begins at the step it was drawn from, with the step before as its lookback where there
+    is one: that step's ``state_out`` is the state in which the sequence begins, and connectors that add the previous
+    action find it. Extra model outputs are ``state_out``, and ``weights`` and ``n_step`` as RLlib's buffers add them.
+
+    Args:
+        drawn: from :func:`draw_sequences`.
+        storage: where the rows are.
+        observation, action, state_out: how their columns nest.
+    """
+    slots = torch.cat((drawn.before.unsqueeze(1), drawn.slots), dim=1)
+    used = (torch.arange(slots.shape[1], device=slots.device) <= drawn.lengths.unsqueeze(1)) & (slots >= 0)
+    everything, first, last = slots[used], drawn.slots[:, 0], drawn.slots[:, -1]
+
+    def read(index: Tensor, keys: Sequence[Key]) -> list[np.ndarray]:
+        return [column.cpu().numpy() for column in read_columns(storage, index, keys)]
+
+    observations = read(everything, [leaf.key for leaf in observation.leaves])
+    final = read(last, [("next", *leaf.key) for leaf in observation.leaves])
+    actions = read(everything, [leaf.key for leaf in action.leaves])
+    states = read(everything, [leaf.key for leaf in state_out.leaves])
+    (rewards,) = read(everything, [("next", "reward")])
+    (step,) = read(first, ["step"])
+    terminated, truncated = read(last, [("next", "terminated"), ("next", "truncated")])
+    weights, lookbacks = drawn.weight.cpu().numpy(), (drawn.before >= 0).long().tolist()
+    episodes = []
+    for number, (begin, end) in enumerate(pairwise([0, *used.sum(1).cumsum(0).tolist()])):
+        rows, buffer = slice(begin, end), functools.partial(InfiniteLookbackBuffer, lookback=lookbacks[number])
+        seen = [
+            np.concatenate((array[rows], after[number : number + 1]))
+            for array, after in zip(observations, final, strict=True)
+        ]
+        outputs = {
+            RLlibColumns.STATE_OUT: state_out.unflatten([array[rows] for array in states]),
+            "weights": np.full(end - begin, weights[number]),
+            "n_step": np.ones(end - begin, dtype=np.int64),
+        }
+        episodes.append(
+            SingleAgentEpisode(
+                # No underscore: RLlib then tells the parts of a sequence apart that it cuts for several Learners.
+                id_=f"sequence{number}",
+                observations=buffer(observation.unflatten(seen)),
+                infos=buffer([{} for _ in range(end - begin + 1)]),
+                actions=buffer(action.unflatten([array[rows] for array in actions])),
+                rewards=buffer(rewards[rows].reshape(-1)),
+                extra_model_outputs={name: buffer(column) for name, column in outputs.items()},
+                terminated=bool(terminated[number]),
+                truncated=bool(truncated[number]),
+                t_started=int(step[number]),
+                len_lookback_buffer=0,  # each buffer says its own
+            )
+        )
+    return episodes

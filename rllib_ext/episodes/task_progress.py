@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress signals of a curriculum from the fragments of episodes that arrive in the buffer."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lightning_replay.schedulers.progress import ReturnProgress
+    from lightning_replay.table_replay import CurriculumReplay
+
+
+class Stretch(NamedTuple):
+    """New rows of one trajectory.
+
+    Attributes:
+        trajectory: of the rows.
+        first_step: number of the first row in its episode.
+        rewards: ``[n]``.
+        ended: whether the last row ended the episode.
+        task: of the last row.
+    """
+
+    trajectory: int
+    first_step: int
+    rewards: np.ndarray
+    ended: bool
+    task: int
+
+
+class TaskProgress:
+    """Sums up the rewards of each episode, and tells the scheduler how the tasks go when episodes end.
+
+    The buffer sees every row and every end, whichever EnvRunner played it, so that nothing has to be collected again
+    from one that was lost. An episode whose beginning or middle is missing does not count.
+
+    Args:
+        replay: with the tasks.
+        progress: makes the signals; episodes are only counted without it.
+        remembered: running episodes at most; the one continued longest ago is forgotten first.
+    """
+
+    def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
+        self.replay, self._progress, self._remembered = replay, progress, remembered
+        self._running: OrderedDict[int, float] = OrderedDict()
+        self.episodes: Counter[str] = Counter()
+        self.signals: dict[str, float] = {}
+
+    def follow(self, stretches: list[Stretch]) -> None:
+        """Takes rows that were stored, each trajectory's in order of time."""
+        for stretch in stretches:
+            before = 0.0 if stretch.first_step == 0 else self._running.pop(stretch.trajectory, None)
+            if before is None:
+                continue
+            total = before + float(np.sum(stretch.rewards, dtype=np.float64))
+            if stretch.ended:
+                self._finish(stretch.task, total)
+            else:
+                self._running[stretch.trajectory] = total
+        while len(self._running) > self._remembered:  # their EnvRunner was lost
+            self._running.popitem(last=False)
+
+    def forget_running(self) -> None:
+        """Forgets episodes that ran: they were interrupted."""
+        self._running.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which :meth:`load_state` restores everything but the scheduler."""
+        return {
+            "running": [[trajectory, total] for trajectory, total in self._running.items()],
+            "episodes": dict(self.episodes),
+            "signals": dict(self.signals),
+            "progress": None if self._progress is None else self._progress.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
+        self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
+        self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
+        if self._progress is not None and state["progress"] is not None:
+            self._progress.load_state_dict(state["progress"])
+
+    def _finish(self, task: int, episode_return: float) -> None:
+        name = self.replay.tasks[task]
+        self.episodes[name] += 1
+        signal = None if self._progress is None else self._progress.episode(task, episode_return)
+        if signal is not None:
+            self.replay.progress(name, signal)
+            self.signals[name] = signal

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Learners get and give back: batches, TD errors."""

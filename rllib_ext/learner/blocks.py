@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drawn batch as RLlib's learner connectors read it: rows in columns behind the interface of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tree
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+
+class TransitionBlock(SingleAgentEpisode):
+    """Unrelated transitions in one object that the learner connectors take for an episode.
+
+    They ask an episode for ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` only, and build rows
+    ``(observation, action, reward, next observation)`` of the answers. A block answers these two with its columns,
+    and everything that means time steps in a row with an error: row ``i + 1`` does not follow row ``i``. Only the last
+    row can be terminated or truncated, as in an episode.
+
+    Args:
+        name: identifies the block within one batch; contains an underscore (others RLlib renames).
+        columns: observations, next observations and actions, each an array ``[n, ...]`` or dicts and tuples of such,
+            and rewards, ``[n]``.
+        outputs: further columns of the train batch, ``[n]`` each.
+        terminated, truncated: whether the last row is.
+        module_id: the module whose rows these are, in an environment of several agents.
+
+    Example:
+        >>> block = TransitionBlock("rows_0", [np.zeros((2, 3)), np.ones((2, 3)), np.arange(2), np.zeros(2)], {})
+        >>> block.get_observations(slice(1, 3)).tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[Any],
+        outputs: dict[str, np.ndarray],
+        terminated: bool = False,
+        truncated: bool = False,
+        module_id: str | None = None,
+    ) -> None:
+        # The constructor of the base class would wrap every column in a lookback buffer.
+        self.id_ = name
+        self._columns = columns
+        self.extra_model_outputs = outputs
+        self._ends: tuple[Any, Any] = (terminated, truncated)
+        self.module_id = module_id
+        # RLlib files rows under (episode, agent, module) where there are several agents.
+        self.agent_id = self.multi_agent_episode_id = None if module_id is None else name
+        self._observation_space = self._action_space = None
+        self._start_time = self._last_step_time = self._last_added_observation = self._last_added_infos = None
+        self._custom_data: dict[str, Any] = {}
+        self.t_started, self.t = 0, len(columns[3])
+
+    def __len__(self) -> int:
+        return self.t
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plain arrays as arguments: pickle protocol 5 sends them out of band.
+        return type(self), (self.id_, self._columns, self.extra_model_outputs, *self._ends, self.module_id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id_={self.id_!r}, {self.t} rows)"
+
+    is_numpy = True
+    is_reset = True
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the last row is terminated."""
+        return self._ends[0]
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the last row is truncated."""
+        return self._ends[1]
+
+    def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
+        """Consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
+        start, stop, step = slice_.indices(self.t)
+        if step != 1:
+            self._refuse(f"slice with step {step}")
+        rows = np.s_[start:stop]
+        columns = [tree.map_structure(lambda array: array[rows], column) for column in self._columns]
+        outputs = {key: column[rows] for key, column in self.extra_model_outputs.items()}
+        return type(self)(f"{self.id_}_{start}", columns, outputs, *self._ends_of(rows), self.module_id)
+
+    def to_numpy(self) -> TransitionBlock:
+        """The block itself: its columns are arrays."""
+        return self
+
+    def validate(self) -> None:
+        """Nothing to do: a block is built whole."""
+
+    def get_observations(self, indices: Any = None, **options: Any) -> Any:
+        """The observations of all rows, or, for ``slice(1, n + 1)``, their next observations."""
+        if indices == slice(1, self.t + 1) and not _active(options):
+            return self._columns[1]
+        return self._all_rows("get_observations", indices, options, self._columns[0])
+
+    def get_actions(self, indices: Any = None, **options: Any) -> Any:
+        """The actions of all rows."""
+        return self._all_rows("get_actions", indices, options, self._columns[2])
+
+    def get_rewards(self, indices: Any = None, **options: Any) -> Any:
+        """The rewards of all rows."""
+        return self._all_rows("get_rewards", indices, options, self._columns[3])
+
+    def get_infos(self, indices: Any = None, **options: Any) -> Any:
+        """An empty dict per row: infos are not stored."""
+        return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
+
+    def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
+        """One further column of all rows."""
+        return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
+
+    def get_return(self) -> float:
+        """Refused: the rewards of unrelated rows do not add up to a return."""
+        self._refuse("get_return()")
+
+    def get_state(self) -> dict[str, Any]:
+        """Refused: a block is a batch, not an episode to be stored."""
+        self._refuse("get_state()")
+
+    def _ends_of(self, rows: Any) -> tuple[Any, Any]:
+        """What says of these rows which of them end an episode."""
+        return self._ends if rows.stop == self.t else (False, False)
+
+    def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
+        if indices != slice(0, self.t) or _active(options):
+            given = "".join(f", {key}={value!r}" for key, value in options.items())
+            self._refuse(f"{method}({indices}{given})")
+        return column
+
+    def _refuse(self, request: str) -> NoReturn:
+        raise ValueError(
+            f"{request} was asked of a block of {self.t} rows that do not follow each other in time; a block answers "
+            f"slice(0, {self.t}), and slice(1, {self.t + 1}) for next observations. A connector that needs real "
+            'episodes works with replay_config(..., layout="rows").'
+        )
+
+
+class FlaggedBlock(TransitionBlock):
+    """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
+
+    No episode can say that; the connector :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks` reads it
+    from here, which :func:`rllib_ext.configure` puts into the Learners.
+
+    Args:
+        name, columns, outputs, module_id: as :class:`TransitionBlock`.
+        terminated, truncated: of each row, bool ``[n]``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[Any],
+        outputs: dict[str, np.ndarray],
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        module_id: str | None = None,
+    ) -> None:
+        super().__init__(name, columns, outputs, module_id=module_id)
+        self.terminateds, self.truncateds = terminated, truncated
+        self._ends = (terminated, truncated)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Refused: a default connector asks this where the block's own connector is missing."""
+        self._refuse_one_end("is_terminated")
+
+    @property
+    def is_truncated(self) -> bool:
+        """Refused, as :attr:`is_terminated`."""
+        self._refuse_one_end("is_truncated")
+
+    def _ends_of(self, rows: Any) -> tuple[Any, Any]:
+        return self.terminateds[rows], self.truncateds[rows]
+
+    def _refuse_one_end(self, name: str) -> NoReturn:
+        raise ValueError(
+            f"{name} was asked of {self!r}, in which every row has its own; the Learner's connectors lack the piece "
+            'that reads them. Let rllib_ext.configure(config) add it, or use replay_config(..., layout="blocks").'
+        )
+
+
+def _active(options: dict[str, Any]) -> bool:
+    return any(value is not None and value is not False for value in options.values())
+
+
+def _refused(name: str) -> Any:
+    def method(self: TransitionBlock, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse(f"{name}(...)")
+
+    method.__doc__ = "Refused: a block cannot be changed or read as an episode."
+    return method
+
+
+for _name in (
+    *("add_env_reset", "add_env_step", "concat_episode", "cut", "get_data_dict", "get_sample_batch"),
+    *("set_observations", "set_actions", "set_rewards", "set_extra_model_outputs"),
+):
+    setattr(TransitionBlock, _name, _refused(_name))
+for _name in ("observations", "actions", "rewards", "infos"):
+    setattr(TransitionBlock, _name, property(_refused(_name)))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Learner's connector for batches that travel as one block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+
+from rllib_ext.learner.blocks import FlaggedBlock
+
+
+class AddFlagsFromBlocks(ConnectorV2):
+    """Adds terminated and truncated of every row to the train batch, which RLlib reads from an episode's end alone.
+
+    The first piece of a Learner's pipeline: RLlib's own pieces add what is missing, and these two columns are not any
+    more. Batches of other episodes pass unchanged.
+    """
+
+    def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
+        """The batch with both columns."""
+        if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
+            return batch
+        for block in episodes:
+            for column, flags in ((Columns.TERMINATEDS, block.terminateds), (Columns.TRUNCATEDS, block.truncateds)):
+                self.add_n_batch_items(
+                    batch, column, items_to_add=flags, num_items=len(block), single_agent_episode=block
+                )
+        return batch
+
+
+def flags_connector(observation_space: Any, action_space: Any) -> AddFlagsFromBlocks:
+    """What ``AlgorithmConfig.learners(learner_connector=...)`` calls; importable, so that a config can be pickled."""
+    return AddFlagsFromBlocks(observation_space, action_space)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a DQN Learner says of each row beside its TD error: surprise and action values; and the surprise of new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.dqn.dqn_learner import (
+    ATOMS,
+    QF_LOGITS,
+    QF_NEXT_PREDS,
+    QF_PREDS,
+    QF_TARGET_NEXT_PREDS,
+    QF_TARGET_NEXT_PROBS,
+)
+from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.algorithms.sac.sac_learner import SACLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.metrics import TD_ERROR_KEY
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from torch import Tensor
+
+from lightning_replay.retention.surprise import kl_divergence, squared_td_error
+
+if TYPE_CHECKING:
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+
+def report_signals(learner: Any) -> bool:
+    """From now on each row's TD error comes with its surprise and the values of all actions, ``[B, 2 + A]``.
+
+    RLlib carries nothing of single rows from Learners to the buffer but TD errors, and these it joins along the first
+    dimension whatever the others are. The method of this one Learner is wrapped, not its class: so the signals are
+    there with any Learner class and whatever config the buffer came with.
+
+    Args:
+        learner: any.
+
+    Returns:
+        Whether it does: SAC's and TQC's Learners, whose critics value one action each, stay as they are.
+    """
+    if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):
+        return False
+    compute_loss = learner.compute_loss_for_module
+
+    def with_signals(*, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
+        loss = compute_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        add_signals(learner.metrics, module_id, config, batch, fwd_out)
+        return loss
+
+    learner.compute_loss_for_module = with_signals
+    return True
+
+
+def report_from_all(learner_group: Any) -> bool:
+    """:func:`report_signals` of every Learner, local or not; whether they do."""
+    return all([_value(result) for result in learner_group.foreach_learner(report_signals)])
+
+
+def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
+
+    Args:
+        given: what Learners sent after :func:`report_signals`.
+        action: of the rows, ``[B]``; ``None`` for a replay that learns from TD errors alone, which gets no signals.
+    """
+    columns = torch.as_tensor(given).to(torch.float32)
+    if action is None:
+        return columns[:, 0], {}
+    return columns[:, 0], {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
+
+
+def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_error: Tensor) -> Tensor:
+    """How wrong the module's prediction of each row is, ``[B]``.
+
+    The squared TD error; of modules that predict distributions (``num_atoms`` above 1) KL(target || prediction). There
+    RLlib's TD error is the cross-entropy, which is larger by the entropy of the target and orders rows otherwise.
+
+    Args:
+        config: of the module.
+        batch: train batch.
+        fwd_out: of the module's ``forward_train``.
+        td_error: ``[B]``.
+    """
+    if config.num_atoms <= 1:
+        return squared_td_error(td_error)
+    rows = torch.arange(len(td_error), device=td_error.device)
+    logits = fwd_out[QF_LOGITS][rows, batch[Columns.ACTIONS].reshape(-1).long()]
+    return kl_divergence(target_distribution(config, batch, fwd_out), torch.log_softmax(logits, dim=-1))
+
+
+def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
+    """Probabilities ``[B, atoms]`` of the projected Bellman target, as RLlib's loss has it (Bellemare et al. 2017)."""
+    chooses = fwd_out[QF_NEXT_PREDS if config.double_q else QF_TARGET_NEXT_PREDS]
+    rows = torch.arange(len(chooses), device=chooses.device)
+    following = fwd_out[QF_TARGET_NEXT_PROBS][rows, chooses.argmax(-1)]
+    atoms = following.shape[-1]
+    discount = config.gamma ** batch["n_step"] * (1.0 - batch[Columns.TERMINATEDS].float())
+    moved = batch[Columns.REWARDS].unsqueeze(-1) + discount.unsqueeze(-1) * fwd_out[ATOMS]
+    place = (moved.clamp(config.v_min, config.v_max) - config.v_min) * ((atoms - 1) / (config.v_max - config.v_min))
+    place = place.clamp(0, atoms - 1).to(following.dtype)
+    lower = place.floor()
+    above = place - lower
+    target = torch.zeros_like(following)
+    target.scatter_add_(1, lower.long(), following * (1.0 - above))
+    return target.scatter_add_(1, (lower.long() + 1).clamp_max(atoms - 1), following * above)
+
+
+class NewcomersSurprise:
+    """Surprise of new rows by one forward pass of the present online and target networks of a Learner.
+
+    Args:
+        learner_group: of an algorithm, its Learners reporting signals.
+    """
+
+    def __init__(self, learner_group: Any) -> None:
+        self._learner_group = learner_group
+
+    def __call__(self, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+        """Surprise ``[M]`` of rows that travel as a train batch does, in its order.
+
+        Args:
+            module_id: that learns from them.
+            episodes: pieces of a batch.
+
+        Raises:
+            RuntimeError: every Learner was lost.
+        """
+        group = self._learner_group
+        if group.is_local:
+            return measured(group._learner, module_id=module_id, episodes=episodes)
+        first = group._worker_manager.healthy_actor_ids()[:1]  # all of them have the same weights
+        if not first:
+            raise RuntimeError(
+                "no Learner is left to say how surprising new steps are, and RLlib replaces none: go on with "
+                "Algorithm.from_checkpoint(...). The steps were not stored"
+            )
+        (result,) = group.foreach_learner(measured, remote_actor_ids=first, module_id=module_id, episodes=episodes)
+        return np.asarray(_value(result))
+
+
+def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+    """What the Learner would report as the surprise of these rows, ``[M]``; it learns and logs nothing.
+
+    Args:
+        learner: that reports signals.
+        module_id: of its modules.
+        episodes: pieces of a batch of this module.
+    """
+    connect = learner._learner_connector
+    batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
+    metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)
+    try:
+        with torch.no_grad():
+            learner.compute_loss_for_module(
+                module_id=module_id,
+                config=learner.config.get_config_for_module(module_id),
+                batch=batch,
+                fwd_out=learner.module[module_id].unwrapped().forward_train(batch),
+            )
+        signals = learner.metrics.stats[module_id][TD_ERROR_KEY].items[-1]
+    finally:
+        learner.metrics = metrics
+    return signals[:, 1].cpu().numpy()
+
+
+def add_signals(
+    metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+) -> None:
+    """Puts the signals beside the TD errors that were logged last.
+
+    Raises:
+        ValueError: the module says no action values.
+    """
+    if (module_id, TD_ERROR_KEY) not in metrics:
+        return  # a Learner of the user's that reports nothing
+    if QF_PREDS not in fwd_out:
+        raise ValueError(
+            f"module {module_id!r} says no action values ({QF_PREDS!r}) in forward_train, by which rows are kept; it "
+            f"says {sorted(fwd_out)}. If it does not learn from the replay, store nothing for it: "
+            f"replay_config(..., modules={{{module_id!r}: None}})"
+        )
+    items = metrics.stats[module_id][TD_ERROR_KEY].items
+    td_error, action_values = items[-1].detach(), fwd_out[QF_PREDS].detach()
+    surprise = surprise_of(config, batch, fwd_out, td_error).detach()
+    items[-1] = torch.column_stack((td_error, surprise, action_values))
+
+
+def _value(result: Any) -> Any:
+    """What a call of a Learner returned; what it raised is raised here."""
+    if not result.ok:
+        raise result.get()
+    return result.get()
