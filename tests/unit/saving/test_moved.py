@@ -12,7 +12,6 @@ import pytest
 
 from lightning_replay import load_replay
 from lightning_replay.moved import MOVED
-from lightning_replay.replay import Replay
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 NEXT_DRAWS = json.loads((FIXTURES / "saves_before_the_move" / "next_draws.json").read_text())
@@ -39,7 +38,7 @@ def test_a_module_has_moved_to_one_that_exists(former: str) -> None:
 
 
 def test_a_former_path_warns_and_names_the_new_one() -> None:
-    with pytest.warns(DeprecationWarning, match="import Linear|import MeanReturn from lightning_replay.schedulers"):
+    with pytest.warns(DeprecationWarning, match=r"import MeanReturn from lightning_replay\.schedulers"):
         from lightning_replay.progress import MeanReturn
     assert MeanReturn.__module__ == "lightning_replay.schedulers.progress"
 
@@ -50,8 +49,6 @@ def test_a_name_that_never_was_is_not_found() -> None:
 
 
 def test_a_pickle_finds_a_class_under_its_former_module() -> None:
-    pickled = pickle.dumps(Replay.__mro__[0]).replace(b"lightning_replay.replay", b"lightning_replay.replay")
-    assert pickle.loads(pickled) is Replay
     former = b"clightning_replay.frames.storage\nFrameStorage\n."
     with pytest.warns(DeprecationWarning, match=r"lightning_replay\.storage\.frames"):
         assert pickle.loads(former).__name__ == "FrameStorage"
