@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TD3, SAC, DQN and MP-DQN have in common: one update per batch, priority feedback."""
+"""Common base of TD3, SAC, DQN, MP-DQN and Rainbow: one update per batch, priority feedback."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
+from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.sized_agent import SizedAgent
-from lightning_replay.lit.callbacks.priorities import UpdatePriorities
-from lightning_replay.lit.datamodules.stream import UpdateBatches
 
 __all__ = ["OffPolicyAgent", "weighted_mean"]
 
@@ -31,7 +31,7 @@ def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
 class OffPolicyAgent(SizedAgent):
     """Learns from replayed batches by manual optimisation; ``global_step`` equals the updates.
 
-    A subclass gives ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
+    A subclass defines ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.sized_agent.SizedAgent`.
     """
 
@@ -40,7 +40,7 @@ class OffPolicyAgent(SizedAgent):
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
-        """Feeds the TD errors back to the replay, so that nobody forgets it."""
+        """Returns the callback that passes TD errors to the replay, so that none is forgotten."""
         return [UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
@@ -55,7 +55,8 @@ class OffPolicyAgent(SizedAgent):
 
     def on_fit_start(self) -> None:
         """Refuses a replay whose n-step returns are discounted differently."""
-        replay: Any = getattr(getattr(self.trainer, "datamodule", None), "replay", None)
+        data = training_data(self.trainer)
+        replay: Any = None if data is None else data.replay
         transforms = getattr(getattr(replay, "_transform", None), "transforms", ())
         for part in (replay, *transforms):  # returns are formed when rows are drawn, or before they are stored
             built_with = getattr(part, "init_arguments", {})

@@ -26,7 +26,10 @@ class LevelSource(ABC):
 
     Attributes:
         running: the episodes in flight.
+        score: of a segment of an episode; ``None`` where levels have no scores.
     """
+
+    score: Any = None
 
     def __init__(self) -> None:
         self.running = RunningLevels()

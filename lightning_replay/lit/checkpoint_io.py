@@ -8,18 +8,16 @@ import re
 import shutil
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_replay.checkpoint.replay import save_id
 from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
+from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
-
-if TYPE_CHECKING:
-    from lightning_replay.lit.datamodules.replay import ReplayDataModule
 
 __all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay", "unwrapped"]
 
@@ -65,6 +63,16 @@ class CheckedCheckpointIO(CheckpointIO):
         self.wrapped.teardown()
 
 
+class _ReplayOwner(Protocol):
+    """A data module whose replay is saved beside its checkpoints."""
+
+    replay: Replay
+
+    def replay_stamp(self) -> Hashable: ...
+
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None: ...
+
+
 class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
@@ -79,7 +87,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         datamodule: whose replay is saved.
     """
 
-    def __init__(self, wrapped: CheckpointIO, datamodule: ReplayDataModule) -> None:
+    def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
         super().__init__(wrapped)
         self.datamodule = datamodule
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
@@ -143,7 +151,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             return None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file, and lets the data module find the replay beside it before anything is restored.
+        """Reads the file and finds the replay beside it, before anything is restored.
 
         Raises:
             DamagedFileError: it is not what was saved, or the replay is another.

@@ -23,7 +23,7 @@ from lightning_replay.analysis.plotting import (
     save_figure,
 )
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
-from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.validation import check_callable, check_kind, checked_count
 
