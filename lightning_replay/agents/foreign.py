@@ -52,7 +52,7 @@ def training_data(trainer: L.Trainer) -> TrainingData | None:
 
 
 def acting_agent(agent: L.LightningModule) -> ActingAgent:
-    """Returns the agent.
+    """Returns the agent, after a check of its method.
 
     Raises:
         TypeError: it has no method ``act``.
@@ -66,17 +66,17 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
-    """Returns the agent.
+    """Returns the agent, after a check of its methods.
 
     Raises:
         TypeError: it lacks ``act``, ``act_with_value`` or ``value``.
     """
-    acting_agent(agent)
     if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
         raise TypeError(
             f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
             "collected with; add both as in lightning_replay.agents.PPO, or use that."
         )
+    acting_agent(agent)
     return agent
 
 

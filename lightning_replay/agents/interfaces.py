@@ -17,28 +17,16 @@ __all__ = ["ActingAgent", "RolloutAgent", "SurpriseAgent", "TrainingData"]
 
 
 class ActingAgent(Protocol):
-    """A LightningModule that collects and is evaluated.
-
-    Attributes:
-        device: of its parameters; observations are moved there.
-        training: whether it is in training mode; it acts in evaluation mode.
-    """
+    """A LightningModule that collects transitions and is evaluated."""
 
     device: torch.device
-    training: bool
 
     def act(self, observation: Tensor, explore: bool) -> Any:
         """Actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.policy.ActionReader`."""
 
-    def eval(self) -> Any:
-        """Enters evaluation mode."""
-
-    def train(self, mode: bool = True) -> Any:
-        """Enters training mode, or leaves it."""
-
 
 class RolloutAgent(ActingAgent, Protocol):
-    """An agent that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
+    """A LightningModule that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
 
     def act_with_value(self, observation: Tensor) -> TensorDictBase | dict[str, Any]:
         """Columns ``[N, ...]`` to record for observations: ``action``, ``state_value`` and what the loss needs."""
@@ -48,7 +36,7 @@ class RolloutAgent(ActingAgent, Protocol):
 
 
 class SurpriseAgent(Protocol):
-    """An agent whose network measures the surprise of transitions that it has not learned from yet."""
+    """A LightningModule that measures the surprise of transitions that it has not learned from yet."""
 
     def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
         """Surprise of transitions ``[M]``, float32 ``[M]``, at least 0."""

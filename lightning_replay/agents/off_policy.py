@@ -16,7 +16,7 @@ from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.sized_agent import SizedAgent
 
-__all__ = ["OffPolicyAgent", "weighted_mean"]
+__all__ = ["ExploringAgent", "OffPolicyAgent", "weighted_mean"]
 
 
 def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
@@ -73,3 +73,37 @@ class OffPolicyAgent(SizedAgent):
         if not isinstance(wrapped, list):
             return wrapped, []
         return wrapped[0], list(self.optimizers(use_pl_optimizer=False)[1:])
+
+
+class ExploringAgent(OffPolicyAgent):
+    """Takes random actions, at first and then ever fewer; the place in their schedule is part of the checkpoint.
+
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
+    """
+
+    explored_key: str  # of the checkpoint
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._explored_steps = 0
+
+    @property
+    def exploration_rate(self) -> float:
+        """Share of random actions now."""
+        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
+        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
+        return start + (end - start) * done
+
+    def draw_random(self, greedy: Tensor) -> Tensor:
+        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the step."""
+        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
+        self._explored_steps += len(greedy)
+        return is_random
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the place in the exploration schedule."""
+        checkpoint[self.explored_key] = self._explored_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the place in the exploration schedule."""
+        self._explored_steps = checkpoint.get(self.explored_key, 0)

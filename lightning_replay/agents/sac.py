@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
@@ -65,6 +64,7 @@ class SAC(OffPolicyAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -85,11 +85,6 @@ class SAC(OffPolicyAgent):
         super().__init__()
         self.save_hyperparameters()
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length and action bounds."""
-        return continuous_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""

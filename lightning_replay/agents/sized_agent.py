@@ -35,10 +35,19 @@ class SizedAgent(L.LightningModule):
         self.automatic_optimization = False
         self.is_built = False
 
+    @staticmethod
+    def read_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+        """A function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
+        raise NotImplementedError
+
     @classmethod
     def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """The arguments the spaces determine, or an error where the agent cannot act in such spaces."""
-        raise NotImplementedError
+        """The arguments the spaces determine.
+
+        Raises:
+            ValueError: the agent cannot act in such spaces.
+        """
+        return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
@@ -54,6 +53,7 @@ class TD3(OffPolicyAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -75,11 +75,6 @@ class TD3(OffPolicyAgent):
         self.save_hyperparameters()
         self._updates = 0
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length and action bounds."""
-        return continuous_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""

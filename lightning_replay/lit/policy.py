@@ -23,7 +23,7 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 
 @contextmanager
-def acting(agent: ActingAgent) -> Iterator[None]:
+def acting(agent: Any) -> Iterator[None]:
     """Evaluation mode without gradients; Lightning's training loop has both the other way round."""
     was_training = agent.training
     agent.eval()

@@ -13,7 +13,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.agents.foreign import rollout_agent
-from lightning_replay.agents.interfaces import RolloutAgent
 from lightning_replay.levels import LevelSource
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
 from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
@@ -81,12 +80,32 @@ class LevelCollection(Collector):
             for step in range(length):
                 row = act_with_value_on(policy, running.observation, running.read_actions)
                 following, reward, terminated, truncated, infos = running.environments.step(row["action"].numpy())
-                for i in np.flatnonzero(truncated & ~terminated):
-                    cut.append((int(i), step, infos["final_obs"][i]))
-                rows.append(self._record(running, row, reward, terminated, truncated, infos["step_level_id"]))
+                done, level_id = terminated | truncated, infos["step_level_id"].astype(np.int64)
+                trained = reward if self._normalization is None else self._normalization(reward, done)
+                columns = {"reward": trained.astype(np.float32), "done": done}
+                columns |= {"terminated": terminated, "truncated": truncated}
+                columns = {name: torch.from_numpy(column).unsqueeze(-1) for name, column in columns.items()}
+                row["next"] = TensorDict(columns, row.shape)
+                row["level_id"] = torch.from_numpy(level_id)
+                row["is_trained"] = torch.from_numpy(self._is_trained.copy())
+                rows.append(row)
+                for i in np.flatnonzero(truncated & ~terminated).tolist():
+                    cut.append((i, step, infos["final_obs"][i]))
                 running.observation = following
-            rollout = torch.stack(rows, dim=1)
-            self._add_next_values(policy, running.observation, rollout, cut)
+                self.env_steps += len(reward)
+                ended = running.count_step(reward, done)
+                for i, episode_return, steps in ended:
+                    self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
+                self._start_episodes(running, [i for i, _, _ in ended])
+            rollout: Any = torch.stack(rows, dim=1)
+            # values of the observations that followed: the next row's, or the last one's where time ran out
+            followed = [running.observation, *(last[None] for _, _, last in cut)]
+            found = values_of(policy, np.concatenate(followed))
+        count = running.num_envs
+        values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
+        for (i, step, _), value in zip(cut, found[count:], strict=True):
+            values[i, step] = value
+        rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
         return rollout
 
     def _begin(self) -> RunningEpisodes:
@@ -108,46 +127,6 @@ class LevelCollection(Collector):
             self._played[level_ids[i]] = None
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
-
-    def _record(
-        self,
-        running: RunningEpisodes,
-        row: TensorDictBase,
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        level_id: np.ndarray,
-    ) -> TensorDictBase:
-        """Adds the columns of a step to its row; counts the step and the episodes it ended."""
-        done = terminated | truncated
-        trained = reward if self._normalization is None else self._normalization(reward, done)
-        columns = {"reward": trained.astype(np.float32), "terminated": terminated, "truncated": truncated, "done": done}
-        row["next"] = TensorDict(
-            {name: torch.from_numpy(np.asarray(column)).unsqueeze(-1) for name, column in columns.items()}, row.shape
-        )
-        row["level_id"] = torch.from_numpy(level_id.astype(np.int64))
-        row["is_trained"] = torch.from_numpy(self._is_trained.copy())
-        self.env_steps += len(reward)
-        ended = running.count_step(reward, done)
-        for i, episode_return, steps in ended:
-            self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
-        self._start_episodes(running, [i for i, _, _ in ended])
-        return row
-
-    def _add_next_values(
-        self,
-        agent: RolloutAgent,
-        observation: np.ndarray,
-        rollout: TensorDictBase,
-        cut: list[tuple[int, int, np.ndarray]],
-    ) -> None:
-        """Values of the observations that followed: the next row's, or the last observation's where time ran out."""
-        found = values_of(agent, np.concatenate([observation, *(last[None] for _, _, last in cut)]))
-        count = len(observation)
-        values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
-        for (i, step, _), value in zip(cut, found[count:], strict=True):
-            values[i, step] = value
-        rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
 
     def close(self) -> None:
         """Closes the environments; their episodes are abandoned when the next ones begin."""
