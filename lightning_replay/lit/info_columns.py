@@ -96,6 +96,6 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"info {key!r} holds {taken if isinstance(taken, dict) else taken[0]!r}; info_keys takes one number or flag "
-        "per environment and step. Leave it out, or put a number into the info by a wrapper."
+        f"info {key!r} holds {taken!r}; info_keys takes one number or flag per environment and step. "
+        "Leave it out, or put a number into the info by a wrapper."
     )

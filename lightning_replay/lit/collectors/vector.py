@@ -95,6 +95,8 @@ class RunningEpisodes:
         """Adds one step; returns environment, return and length of each episode that it ended."""
         self._return += reward
         self._length += 1
+        if not done.any():
+            return []
         ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
         self._return[done] = 0.0
         self._length[done] = 0
@@ -151,9 +153,8 @@ class Rollout(RunningEpisodes):
         taken = action if actions is None else actions.for_environments(*action)
         following, reward, terminated, truncated, infos = self.environments.step(taken)
         done = terminated | truncated
-        has_ended = done.any()
         last = following
-        if has_ended:
+        if done.any():
             last = following.copy()
             last[done] = np.stack(list(infos["final_obs"][done]))
         row: dict[str | tuple[str, str], np.ndarray] = {
@@ -176,7 +177,7 @@ class Rollout(RunningEpisodes):
         self._pending.append(row)
         self.observation = following
         ended = self.count_step(reward, done)
-        if not has_ended:
+        if not ended:
             return []
         if self._assignment is not None:
             self._assignment.finish(np.flatnonzero(done), [episode_return for _, episode_return, _ in ended])

@@ -211,7 +211,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _collect_until(self, env_steps: int) -> None:
         """Collects in pieces, so that a signal need not wait for a whole warm-up."""
-        collection, agent = self.collection, self._agent
+        assert self.trainer is not None
+        collection, agent = self.collection, self.trainer.lightning_module
         while collection.env_steps < env_steps:
             collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), agent)
             if collection.env_steps < env_steps:
@@ -220,7 +221,9 @@ class ReplayDataModule(EnvStepDataModule):
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
-        if self._has_drawn and self.replay.awaits_priorities:
+        assert self.trainer is not None
+        replay, device = self.replay, self.trainer.lightning_module.device
+        if self._has_drawn and replay.awaits_priorities:
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
@@ -228,16 +231,14 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.is_update_open = False
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
-        replay = self.replay
         replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1
         self.is_update_open = self._has_drawn = True
-        device = self._agent.device
         return batch if batch.get("index").device == device else batch.to(device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Gives the TD errors of a batch and other signals back to the replay, which ignores what it does not use."""
+        """Passes the TD errors of a batch and other signals to the replay, which ignores what it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
