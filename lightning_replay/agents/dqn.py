@@ -20,7 +20,7 @@ from lightning_replay.schedules import Constant, Linear, Schedule
 
 __all__ = ["DQN"]
 
-# Checkpoints hold the hyperparameters, and torch.load reads only classes it knows to be harmless.
+# Checkpoints hold the hyperparameters, and torch.load reads only classes that are registered as safe.
 torch.serialization.add_safe_globals([Constant, Linear])
 
 
@@ -108,13 +108,12 @@ class DQN(ExploringAgent):
         """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         rows = self.loss(batch)["loss"]
-        optimizer.zero_grad()
         if self._averse_step is None:
             loss = weighted_mean(rows, batch)
-            self.take_gradients(loss)
+            self.descend(optimizer, loss)
         else:
             loss = self._averse_step.backward(*_weighted_parts(rows, batch))
-        optimizer.step()
+            optimizer.step()
         self._target_update.step()
         # TorchRL's "td_error", written into the batch, is the square
         return {"loss": loss.detach(), "td_error": batch["td_error"].detach().squeeze(-1).sqrt()}

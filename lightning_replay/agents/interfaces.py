@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces between agents and data modules: what either side of a run declares for the other."""
+"""The interfaces between agents and data modules: methods and attributes that one declares for the other."""
 
 from __future__ import annotations
 

@@ -131,19 +131,13 @@ class SAC(OffPolicyAgent):
         critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
         rows, details = self.loss.qvalue_v2_loss(batch)
         loss = weighted_mean(rows, batch)
-        critic_optimizer.zero_grad()
-        self.take_gradients(loss)
-        critic_optimizer.step()
+        self.descend(critic_optimizer, loss)
         actor_rows, actor_details = self.loss.actor_loss(batch)
-        actor_optimizer.zero_grad()
         actor_loss = actor_rows.mean()
         if self.hparams["actor_regularization"] > 0:
             actor_loss = actor_loss + self._actor_penalty()
-        self.take_gradients(actor_loss)
-        actor_optimizer.step()
-        entropy_optimizer.zero_grad()
-        self.take_gradients(self.loss.alpha_loss(actor_details["log_prob"]).mean())
-        entropy_optimizer.step()
+        self.descend(actor_optimizer, actor_loss)
+        self.descend(entropy_optimizer, self.loss.alpha_loss(actor_details["log_prob"]).mean())
         self._target_update.step()
         return {"loss": loss.detach(), "td_error": details["td_error"]}
 

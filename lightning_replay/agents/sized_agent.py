@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import gymnasium
 import lightning as L
+import torch
 from gymnasium.spaces import Space
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -109,6 +110,12 @@ class SizedAgent(L.LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Records the return of one evaluation episode."""
         self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """Takes one step on a loss."""
+        optimizer.zero_grad()
+        self.take_gradients(loss)
+        optimizer.step()
 
     def take_gradients(self, loss: Tensor) -> None:
         """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""

@@ -113,15 +113,11 @@ class TD3(OffPolicyAgent):
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
         rows, details = self.loss.value_loss(batch)
         loss = weighted_mean(rows, batch)
-        critic_optimizer.zero_grad()
-        self.take_gradients(loss)
-        critic_optimizer.step()
+        self.descend(critic_optimizer, loss)
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
             actor_rows, _ = self.loss.actor_loss(batch)
-            actor_optimizer.zero_grad()
-            self.take_gradients(actor_rows.mean())
-            actor_optimizer.step()
+            self.descend(actor_optimizer, actor_rows.mean())
             self._target_update.step()
         # TorchRL's "td_error" is the square
         return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}

@@ -59,7 +59,7 @@ class CheckedCheckpointIO(CheckpointIO):
         self.wrapped.remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Closes what it wraps."""
+        """Closes the wrapped plug-in."""
         self.wrapped.teardown()
 
 
@@ -76,11 +76,11 @@ class _ReplayOwner(Protocol):
 class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
-    A folder that is there is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
-    checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
-    another buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old buffer
-    goes: killed at any time, the file finds the buffer it was saved with. What a killed save left is removed by the
-    next one. :class:`~lightning_replay.lit.ReplayDataModule` installs it.
+    A folder that exists is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
+    buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old one is removed:
+    killed at any time, the file finds the buffer it was saved with. The next save removes the remains of a killed one.
+    :class:`~lightning_replay.lit.ReplayDataModule` installs it.
 
     Args:
         wrapped: writes and reads the checkpoint file itself.

@@ -14,7 +14,7 @@ __all__ = ["EnvStepAxis"]
 
 
 class EnvStepAxis:
-    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, whoever logs.
+    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for what others log.
 
     Lightning logs against the number of batches: ``self.log``, ``LearningRateMonitor`` and callbacks would put losses
     and returns into the same file with two units on one axis. ``ModelCheckpoint`` reads ``trainer.global_step`` and not

@@ -86,16 +86,26 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
-    """One number for each environment that has the key; objects one by one, as NumPy would make NaN of None."""
-    taken = values if isinstance(values, dict) else values[has_key]
+    """One number for each environment that has the key."""
+    if isinstance(values, dict):
+        raise _not_a_number(key, values)
+    taken = values[has_key]
+    if taken.dtype == object:  # as Gymnasium keeps other values than numbers; NumPy would make NaN of None
+        taken = np.array([_number(key, value) for value in taken])
+    if taken.ndim != 1 or taken.dtype.kind not in "biuf":
+        raise _not_a_number(key, taken[0])
+    return taken
+
+
+def _number(key: str, value: Any) -> float:
     try:
-        if not isinstance(taken, dict) and taken.dtype == object:
-            taken = np.array([float(value) for value in taken])
-        if not isinstance(taken, dict) and taken.ndim == 1 and taken.dtype.kind in "biuf":
-            return taken
+        return float(value)
     except (TypeError, ValueError):
-        pass
-    raise ValueError(
-        f"info {key!r} holds {taken!r}; info_keys takes one number or flag per environment and step. "
+        raise _not_a_number(key, value) from None
+
+
+def _not_a_number(key: str, value: Any) -> ValueError:
+    return ValueError(
+        f"info {key!r} holds {value!r}; info_keys takes one number or flag per environment and step. "
         "Leave it out, or put a number into the info by a wrapper."
     )

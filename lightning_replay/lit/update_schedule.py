@@ -56,7 +56,7 @@ class Pace:
 class RolloutPace:
     """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``.
 
-    Environments step together, so a run may take up to ``num_envs - 1`` steps more than asked for.
+    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``.
 
     Args:
         env_steps: environment steps of the whole run.

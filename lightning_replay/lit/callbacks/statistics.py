@@ -18,7 +18,28 @@ from lightning_replay.validation import checked_count
 __all__ = ["LogLevelStats", "LogReplayStats"]
 
 
-class LogReplayStats(L.Callback):
+class _LogStats(L.Callback):
+    """Writes a record every so many updates, with the speed since the last one."""
+
+    def __init__(self) -> None:
+        self._last = (0, 0.0)
+
+    def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
+        """Adds the recent return, the scalars among a training step's outputs and the speed of a clock."""
+        source: EnvStepDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        now, (last_clock, last_time) = time.perf_counter(), self._last
+        for name, value in dict(outputs or {}).items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                stats[f"train/{name}"] = float(value)
+        if source.collection.episodes:
+            stats["train/return"] = source.collection.recent_return
+        stats[rate] = (clock - last_clock) / (now - last_time)
+        for logger in trainer.loggers:
+            logger.log_metrics(stats)
+        self._last = (clock, now)
+
+
+class LogReplayStats(_LogStats):
     """Every ``every_n_updates`` writes ``replay/*`` and ``train/*`` to the trainer's loggers.
 
     Of buffers with tables ``replay/tables/<name>/*``, of a curriculum ``replay/probability/<task>`` as well. The
@@ -30,15 +51,13 @@ class LogReplayStats(L.Callback):
     """
 
     def __init__(self, every_n_updates: int = 500) -> None:
+        super().__init__()
         self.every_n_updates = checked_count("every_n_updates", every_n_updates)
-        self._last_updates = 0
-        self._last_time = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
         source = trainer.datamodule  # type: ignore[attr-defined]
-        self._last_updates = source.updates_done if isinstance(source, ReplayDataModule) else 0
-        self._last_time = time.perf_counter()
+        self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -47,23 +66,17 @@ class LogReplayStats(L.Callback):
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not trainer.loggers or not isinstance(source, ReplayDataModule):
             return
-        updates = source.updates_done
-        if updates // self.every_n_updates == self._last_updates // self.every_n_updates:
+        if source.updates_done // self.every_n_updates == self._last[0] // self.every_n_updates:
             return
-        now = time.perf_counter()
-        metrics = _numbers(source.replay.stats(), "replay")
+        stats = _numbers(source.replay.stats(), "replay")
         if hasattr(source.replay, "probabilities"):
-            metrics |= _numbers(source.replay.probabilities(), "replay/probability")
-        metrics |= _training_metrics(source, outputs)
+            stats |= _numbers(source.replay.probabilities(), "replay/probability")
         if isinstance(outputs, dict) and "td_error" in outputs:
-            metrics["train/td_error"] = float(outputs["td_error"].abs().mean())
-        metrics["updates_per_second"] = (updates - self._last_updates) / (now - self._last_time)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics)
-        self._last_updates, self._last_time = updates, now
+            stats["train/td_error"] = float(outputs["td_error"].abs().mean())
+        self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
 
 
-class LogLevelStats(L.Callback):
+class LogLevelStats(_LogStats):
     """Every ``every_n_rollouts`` writes ``levels/*`` and ``train/*`` to the trainer's loggers.
 
     ``levels/*`` are the figures of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return
@@ -74,38 +87,21 @@ class LogLevelStats(L.Callback):
     """
 
     def __init__(self, every_n_rollouts: int = 10) -> None:
+        super().__init__()
         self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
-        self._last_steps = 0
-        self._last_time = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
-        self._last_steps, self._last_time = level_source_of(trainer, self).env_steps_done, time.perf_counter()
+        self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Records when due."""
         source = level_source_of(trainer, self)
-        if not trainer.loggers or source.updates_done % self.every_n_rollouts:
-            return
-        now = time.perf_counter()
-        metrics = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}
-        metrics |= _training_metrics(source, outputs)
-        metrics["env_steps_per_second"] = (source.env_steps_done - self._last_steps) / (now - self._last_time)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics)
-        self._last_steps, self._last_time = source.env_steps_done, now
-
-
-def _training_metrics(source: EnvStepDataModule, outputs: Any) -> dict[str, float]:
-    """The scalars among the outputs of a training step, and the recent return."""
-    scalars = {
-        f"train/{name}": float(value)
-        for name, value in dict(outputs or {}).items()
-        if isinstance(value, torch.Tensor) and value.numel() == 1
-    }
-    return scalars | ({"train/return": source.collection.recent_return} if source.collection.episodes else {})
+        if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
+            stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}
+            self._write(trainer, source.env_steps_done, "env_steps_per_second", stats, outputs)
 
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:

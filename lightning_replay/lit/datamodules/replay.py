@@ -204,7 +204,7 @@ class ReplayDataModule(EnvStepDataModule):
         return self.pace.total_updates - self.updates_done
 
     def start_epoch(self) -> None:
-        """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
+        """Called by the stream: a run that has nothing left to update still collects its ``env_steps``."""
         super().start_epoch()
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training data as Lightning sees it: an epoch of batches or rollouts, each drawn when it is requested."""
+"""Lightning's view of the training data: an epoch of batches or rollouts, each drawn when it is requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["UpdateBatches", "UpdateStream"]
 
 
 class UpdateStream:
-    """One epoch. It has a length, so that Lightning asks for a batch only once the agent has learned from the last.
+    """One epoch. It has a length, so that Lightning requests a batch only after the agent has learned from the last.
 
     Args:
         source: the data module that collects and draws.
