@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
@@ -47,11 +46,11 @@ class Insertion(NamedTuple):
 
     Attributes:
         slots: int64 ``[n]``, in the order of the rows.
-        rows: int64 ``[n]`` ascending, which of the given rows they hold.
+        rows: which of the given rows they hold, an index into a column of these: int64 ``[n]`` ascending, or a slice.
     """
 
     slots: Tensor
-    rows: Tensor
+    rows: Tensor | slice
 
 
 class Drawing:
@@ -259,4 +258,4 @@ def declared_writer(writer: Writer) -> WriterHooks:
 
 
 def _last_rows(index: Tensor, count: int) -> Insertion:
-    return Insertion(index, torch.arange(count - index.numel(), count))
+    return Insertion(index, slice(count - index.numel(), count))

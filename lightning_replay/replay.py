@@ -147,7 +147,7 @@ class Replay(BufferHooks, SavedReplay):
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the one there was."""
