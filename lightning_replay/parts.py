@@ -129,6 +129,7 @@ class WriterHooks(Drawing):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` takes for this writer.
+    may_refuse: bool = False  #: Whether rows are left out that a storage has room for.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
 
@@ -245,6 +246,11 @@ class _TorchRLWriter(WriterHooks):
 
     def insert(self, data: TensorDictBase) -> Insertion:
         return _last_rows(self._writer.extend(data), data.shape[0])
+
+    def age_of(self, index: Tensor) -> Tensor | None:
+        if not isinstance(self._writer, RoundRobinWriter):
+            return None
+        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
 
 
 def declared_sampler(sampler: Sampler) -> SamplerHooks:
