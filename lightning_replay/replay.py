@@ -327,8 +327,10 @@ class Replay(BufferHooks, SavedReplay):
         self._sampler_hooks.check_rows(rows)
         if self._episodes is not None:
             self._episodes.check_rows(rows)
-        if self._packed is None:  # which checks them beside their layout
+        if self._packed is None:
             self._check_columns(rows)
+        elif not self._writer_hooks.checks_rows:
+            self._packed.checked_values(rows)
         if first_rows and len(self._transforms):
             self._try_transforms(rows)
         self.last_insertion = index, stored = self._writer_hooks.insert(rows)
