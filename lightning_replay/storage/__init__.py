@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
-__all__ = ["PackedStorage"]
+__all__ = ["PackedStorage", "occupancy_of"]

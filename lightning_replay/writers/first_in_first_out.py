@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
-from lightning_replay.parts import ReplayWriter
-from lightning_replay.saving import load_state, write_state
+from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -31,6 +29,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
+    checks_rows = True
     keeps_order = True
     _cursor: int
     _write_count: int
@@ -39,6 +38,10 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         super().__init__(compilable=True)  # plain counters, see PackedStorage
 
     def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
+        return self.insert(data).slots
+
+    def insert(self, data: TensorDictBase) -> Insertion:
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
@@ -50,7 +53,8 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """
         storage = self._storage
         if not isinstance(storage, PackedStorage):
-            return super().extend(data.copy())  # TorchRL's writes an index into what it is given
+            index = super().extend(data.copy())  # TorchRL's writes an index into what it is given
+            return Insertion(index, slice(data.shape[0] - index.numel(), None))
         count = data.shape[0]
         capacity = storage.capacity
         values = storage.checked_values(data)
@@ -77,7 +81,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return index
+        return Insertion(index, slice(count - index.numel(), None))
 
     def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
         """Writes rows at the cursor, which moves behind them."""
@@ -125,11 +129,3 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Takes over what :meth:`state_dict` gave."""
         self._cursor = state_dict["cursor"] % self._storage.max_size
         self._write_count = state_dict["write_count"]
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)
