@@ -63,7 +63,7 @@ def test_rllibs_own_buffer_for_comparison(run_example: Any) -> None:
 def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(run_example: Any, tmp_path: Path) -> None:
     lines = run_example("rllib_tune.py", "--directory", str(tmp_path / "trials"))
     table = rows(lines, "lr  ")
-    assert len(table) == 3 and len({line[0] for line in table}) == 3
+    assert len(table) == 2 and len({line[0] for line in table}) == 2
     assert all(1e-4 <= float(lr) <= 1e-2 and 0.0 <= float(exponent) <= 0.9 for lr, exponent, *_ in table)
     assert all(int(line[2]) in (100, 200, 300, 400) and int(line[3]) == int(line[2]) - 99 for line in table)
     best = max(table, key=lambda line: float(line[4]))
@@ -102,10 +102,10 @@ def test_retention_of_atari_frames(run_example: Any) -> None:
     lines = run_example("rllib_surprise_retention.py")
     table = rows(lines, "env_steps  return  stored  admitted  refused")
     env_steps, _, stored, admitted, refused, frames, _ = (float(cell.replace(",", "")) for cell in table[-1])
-    assert len(table) == 10 and env_steps >= 1_000 and stored == 300 and refused > 0
+    assert len(table) == 10 and env_steps >= 500 and stored == 150 and refused > 0
     assert env_steps - 2 * 4 <= admitted + refused <= env_steps  # the last steps wait for their returns
     assert 0.5 < frames < 8
-    assert lines[-1] == f"would take {300 * 8 * 84 * 84:,} bytes"
+    assert lines[-1] == f"would take {150 * 8 * 84 * 84:,} bytes"
 
 
 ENVIRONMENT = """

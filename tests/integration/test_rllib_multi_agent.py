@@ -182,7 +182,7 @@ def test_rows_are_true_and_every_td_error_reaches_its_row(
 
 def test_modules_that_do_not_learn() -> None:
     config = uneven(each_its_own, modules={"of_early": {"capacity": 25}, "of_rare": None})
-    config.multi_agent(policies_to_train=["of_early"]).env_runners(num_env_runners=2)
+    config.multi_agent(policies_to_train=["of_early"]).env_runners(num_env_runners=1)
     algorithm = rllib_ext.configure(config).build_algo()
     before = algorithm.get_module("of_late").state_dict()
     result = trained(algorithm)
