@@ -2,7 +2,7 @@
 """DQN with event tables in RLlib: what led to the gap and to the goal is kept, and half of each batch is from there.
 
     python examples/rllib_event_tables.py           # 28,000 steps in two rooms, about two minutes on two cores
-    python examples/rllib_event_tables.py --fast    # 1,500 steps on one EnvRunner, to see it run
+    python examples/rllib_event_tables.py --fast    # 1,500 steps, to see it run
     python examples/rllib_event_tables.py --recipe uniform
 
 The reward is 1 at the goal and 0 elsewhere. Conditions are given as import paths: a function of this file would do as
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
     torch.set_num_threads(1)  # networks this small lose by more
-    total_steps, warmup_steps, batch_size, runners = (1_500, 300, 32, 1) if options.fast else (28_000, 1_000, 64, 2)
+    total_steps, warmup_steps, batch_size = (1_500, 300, 32) if options.fast else (28_000, 1_000, 64)
     tables = {"tables": TABLES} if options.recipe == "event_tables" else {}
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
@@ -58,7 +58,7 @@ def main() -> None:
     config = (
         DQNConfig()
         .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 200})
-        .env_runners(num_env_runners=runners, num_envs_per_env_runner=4 // runners, rollout_fragment_length=2)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=2)
         .training(
             replay_buffer_config=rllib_ext.replay_config(options.recipe, capacity=20_000, **tables),
             train_batch_size_per_learner=batch_size,
