@@ -79,8 +79,8 @@ def test_config_seed_decides_the_draws() -> None:
         algorithm.stop()
         return state
 
-    assert torch.equal(generator_state(3), generator_state(3))
-    assert not torch.equal(generator_state(3), generator_state(4))
+    state = generator_state(3)
+    assert torch.equal(generator_state(3), state) and not torch.equal(generator_state(4), state)
 
 
 def test_tune_runs_the_config(tmp_path: Path) -> None:
