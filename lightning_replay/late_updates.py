@@ -12,7 +12,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_updates import check_values, magnitudes
-from lightning_replay.storage.packed import PackedStorage, occupancy_of
+from lightning_replay.storage.access import occupancy_of
+from lightning_replay.storage.packed import PackedStorage
 
 
 @dataclass(frozen=True, slots=True)

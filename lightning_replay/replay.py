@@ -28,7 +28,8 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioriti
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import EntryState, PackedStorage, device_of, occupancy_of
+from lightning_replay.storage.access import device_of, occupancy_of
+from lightning_replay.storage.packed import EntryState, PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean

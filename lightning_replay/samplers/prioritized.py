@@ -17,7 +17,7 @@ from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import device_of, occupancy_of
+from lightning_replay.storage.access import device_of, occupancy_of
 from lightning_replay.validation import checked_flag, checked_number
 
 
