@@ -16,7 +16,7 @@ from lightning_replay.parts import ReplaySampler, declared_sampler
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
+from lightning_replay.storage.access import device_of, occupancy_of, stored_before
 from lightning_replay.validation import check_kind, checked_flag
 
 

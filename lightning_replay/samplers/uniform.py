@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers import RandomSampler, Storage
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import device_of, occupancy_of
+from lightning_replay.storage.access import device_of, occupancy_of
 
 
 @recorded
