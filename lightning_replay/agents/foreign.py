@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import gymnasium
 import lightning as L
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -16,7 +15,6 @@ from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, Surpri
 __all__ = [
     "acting_agent",
     "discounts_of",
-    "entry_point_of",
     "name_of",
     "rollout_agent",
     "scales_gradients",
@@ -93,11 +91,6 @@ def discounts_of(part: Any) -> dict[str, Any]:
 def scales_gradients(trainer: L.Trainer) -> bool:
     """Whether the trainer's precision scales gradients between steps."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
-
-
-def entry_point_of(env: str) -> str:
-    """Returns the path that Gymnasium builds an id from; ``"None"`` of an id that is not registered."""
-    return str(getattr(gymnasium.registry.get(env), "entry_point", None))
 
 
 def name_of(env: Any) -> str:

@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "perceptron"]
+__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "perceptron", "two_critics"]
 
 
 def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
@@ -91,6 +92,12 @@ class StateActionCritic(nn.Module):
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Concatenates both and values them."""
         return self.perceptron(torch.cat([observation, action], dim=-1))
+
+
+def two_critics(observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> list[TensorDictModule]:
+    """Two critics for TorchRL's losses, which take the smaller value of both."""
+    critics = [StateActionCritic(observation_size, action_size, hidden_sizes) for _ in range(2)]
+    return [TensorDictModule(critic, ["observation", "action"], ["state_action_value"]) for critic in critics]
 
 
 class QNetwork(nn.Module):

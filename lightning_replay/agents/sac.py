@@ -13,7 +13,7 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 
 from lightning_replay.agents.hyperparameters import check_hyperparameters
-from lightning_replay.agents.networks import StateActionCritic, perceptron
+from lightning_replay.agents.networks import perceptron, two_critics
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import continuous_sizes
 
@@ -100,11 +100,10 @@ class SAC(OffPolicyAgent):
             distribution_kwargs={"low": low, "high": high},
             return_log_prob=True,
         )
-        critics = [StateActionCritic(options["observation_size"], action_size, sizes) for _ in range(2)]
         target_entropy = options["target_entropy"]
         self.loss = SACLoss(
             actor,
-            [TensorDictModule(c, in_keys=["observation", "action"], out_keys=["state_action_value"]) for c in critics],
+            two_critics(options["observation_size"], action_size, sizes),
             loss_function="l2",
             alpha_init=options["initial_entropy_coefficient"],
             target_entropy=-float(action_size) if target_entropy is None else target_entropy,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.objectives import SoftUpdate, TD3Loss
 
 from lightning_replay.agents.hyperparameters import check_hyperparameters
-from lightning_replay.agents.networks import BoundedActor, StateActionCritic
+from lightning_replay.agents.networks import BoundedActor, two_critics
 from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
 from lightning_replay.agents.spaces import continuous_sizes
 
@@ -81,10 +81,9 @@ class TD3(OffPolicyAgent):
         options = self.hparams
         low, high = options["action_low"], options["action_high"]
         actor = BoundedActor(options["observation_size"], low, high, options["hidden_sizes"])
-        critics = [StateActionCritic(options["observation_size"], len(low), options["hidden_sizes"]) for _ in range(2)]
         self.loss = TD3Loss(
             TensorDictModule(actor, in_keys=["observation"], out_keys=["action"]),
-            [TensorDictModule(c, in_keys=["observation", "action"], out_keys=["state_action_value"]) for c in critics],
+            two_critics(options["observation_size"], len(low), options["hidden_sizes"]),
             bounds=(torch.tensor(low), torch.tensor(high)),
             loss_function="l2",
             reduction="none",

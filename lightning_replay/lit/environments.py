@@ -13,7 +13,6 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import lightning_replay.envs  # noqa: F401  registers the library's own ids
-from lightning_replay.agents.foreign import entry_point_of
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment
 from lightning_replay.envs.step_check import with_checked_steps
@@ -67,7 +66,8 @@ def make_environments(
 def _importable(env: str) -> str:
     """The id of one of the library's own environments with the module that registers it, for a new process."""
     package = "lightning_replay.envs"
-    return f"{package}:{env}" if entry_point_of(env).startswith(f"{package}.") else env
+    spec = gymnasium.registry.get(env)
+    return f"{package}:{env}" if spec is not None and str(spec.entry_point).startswith(f"{package}.") else env
 
 
 def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:

@@ -119,7 +119,7 @@ class ReplayCheckpoint(ModelCheckpoint):
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
         if resumed is not None or not source.env_steps_done:
-            self._saved = _clocks(source)
+            self._saved = source.clocks
         self._newest = str(resumed or self.last_model_path)
         self._seen = self._metric(trainer)  # of an agent that has learned nothing yet, or was saved with its score
         self._is_saving = False
@@ -155,7 +155,7 @@ class ReplayCheckpoint(ModelCheckpoint):
             source.is_update_open = False
         source.drop_open_update()
         reason = self._reason_against_saving(pl_module, exception)
-        if reason is None and _clocks(source) != self._saved:
+        if reason is None and source.clocks != self._saved:
             try:
                 self._save_last(trainer, source)
             except Exception as failure:  # the exception that ended the run is the one to be raised
@@ -186,14 +186,14 @@ class ReplayCheckpoint(ModelCheckpoint):
             is_best = True
         self._seen = metric
         every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
-        is_due = source.updates_done - self._saved[1] >= every or (is_last and _clocks(source) != self._saved)
+        is_due = source.updates_done - self._saved[1] >= every or (is_last and source.clocks != self._saved)
         # With the best too: a run that is resumed before it would look for it anew and might write over it.
         if is_best or is_due:
             self._save_last(trainer, source)
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-        self._saved = _clocks(source)
+        self._saved = source.clocks
         self._newest = self.last_model_path
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
@@ -252,10 +252,6 @@ class ReplayCheckpoint(ModelCheckpoint):
         logger = trainer.loggers[0]
         runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
         return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
-
-
-def _clocks(source: EnvStepDataModule) -> tuple[int, int]:
-    return source.env_steps_done, source.updates_done
 
 
 def _is_same(path: str | Path, other: str) -> bool:

@@ -80,7 +80,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.pause_hooks: list[Callable[[bool], None]] = []
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._limit_val_batches: int | float | None = None
-        self._logging_axis = EnvStepAxis(lambda: (self.env_steps_done, self.updates_done))
+        self._logging_axis = EnvStepAxis(lambda: self.clocks)
 
     @property
     @abstractmethod
@@ -131,6 +131,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def env_steps_done(self) -> int:
         """Environment steps collected."""
         return self.collection.env_steps
+
+    @property
+    def clocks(self) -> tuple[int, int]:
+        """Environment steps and updates done."""
+        return self.env_steps_done, self.updates_done
 
     @property
     def is_finished(self) -> bool:
