@@ -25,6 +25,8 @@ ORDER = (
         "transforms",
         "locking",
         "checkpoint",
+        "assembled",
+        "episode_ends",
         "replay",
     ),
     *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),
