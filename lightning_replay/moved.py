@@ -61,6 +61,10 @@ MOVED = {
     "lightning_replay.levels.unscored": "lightning_replay.levels.baselines",
     "lightning_replay.levels.new_levels": "lightning_replay.levels.unseen",
     "lightning_replay.levels.level_source": "lightning_replay.levels.selector",
+    "lightning_replay.levels.running_levels": "lightning_replay.levels.active",
+    "lightning_replay.levels.score_functions": "lightning_replay.levels.scores",
+    "lightning_replay.levels.value_columns": "lightning_replay.levels.segment",
+    "lightning_replay.levels.key_names": "lightning_replay.levels.segment",
     "lightning_replay.levels.level_buffer": "lightning_replay.levels.buffer",
     "lightning_replay.levels.level_sampler": "lightning_replay.levels.sampler",
     "lightning_replay.levels.level_writer": "lightning_replay.levels.writer",
@@ -119,6 +123,7 @@ _PACKAGES = {
     "lightning_replay.frames": "lightning_replay.storage.frames",
 }
 _NAMES = {
+    "lightning_replay.levels.level_source:LevelSource": "lightning_replay.levels",
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",

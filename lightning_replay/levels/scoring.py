@@ -1,31 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the steps of an episode to its level's score, by any rule."""
+"""The score of a level from the steps of its episodes, by any rule."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from lightning_replay.levels import score_functions, scores
-from lightning_replay.levels.best_returns import BestReturns
-from lightning_replay.levels.key_names import key_names
-from lightning_replay.levels.running_levels import RunningLevel
-from lightning_replay.levels.scores import Score, ValueScore
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels import scores
+from lightning_replay.levels import segment as segments
+from lightning_replay.levels.active import ActiveEpisode
+from lightning_replay.levels.scores import Score, SegmentScore, ValueScore
+from lightning_replay.levels.segment import Segment, key_names
 
 __all__ = ["EpisodeScore", "Scoring"]
 
 
 @runtime_checkable
 class EpisodeScore(Protocol):
-    """A score of whole episodes, as :class:`~lightning_replay.levels.LearningProgress`; all levels begin with one."""
+    """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
+
+    Attributes:
+        initial_score: of every level before its first episode.
+    """
 
     initial_score: float
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """The level's new score, of an episode's number and undiscounted return."""
+        """Computes the level's new score from an episode's number and undiscounted return."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values."""
@@ -35,13 +39,13 @@ class EpisodeScore(Protocol):
 
 
 class Scoring:
-    """Scores episodes piece by piece, with what some rules remember of each level.
+    """Scores episodes, which may come in several pieces.
 
     Args:
         score: of a segment, or of whole episodes.
 
     Raises:
-        TypeError: neither.
+        TypeError: ``score`` is neither.
         ValueError: an initial score that is not finite.
     """
 
@@ -51,7 +55,7 @@ class Scoring:
                 f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
                 "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
             )
-        if getattr(score, "__module__", None) == score_functions.__name__:
+        if inspect.isfunction(score) and score.__module__ in (scores.__name__, segments.__name__):
             raise TypeError(
                 f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores "
                 "that takes a segment, such as L1ValueLoss()"
@@ -60,67 +64,75 @@ class Scoring:
         if self._of_episodes is not None and not math.isfinite(self._of_episodes.initial_score):
             raise ValueError(f"initial_score is {self._of_episodes.initial_score}; it must be finite")
         self._of_segments: Any = score
-        # whoever calls it otherwise, in a subclass, is called
+        # a subclass may override __call__, which of_columns would bypass
         self._takes_columns = isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__
-        self._needs_best_return = bool(getattr(score, "needs_best_return", False))
-        self._best_returns = BestReturns()
+        self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
+        self._best_returns: dict[int, float] = {}  # of finished episodes, by level
 
     @property
     def initial_score(self) -> float | None:
-        """That of every level before it is played; ``None`` where levels have none."""
+        """Score of every level before its first episode; ``None`` if levels start without one."""
         return None if self._of_episodes is None else self._of_episodes.initial_score
 
-    def learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
-        """Takes up more steps of an episode.
+    def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
+        """Adds more steps of an episode.
 
         Returns:
-            Its score, if it is done.
+            Its score if it is done, otherwise ``None``.
 
         Raises:
-            KeyError: a key that a score of this library needs; nothing is changed.
+            KeyError: a key that a score of this library needs is missing; nothing is changed.
             ValueError: the score is not finite, or the user's function fails; nothing is changed.
         """
-        episode_return = episode.episode_return + segment.reward_sum
+        level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
         if self._of_episodes is not None:
             score = None
             if is_done:
-                given = self._of_episodes.of_episode(episode.level_id, episode.started, episode_return)
-                score = _finite(given, episode.level_id)
+                score = _finite(self._of_episodes.of_episode(level_id, episode.started, episode_return), level_id)
             episode.episode_return = episode_return
             return score
-        mean = self._mean(episode, segment, episode_return, is_done)
+        best = self._best_returns.get(level_id, episode_return)
+        best = max(best, episode_return) if is_done else best
+        mean = _finite(self._mean(level_id, segment, best), level_id)
         episode.episode_return = episode_return
-        episode.merge(mean, segment.length)
-        if is_done and self._needs_best_return:
-            self._best_returns.add(episode.level_id, episode_return)
-        return episode.mean if is_done else None
+        # the pieces of an episode are joined by their lengths (paper, appendix C)
+        steps = episode.steps + segment.length
+        episode.mean = (mean * segment.length + episode.mean * episode.steps) / steps
+        episode.steps = steps
+        if not is_done:
+            return None
+        if self._needs_best_return:
+            self._best_returns[level_id] = best
+        return episode.mean
 
-    def _mean(self, episode: RunningLevel, segment: Segment, episode_return: float, is_done: bool) -> float:
+    def _mean(self, level_id: int, segment: Segment, best_return: float) -> Any:
+        if self._takes_columns and segment.columns is not None:
+            return self._of_segments.of_columns(segment.columns)
         steps = segment.steps
         if self._needs_best_return:
-            best = self._best_returns.of(episode.level_id, episode_return, is_done)
-            steps = steps.copy().set("best_return", torch.full((segment.length,), best, dtype=torch.float64))
-        if self._takes_columns and segment.columns is not None:
-            return _finite(self._of_segments.of_columns(segment.columns), episode.level_id)
+            steps = steps.copy().set("best_return", torch.full((segment.length,), best_return, dtype=torch.float64))
         try:
-            mean = self._of_segments(steps)
+            return self._of_segments(steps)
         except Exception as error:
-            if type(self._of_segments).__module__ == scores.__name__:  # what these say is clear
+            if type(self._of_segments).__module__ == scores.__name__:  # their errors are clear as they are
                 raise
             raise ValueError(
-                f"the score function {self._of_segments!r} failed on the steps of level {episode.level_id}: {error!r}. "
+                f"the score function {self._of_segments!r} failed on the steps of level {level_id}: {error!r}. "
                 f"They have the keys {key_names(steps)}"
             ) from error
-        return _finite(mean, episode.level_id)
 
     def forget(self, level_id: int) -> None:
-        """Forgets what is remembered of a level that is neither kept nor played."""
-        self._best_returns.forget(level_id)
+        """Removes the best return of a level that is neither kept nor played."""
+        self._best_returns.pop(level_id, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of levels."""
+        """Best returns, and the state of a score of whole episodes."""
+        best_returns = {
+            "level_id": torch.tensor(list(self._best_returns), dtype=torch.int64),
+            "best_return": torch.tensor(list(self._best_returns.values()), dtype=torch.float64),
+        }
         of_episodes = None if self._of_episodes is None else self._of_episodes.state_dict()
-        return {"best_returns": self._best_returns.state_dict(), "of_episodes": of_episodes}
+        return {"best_returns": best_returns, "of_episodes": of_episodes}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Refuses a state that does not fit.
@@ -133,13 +145,14 @@ class Scoring:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, which was checked."""
-        self._best_returns.load_state_dict(state["best_returns"])
+        saved = state["best_returns"]
+        self._best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
         if self._of_episodes is not None:
             self._of_episodes.load_state_dict(state["of_episodes"])
 
 
 def _finite(given: Any, level_id: int) -> float:
-    """What a score gave, as a number."""
+    """Converts what a score returned."""
     if isinstance(given, torch.Tensor) and given.numel() != 1:
         raise ValueError(f"the score function gave a tensor of shape {list(given.shape)}; it must give one number")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the levels most worth replaying: when the storage is full, the one of the least replay probability leaves."""
+"""Stores levels by their ids; a full storage evicts the level of least replay probability."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
@@ -21,11 +21,11 @@ REFUSED = -1
 
 
 class Place(NamedTuple):
-    """Where a level is kept, and which level left for it.
+    """Row of a level, and the level it evicted.
 
     Attributes:
-        row: -1 of a refused level.
-        left: the id of the level that was there, or ``None``.
+        row: -1 for a refused level.
+        left: id of the evicted level, or ``None``.
     """
 
     row: int
@@ -33,22 +33,22 @@ class Place(NamedTuple):
 
 
 class LevelWriter(TensorDictRoundRobinWriter):
-    """Stores levels with their scores. A level is known by its id: a known one gets its new score in the row it has.
+    """Stores levels with their scores; a stored level gets its new score in the row it has.
 
-    A new level takes a free row. In a full storage it replaces the level of the least replay probability, if that
-    one's score is lower than its own; otherwise it is refused, and its row is -1.
+    A new level takes a free row. In a full storage it replaces the level of least replay probability if that level's
+    score is lower than its own; otherwise it is refused, and its row is -1.
 
     Algorithm 2 of Jiang et al. 2021, "Prioritized Level Replay", appendix, https://arxiv.org/abs/2010.03934.
 
     Args:
-        sampler: of the same buffer; it knows the replay probabilities.
+        sampler: of the same buffer; it holds the scores.
 
     Rows given to ``extend``, ``TensorDict [N]``, in the order in which the episodes ended:
         level_id: int64 ``[N]``, not negative.
         score: floating ``[N]``, finite.
         timestamp: int64 ``[N]``, number of the episode in which the level was begun, at most the sampler's
             ``episodes``; absent, each row is one more episode.
-        Everything else is stored as it is; of later rows with the same keys, shapes and dtypes.
+        Everything else is stored unchanged; later rows must have the same keys, shapes and dtypes.
 
     Raises:
         ValueError: in ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and
@@ -63,19 +63,20 @@ class LevelWriter(TensorDictRoundRobinWriter):
         self.level_ids: list[int] = []
         self.refused = 0
         self.replaced = 0
+        self.pending: dict[int, int] = {}  # level ids by row, placed and not yet in the storage
         self._rows: dict[int, int] = {}
 
     @property
     def capacity(self) -> int:
-        """Most levels that are stored."""
+        """Most levels stored."""
         return int(self._storage.max_size)
 
     def row_of(self, level_id: int) -> int:
-        """The row of a stored level, -1 of others."""
+        """Returns the row of a stored level, -1 for others."""
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int) -> Place:
-        """Gives a level its score, and a row if it has none and may have one; the storage is not written.
+        """Sets the score of a level, with a row if it needs and gets one; :meth:`write_pending` writes the storage.
 
         Args:
             level_id: not negative.
@@ -83,7 +84,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
             timestamp: episode in which the level was begun.
 
         Returns:
-            The row, or -1, and who left it.
+            The row, or -1, and the evicted level.
         """
         left = None
         row = self._rows.get(level_id)
@@ -103,8 +104,16 @@ class LevelWriter(TensorDictRoundRobinWriter):
             del self._rows[left]
             self.level_ids[row] = level_id
         self._rows[level_id] = row
+        self.pending[row] = level_id
         self.sampler.put(row, score, timestamp, is_another_level=True)
         return Place(row, left)
+
+    def write_pending(self) -> None:
+        """Writes the ids of placed levels together, since writing one row costs more than placing it."""
+        if self.pending:
+            rows, level_ids = torch.tensor(list(self.pending.items())).unbind(-1)
+            self._storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
+            self.pending.clear()
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another.
@@ -117,6 +126,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """
         level_ids, scores = _levels(data), _scores(data)
         timestamps = _timestamps(data, self.sampler.episodes)
+        self.write_pending()
         self._check_fits(data)
         newest: dict[int, int] = {}
         placed = []
@@ -128,11 +138,12 @@ class LevelWriter(TensorDictRoundRobinWriter):
         if newest:
             rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
             self._storage.set(rows, data.select(*self._stored_keys(data))[positions])
+        self.pending.clear()
         index = [row if self.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64)
 
     def add(self, data: Any) -> int:
-        """Stores one level; its row, or -1."""
+        """Stores one level and returns its row, or -1."""
         return int(self.extend(data.unsqueeze(0)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,6 +178,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """Called by the buffer's ``empty``."""
         self.level_ids.clear()
         self._rows.clear()
+        self.pending.clear()
 
     def _check_fits(self, data: TensorDictBase) -> None:
         if len(self._storage) == 0 or not len(data):
@@ -180,7 +192,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
                 )
 
     def _stored_keys(self, data: TensorDictBase) -> list[Any]:
-        """All but those the sampler keeps."""
+        """Returns all keys but those that the sampler keeps."""
         return [key for key in sorted(data.keys()) if key not in ("score", "timestamp")]
 
 

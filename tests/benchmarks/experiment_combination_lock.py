@@ -37,7 +37,7 @@ from experiment_tables import (
     write_results,
 )
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
 
 FIRST_SEED = 200  # pilots used seeds 100 and 101
 UPDATES, EPISODES_PER_UPDATE = 400, 16
@@ -53,7 +53,7 @@ def name_of(staleness_weight: float) -> str:
     return f"PLR, staleness weight {staleness_weight:g}"
 
 
-def prioritized(staleness_weight: float) -> Callable[[int], LevelSource]:
+def prioritized(staleness_weight: float) -> Callable[[int], LevelSelector]:
     """Levels by the ranks of their scores."""
     return lambda seed: LevelBuffer(
         range(LEVELS),
@@ -64,13 +64,13 @@ def prioritized(staleness_weight: float) -> Callable[[int], LevelSource]:
     )
 
 
-METHODS: dict[str, Callable[[int], LevelSource]] = {
+METHODS: dict[str, Callable[[int], LevelSelector]] = {
     UNIFORM: lambda seed: UniformLevels(range(LEVELS), seed=seed),
     **{name_of(weight): prioritized(weight) for weight in EXPECTED},
 }
 
 
-def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
+def expected_difficulty(levels: LevelSelector, locks: CombinationLocks) -> float:
     """Of a level drawn from the replay distribution; of any level, where no level has a score."""
     distribution = levels.probabilities()
     if not len(distribution):
@@ -79,7 +79,7 @@ def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
 
 
 def update(
-    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSource, generator: np.random.Generator
+    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSelector, generator: np.random.Generator
 ) -> int:
     """Plays the levels chosen, scores them and learns from them; returns the environment steps played."""
     chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
@@ -90,7 +90,7 @@ def learn_from(
     chosen: Sequence[int],
     locks: CombinationLocks,
     player: TabularActorCritic,
-    levels: LevelSource,
+    levels: LevelSelector,
     generator: np.random.Generator,
 ) -> int:
     """Plays the level chosen for each actor, scores all and learns; returns the environment steps played."""

@@ -34,7 +34,7 @@ from experiment_tables import (
     write_results,
 )
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
 
 FIRST_SEED = 400
 NAME = "level_temperature"
@@ -59,7 +59,7 @@ class Choice:
         name = f"temperature {self.score_temperature:g}, staleness weight {self.staleness_weight:g}"
         return name if self.repeats else f"{name}, none in flight"
 
-    def build(self, seed: int) -> LevelSource:
+    def build(self, seed: int) -> LevelSelector:
         """Of all locks."""
         if self.score_temperature is None:
             return UniformLevels(range(LEVELS), seed=seed)
@@ -80,7 +80,7 @@ CHOICES = [
 METHODS = {f"{choice.name}; {critic}": (choice, sees) for critic, sees in CRITICS.items() for choice in CHOICES}
 
 
-def start_idle_level(levels: LevelSource, actor: int, playing: list[int], generator: np.random.Generator) -> int:
+def start_idle_level(levels: LevelSelector, actor: int, playing: list[int], generator: np.random.Generator) -> int:
     """Starts a level that nobody plays: a new one, or one by its replay probability among those left."""
     rows = levels.probabilities()
     ids = rows["level_id"].numpy()

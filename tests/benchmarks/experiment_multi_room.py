@@ -48,7 +48,7 @@ from experiment_tables import (
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores, tscl
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores, tscl
 
 FIRST_SEED = 200  # settings were chosen on seed 100, with uniform levels
 LEVELS, HELD_OUT, CHECKS = 4_000, 500, 20
@@ -59,7 +59,7 @@ SIZES = {"cpu": (64, 128, 2_000_000), "cuda": (2_048, 64, 30_000_000)}
 UNIFORM = "uniform"
 
 
-def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSource]:
+def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSelector]:
     """Levels by the ranks of their scores."""
     return lambda settings, seed: LevelBuffer(
         LEVELS,
@@ -70,7 +70,7 @@ def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSour
     )
 
 
-METHODS: dict[str, Callable[[Settings, int], LevelSource]] = {
+METHODS: dict[str, Callable[[Settings, int], LevelSelector]] = {
     UNIFORM: lambda settings, seed: UniformLevels(LEVELS, seed=seed),
     "PLR, temperature 1": prioritized(1.0),
     "PLR, temperature 0.1": prioritized(0.1),
@@ -84,7 +84,7 @@ def all_grids() -> tuple[Grids, Grids]:
     return Grids.generate(range(LEVELS)), Grids.generate(range(LEVELS, LEVELS + HELD_OUT))
 
 
-def expected_rooms(levels: LevelSource, rooms: np.ndarray) -> float:
+def expected_rooms(levels: LevelSelector, rooms: np.ndarray) -> float:
     """Of a level drawn from the replay distribution; of any level, where no level has a score."""
     distribution = levels.probabilities()
     if not len(distribution):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels in play: who plays which, since when, and the score so far of episodes that span several rollouts."""
+"""Active episodes: the level each actor plays, and partial scores of episodes that span several rollouts."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import operator
 from dataclasses import astuple, dataclass
 from typing import Any
 
-__all__ = ["Actor", "RunningLevel", "RunningLevels", "checked_actor"]
+__all__ = ["ActiveEpisode", "ActiveEpisodes", "Actor", "checked_actor"]
 
 Actor = int | str
 
 
 @dataclass
-class RunningLevel:
-    """An episode that an actor began and that has no score yet.
+class ActiveEpisode:
+    """An episode that has begun and has no score yet.
 
     Attributes:
-        level_id: what is played.
-        started: number of the episode, among all of all actors.
+        level_id: of the level being played.
+        started: number of the episode, among those of all actors.
         replayed: whether the level had a score when the episode began.
-        trains: whether the learner learns from it, or it is scored only.
-        mean: of the steps seen so far, what the score is made of.
-        steps: how many these are.
-        episode_return: sum of all rewards so far.
+        trains: whether the learner learns from the episode, instead of only scoring it.
+        mean: partial score, over the steps scored so far.
+        steps: number of steps scored so far.
+        episode_return: sum of the rewards so far.
     """
 
     level_id: int
@@ -34,42 +34,37 @@ class RunningLevel:
     steps: int = 0
     episode_return: float = 0.0
 
-    def merge(self, mean: float, steps: int) -> None:
-        """Adds the mean over ``steps`` more steps (paper, appendix C)."""
-        self.mean = (mean * steps + self.mean * self.steps) / (steps + self.steps)
-        self.steps += steps
 
-
-class RunningLevels:
-    """The episodes in flight of every actor, oldest first; an actor may have several, also on one level."""
+class ActiveEpisodes:
+    """Active episodes of every actor, oldest first; an actor may have several, even on one level."""
 
     def __init__(self) -> None:
-        self._of: dict[Actor, list[RunningLevel]] = {}
+        self._of: dict[Actor, list[ActiveEpisode]] = {}
         self._times: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Episodes in flight."""
+        """Number of active episodes."""
         return sum(map(len, self._of.values()))
 
     def __iter__(self) -> Any:
-        """All of them, actor after actor."""
+        """Iterates over all of them, actor by actor."""
         return (episode for episodes in self._of.values() for episode in episodes)
 
     def plays(self, level_id: int) -> bool:
-        """Whether anybody plays a level."""
+        """Returns whether any actor plays a level."""
         return level_id in self._times
 
-    def of(self, actor: Actor) -> list[RunningLevel]:
-        """Those of an actor, oldest first."""
+    def of(self, actor: Actor) -> list[ActiveEpisode]:
+        """Returns the episodes of an actor, oldest first."""
         return self._of.get(actor, [])
 
-    def begin(self, actor: Actor, episode: RunningLevel) -> None:
-        """An actor begins an episode."""
+    def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
+        """Adds an episode of an actor."""
         self._of.setdefault(actor, []).append(episode)
         self._times[episode.level_id] = self._times.get(episode.level_id, 0) + 1
 
-    def oldest(self, actor: Actor, level_id: int) -> RunningLevel:
-        """The episode that an actor has played longest on a level.
+    def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
+        """Returns the oldest episode of an actor on a level.
 
         Raises:
             ValueError: there is none.
@@ -88,8 +83,8 @@ class RunningLevels:
             "the level under which the steps were made, and give each episode's end once"
         )
 
-    def end(self, actor: Actor, episode: RunningLevel) -> None:
-        """An episode is scored or abandoned."""
+    def end(self, actor: Actor, episode: ActiveEpisode) -> None:
+        """Removes an episode that was scored or abandoned."""
         episodes = self._of[actor]
         del episodes[next(place for place, one in enumerate(episodes) if one is episode)]
         if not episodes:
@@ -110,14 +105,14 @@ class RunningLevels:
         self._of, self._times = {}, {}
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
-                self.begin(actor, RunningLevel(*episode))
+                self.begin(actor, ActiveEpisode(*episode))
 
 
 def checked_actor(actor: Any) -> Actor:
-    """A number or a name.
+    """Returns an actor's number or name.
 
     Raises:
-        TypeError: neither.
+        TypeError: ``actor`` is neither.
     """
     if isinstance(actor, str):
         return actor
