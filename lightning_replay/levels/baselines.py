@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.levels.active import ActiveEpisode, Actor
-from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
+from lightning_replay.levels.episodes import ActiveEpisode
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
 from lightning_replay.levels.rng import seeded_generator
 from lightning_replay.levels.segment import Segment
 from lightning_replay.levels.selector import LevelSelector

@@ -12,18 +12,18 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.levels.active import ActiveEpisode, Actor
 from lightning_replay.levels.editing import EditedLevels, LevelEditor
-from lightning_replay.levels.level_ids import checked_level_id
+from lightning_replay.levels.episodes import ActiveEpisode, EpisodeScore, Scoring
+from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.rng import uniform
 from lightning_replay.levels.sampler import LevelSampler
 from lightning_replay.levels.scores import L1ValueLoss, Score
-from lightning_replay.levels.scoring import EpisodeScore, Scoring
 from lightning_replay.levels.segment import Segment
 from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels.table import REFUSED
 from lightning_replay.levels.unseen import LevelGenerator, levels_and_room
-from lightning_replay.levels.writer import REFUSED, LevelWriter
+from lightning_replay.levels.writer import LevelWriter
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]
@@ -158,7 +158,7 @@ class LevelBuffer(LevelSelector):
         if level_id is not None:
             self._play(actor, level_id, trains=False)
         elif self._is_filled and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
-            level_id = self.writer.level_ids[self.sampler.draw()]
+            level_id = self.sampler.level_ids[self.sampler.draw()]
             self._play(actor, level_id)
             self.replayed += 1
         else:
@@ -197,11 +197,11 @@ class LevelBuffer(LevelSelector):
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
-        return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)
+        return self.sampler.row_of(level_id) != REFUSED or self.running.plays(level_id)
 
     def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
         """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
-        row = self.writer.row_of(level_id)
+        row = self.sampler.row_of(level_id)
         trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
         episode = ActiveEpisode(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
         self.running.begin(actor, episode)
@@ -223,7 +223,7 @@ class LevelBuffer(LevelSelector):
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
         """Smooths a level's new score, stores it if the level is kept, and returns it."""
-        row = self.writer.row_of(episode.level_id)
+        row = self.sampler.row_of(episode.level_id)
         if row != REFUSED or self.first_score == "smooth":
             old = float(self.sampler.scores[row]) if row != REFUSED else 0.0
             score = (1.0 - self.score_step_size) * old + self.score_step_size * score
@@ -231,8 +231,8 @@ class LevelBuffer(LevelSelector):
         return score
 
     def _keep(self, level_id: int, score: float, timestamp: int) -> None:
-        is_new = self.writer.row_of(level_id) == REFUSED
-        place = self.writer.place(level_id, score, timestamp)
+        is_new = self.sampler.row_of(level_id) == REFUSED
+        place = self.sampler.place(level_id, score, timestamp, self.capacity)
         if is_new and place.row != REFUSED:
             self._new.scored(level_id)
         if place.left is not None:
@@ -261,7 +261,7 @@ class LevelBuffer(LevelSelector):
     def probabilities(self) -> TensorDict:
         """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
-            "level_id": torch.tensor(self.writer.level_ids, dtype=torch.int64),
+            "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64),
             "probability": torch.from_numpy(self.sampler.probabilities()),
             "score": torch.from_numpy(self.sampler.scores.copy()),
             "staleness": torch.from_numpy(self.sampler.staleness),
@@ -270,7 +270,7 @@ class LevelBuffer(LevelSelector):
 
     def stats(self) -> dict[str, float]:
         """Metrics to log: counts and, once a level has a score, those of :meth:`LevelSampler.stats`."""
-        counts = {"replayed": self.replayed, "refused": self.writer.refused, "replaced": self.writer.replaced}
+        counts = {"replayed": self.replayed, "refused": self.sampler.refused, "replaced": self.sampler.replaced}
         return super().stats() | counts | self.sampler.stats()
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,6 +295,6 @@ class LevelBuffer(LevelSelector):
         self._replay.empty()
         self.writer.load_state_dict(state["writer"])
         self.sampler.load_state_dict(state["sampler"])
-        self.writer.pending = dict(enumerate(self.writer.level_ids))
+        self.sampler.pending = dict(enumerate(self.sampler.level_ids))
         self.replayed = int(state["replayed"])
         self._edited.load_state_dict(state["edited"])

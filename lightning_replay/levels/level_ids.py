@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of level ids."""
+"""Checks of the ids of levels and actors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 from lightning_replay.validation import LARGEST_COUNT, check_option
 
-__all__ = ["LEVEL_IDS", "checked_held_out", "checked_level_id", "checked_level_ids"]
+__all__ = ["LEVEL_IDS", "Actor", "checked_actor", "checked_held_out", "checked_level_id", "checked_level_ids"]
+
+Actor = int | str
 
 LEVEL_IDS = 2**31  # every environment accepts seeds below it
 _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
@@ -80,3 +82,17 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
     if not ids or len({*ids}) < len(ids):
         raise ValueError(f"held_out_levels is {levels!r}; it must be {accepted}")
     return [int(one) for one in ids]
+
+
+def checked_actor(actor: Any) -> Actor:
+    """Returns an actor's number or name.
+
+    Raises:
+        TypeError: ``actor`` is neither.
+    """
+    if isinstance(actor, str):
+        return actor
+    try:
+        return operator.index(actor)
+    except TypeError:
+        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.active import Actor
+from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.segment import key_names
 from lightning_replay.levels.selector import LevelSelector
 

@@ -48,7 +48,6 @@ class ValueColumns(NamedTuple):
 
     def td_errors(self, discount: float) -> list[float]:
         """δ_t = r_t + γ V(s_{t+1}) - V(s_t); bootstraps after a truncation, not after a termination."""
-        checked_share("discount", discount)
         return [
             reward + (0.0 if terminated else discount * following) - value
             for reward, value, following, terminated, _ in zip(*self, strict=True)
@@ -56,7 +55,6 @@ class ValueColumns(NamedTuple):
 
     def advantages(self, discount: float, gae_lambda: float) -> list[float]:
         """A_t = Σ_k (γλ)^k δ_{t+k}, summed up to the episode's last step."""
-        checked_share("gae_lambda", gae_lambda)
         advantages = self.td_errors(discount)
         decay, following = discount * gae_lambda, 0.0
         for t in range(len(advantages) - 1, -1, -1):
@@ -168,6 +166,7 @@ def td_errors(
     Raises:
         ValueError: no step, or tensors of different lengths.
     """
+    checked_share("discount", discount)
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
     return torch.tensor(columns.td_errors(discount), dtype=torch.float64)
 
@@ -186,6 +185,8 @@ def generalized_advantages(
 
     Arguments as :func:`td_errors`; ``done`` marks an episode's last step, ``gae_lambda`` is λ.
     """
+    checked_share("discount", discount)
+    checked_share("gae_lambda", gae_lambda)
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
     return torch.tensor(columns.advantages(discount, gae_lambda), dtype=torch.float64)
 

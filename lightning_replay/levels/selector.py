@@ -9,7 +9,8 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.active import ActiveEpisode, ActiveEpisodes, Actor, checked_actor
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes
+from lightning_replay.levels.level_ids import Actor, checked_actor
 from lightning_replay.levels.segment import Segment
 from lightning_replay.saving import load_state, write_state
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-__all__ = ["StalenessTree", "SumTree"]
+__all__ = ["SumTree"]
 
 
 class SumTree:
@@ -60,42 +60,3 @@ class SumTree:
     def _grow(self, row: int) -> None:
         leaves = self.nodes[self._size :]
         self.fill(leaves + [0] * (row + 1 - len(leaves)))
-
-
-class StalenessTree:
-    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
-
-    def __init__(self) -> None:
-        self._count = SumTree()
-        self._timestamps = SumTree()
-        self._rows = 0
-
-    def put(self, row: int, timestamp: int) -> None:
-        """Adds a row or changes its timestamp."""
-        if row == self._rows:
-            self._count[row] = 1
-            self._rows += 1
-        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
-            return  # the usual case: the level is scored for its newest episode
-        self._timestamps[row] = timestamp
-
-    def fill(self, timestamps: list[int]) -> None:
-        """Replaces all rows at once: row k has ``timestamps[k]``."""
-        self._rows = len(timestamps)
-        self._count.fill([1] * len(timestamps))
-        self._timestamps.fill(list(timestamps))
-
-    def total(self, now: int) -> int:
-        """Returns the sum of ``now - timestamp`` over the rows."""
-        return int(now * self._count.total - self._timestamps.total)
-
-    def find(self, now: int, prefix: int) -> int:
-        """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
-        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
-        while node < self._count.first_leaf:
-            node *= 2
-            left = now * count[node] - timestamps[node]
-            if prefix >= left:
-                prefix -= int(left)
-                node += 1
-        return node - self._count.first_leaf

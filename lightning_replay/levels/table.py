@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,62 @@ import torch
 from lightning_replay.levels.concentration import ReplayConcentration, effective_number
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.rng import uniform
-from lightning_replay.levels.sum_tree import StalenessTree
+from lightning_replay.levels.sum_tree import SumTree
 
-__all__ = ["LevelTable"]
+__all__ = ["REFUSED", "LevelTable"]
+
+REFUSED = -1
+
+
+class StalenessTree:
+    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
+
+    def __init__(self) -> None:
+        self._count = SumTree()
+        self._timestamps = SumTree()
+        self._rows = 0
+
+    def put(self, row: int, timestamp: int) -> None:
+        """Adds a row or changes its timestamp."""
+        if row == self._rows:
+            self._count[row] = 1
+            self._rows += 1
+        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
+            return  # the usual case: the level is scored for its newest episode
+        self._timestamps[row] = timestamp
+
+    def fill(self, timestamps: list[int]) -> None:
+        """Replaces all rows at once: row k has ``timestamps[k]``."""
+        self._rows = len(timestamps)
+        self._count.fill([1] * len(timestamps))
+        self._timestamps.fill(list(timestamps))
+
+    def total(self, now: int) -> int:
+        """Returns the sum of ``now - timestamp`` over the rows."""
+        return int(now * self._count.total - self._timestamps.total)
+
+    def find(self, now: int, prefix: int) -> int:
+        """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
+        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
+        while node < self._count.first_leaf:
+            node *= 2
+            left = now * count[node] - timestamps[node]
+            if prefix >= left:
+                prefix -= int(left)
+                node += 1
+        return node - self._count.first_leaf
+
+
+class Place(NamedTuple):
+    """Row of a level, and the level it evicted.
+
+    Attributes:
+        row: -1 for a refused level.
+        left: id of the evicted level, or ``None``.
+    """
+
+    row: int
+    left: int | None
 
 
 class LevelTable:
@@ -26,6 +79,9 @@ class LevelTable:
 
     Attributes:
         episodes: number of episodes begun on any level, the clock of staleness.
+        level_ids: id of the level in each row.
+        refused: number of levels that were not stored.
+        replaced: number of levels that were evicted.
     """
 
     def __init__(self, order: Prioritization, staleness_weight: float, generator: torch.Generator) -> None:
@@ -39,6 +95,10 @@ class LevelTable:
         self._timestamps = np.zeros(0, np.int64)
         self._generations = np.zeros(0, np.int64)
         self._count = 0
+        self.level_ids: list[int] = []
+        self.pending: dict[int, int] = {}  # ids by row, placed and not yet in the storage
+        self.refused = self.replaced = 0
+        self._rows: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Number of rows that hold a level."""
@@ -58,6 +118,50 @@ class LevelTable:
     def staleness(self) -> np.ndarray:
         """Episodes since each row was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
+
+    def row_of(self, level_id: int) -> int:
+        """Returns the row of a stored level, -1 for others."""
+        return self._rows.get(level_id, REFUSED)
+
+    def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
+        """Sets the score of a level, after assigning a row if it has none; the storage is written by the writer.
+
+        Args:
+            level_id: not negative.
+            score: finite.
+            timestamp: episode in which the level was begun.
+            capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
+
+        Returns:
+            The row, or -1, and the evicted level.
+        """
+        left = None
+        row = self._rows.get(level_id)
+        if row is not None:
+            self.put(row, score, max(timestamp, int(self.timestamps[row])))
+            return Place(row, left)
+        row = len(self.level_ids)
+        if row < capacity:
+            self.level_ids.append(level_id)
+        else:
+            row = self.least_probable()
+            if not self.scores[row] < score:
+                self.refused += 1
+                return Place(REFUSED, left)
+            self.replaced += 1
+            left = self.level_ids[row]
+            del self._rows[left]
+            self.level_ids[row] = level_id
+        self._rows[level_id] = row
+        self.pending[row] = level_id
+        self.put(row, score, timestamp, is_another_level=True)
+        return Place(row, left)
+
+    def set_levels(self, level_ids: list[int]) -> None:
+        """Replaces the ids of all rows; their scores are set apart from them."""
+        self.level_ids = level_ids
+        self._rows = {level_id: row for row, level_id in enumerate(level_ids)}
+        self.pending.clear()
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
         """Sets the score of a row, or of the next free one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -13,23 +13,10 @@ from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.levels.sampler import LevelSampler
+from lightning_replay.levels.table import REFUSED
 from lightning_replay.saving import load_state, write_state
 
-__all__ = ["REFUSED", "LevelWriter"]
-
-REFUSED = -1
-
-
-class Place(NamedTuple):
-    """Row of a level, and the level it evicted.
-
-    Attributes:
-        row: -1 for a refused level.
-        left: id of the evicted level, or ``None``.
-    """
-
-    row: int
-    left: int | None
+__all__ = ["LevelWriter"]
 
 
 class LevelWriter(TensorDictRoundRobinWriter):
@@ -60,60 +47,37 @@ class LevelWriter(TensorDictRoundRobinWriter):
         if not isinstance(sampler, LevelSampler):
             raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
         self.sampler = sampler
-        self.level_ids: list[int] = []
-        self.refused = 0
-        self.replaced = 0
-        self.pending: dict[int, int] = {}  # level ids by row, placed and not yet in the storage
-        self._rows: dict[int, int] = {}
 
     @property
     def capacity(self) -> int:
         """Most levels stored."""
         return int(self._storage.max_size)
 
+    @property
+    def level_ids(self) -> list[int]:
+        """Id of the level in each row."""
+        return self.sampler.level_ids
+
+    @property
+    def refused(self) -> int:
+        """Number of levels that were not stored."""
+        return self.sampler.refused
+
+    @property
+    def replaced(self) -> int:
+        """Number of levels that were evicted."""
+        return self.sampler.replaced
+
     def row_of(self, level_id: int) -> int:
         """Returns the row of a stored level, -1 for others."""
-        return self._rows.get(level_id, REFUSED)
-
-    def place(self, level_id: int, score: float, timestamp: int) -> Place:
-        """Sets the score of a level, with a row if it needs and gets one; :meth:`write_pending` writes the storage.
-
-        Args:
-            level_id: not negative.
-            score: finite.
-            timestamp: episode in which the level was begun.
-
-        Returns:
-            The row, or -1, and the evicted level.
-        """
-        left = None
-        row = self._rows.get(level_id)
-        if row is not None:
-            self.sampler.put(row, score, max(timestamp, int(self.sampler.timestamps[row])))
-            return Place(row, left)
-        row = len(self.level_ids)
-        if row < self.capacity:
-            self.level_ids.append(level_id)
-        else:
-            row = self.sampler.least_probable()
-            if not self.sampler.scores[row] < score:
-                self.refused += 1
-                return Place(REFUSED, left)
-            self.replaced += 1
-            left = self.level_ids[row]
-            del self._rows[left]
-            self.level_ids[row] = level_id
-        self._rows[level_id] = row
-        self.pending[row] = level_id
-        self.sampler.put(row, score, timestamp, is_another_level=True)
-        return Place(row, left)
+        return self.sampler.row_of(level_id)
 
     def write_pending(self) -> None:
         """Writes the ids of placed levels together, since writing one row costs more than placing it."""
-        if self.pending:
-            rows, level_ids = torch.tensor(list(self.pending.items())).unbind(-1)
+        if self.sampler.pending:
+            rows, level_ids = torch.tensor(list(self.sampler.pending.items())).unbind(-1)
             self._storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
-            self.pending.clear()
+            self.sampler.pending.clear()
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another.
@@ -132,14 +96,14 @@ class LevelWriter(TensorDictRoundRobinWriter):
         placed = []
         for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
             episode = self.sampler.begin_episode() if timestamps is None else timestamps[n]
-            placed.append(self.place(level_id, score, episode).row)
+            placed.append(self.sampler.place(level_id, score, episode, self.capacity).row)
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
         if newest:
             rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
             self._storage.set(rows, data.select(*self._stored_keys(data))[positions])
-        self.pending.clear()
-        index = [row if self.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
+        self.sampler.pending.clear()
+        index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64)
 
     def add(self, data: Any) -> int:
@@ -150,8 +114,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """Ids in the order of their rows, and counters."""
         return {
             "level_id": torch.tensor(self.level_ids, dtype=torch.int64),
-            "refused": self.refused,
-            "replaced": self.replaced,
+            "refused": self.sampler.refused,
+            "replaced": self.sampler.replaced,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -162,9 +126,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """
         if len(state_dict["level_id"]) > self.capacity:
             raise ValueError(f"{len(state_dict['level_id'])} levels are saved; there is room for {self.capacity}")
-        self.level_ids = state_dict["level_id"].tolist()
-        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
-        self.refused, self.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
+        self.sampler.set_levels(state_dict["level_id"].tolist())
+        self.sampler.refused, self.sampler.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
@@ -176,9 +139,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         """Called by the buffer's ``empty``."""
-        self.level_ids.clear()
-        self._rows.clear()
-        self.pending.clear()
+        self.sampler.set_levels([])
 
     def _check_fits(self, data: TensorDictBase) -> None:
         if len(self._storage) == 0 or not len(data):

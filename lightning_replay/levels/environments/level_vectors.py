@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from lightning_replay.levels.active import checked_actor
 from lightning_replay.levels.environments.level_check import (
     checked_level,
     checked_probes,
@@ -22,6 +21,7 @@ from lightning_replay.levels.environments.level_check import (
     require_no_autoreset,
 )
 from lightning_replay.levels.environments.vector_infos import everywhere, of_rows, overlaid
+from lightning_replay.levels.level_ids import checked_actor
 
 if TYPE_CHECKING:  # at run time this would import torch
     from lightning_replay.levels.selector import LevelSelector
