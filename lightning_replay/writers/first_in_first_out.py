@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
+from lightning_replay.parts import ReplayWriter
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
@@ -21,7 +22,7 @@ from lightning_replay.storage.transition_check import Column
 
 
 @recorded
-class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
+class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes transitions in a ring: when the storage is full, the oldest ones are overwritten.
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
@@ -30,6 +31,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
+    keeps_order = True
     _cursor: int
     _write_count: int
 

@@ -201,7 +201,7 @@ class BufferMetrics:
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
         """Of a replay that looks at all entries for their ages not at every call: that takes longer than a draw."""
-        tables = getattr(module.replay.storage, "tables", None)
+        tables = module.replay.tables
         entries = 0 if tables is None else int(tables.length.sum())
         if hasattr(module.replay.writer, "stats"):
             entries = max(entries, len(module))

@@ -117,7 +117,7 @@ class ModuleReplay:
     @property
     def room(self) -> int:
         """Most rows that can be stored at once; of a curriculum, of each task."""
-        tables = getattr(self.replay.storage, "tables", None)
+        tables = self.replay.tables
         return self.replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
@@ -307,7 +307,7 @@ class ModuleReplay:
     def _check_room(self, flat: Sequence[FlatEpisode]) -> None:
         steps = sum(len(one.episode) for one in flat)
         tasks = [one.tasks for one in flat if one.tasks is not None]
-        if tasks and len(self.replay.storage.tables) > 1:  # one for each task
+        if tasks and self.replay.tables is not None and len(self.replay.tables) > 1:  # one for each task
             steps = int(np.bincount(np.concatenate(tasks)).max())
         if steps > self.room:
             raise ValueError(

@@ -54,9 +54,9 @@ class RunningEpisodes:
             slots = torch.tensor(list(self._slots.values()), device=storage.device)
             names = torch.tensor(list(self._slots), device=storage.device)
             still_there = storage.all_rows["trajectory"][slots].flatten() == names  # others were overwritten
-            live = getattr(storage, "live_slots", None)
-            if live is not None:
-                still_there &= torch.from_numpy(live.contains(slots.cpu().numpy())).to(storage.device)
+            is_held = storage.occupancy.held(slots)
+            if is_held is not None:
+                still_there &= is_held
             slots = slots[still_there]
             self._replay.truncate(slots, storage.generation_of(slots))
         self._slots.clear()
