@@ -58,7 +58,7 @@ MOVED = {
     "lightning_replay.samplers.within_tables": "lightning_replay.samplers.table_sampler",
     "lightning_replay.samplers.torchrl_names": "lightning_replay.samplers.torchrl_compat",
     "lightning_replay.samplers.priority_inputs": "lightning_replay.samplers.validation",
-    "lightning_replay.levels.fractions": "lightning_replay.levels.rng",
+    "lightning_replay.levels.fractions": "lightning_replay.seeded",
     "lightning_replay.levels.unscored": "lightning_replay.levels.baselines",
     "lightning_replay.levels.new_levels": "lightning_replay.levels.unseen",
     "lightning_replay.levels.level_source": "lightning_replay.levels.selector",

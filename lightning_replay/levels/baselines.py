@@ -12,10 +12,10 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
-from lightning_replay.levels.rng import seeded_generator
 from lightning_replay.levels.segment import Segment
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.unseen import fingerprint
+from lightning_replay.seeded import seeded_generator
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 

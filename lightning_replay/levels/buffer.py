@@ -16,7 +16,6 @@ from lightning_replay.levels.editing import EditedLevels, LevelEditor
 from lightning_replay.levels.episodes import ActiveEpisode, EpisodeScore, Scoring
 from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
-from lightning_replay.levels.rng import uniform
 from lightning_replay.levels.sampler import LevelSampler
 from lightning_replay.levels.scores import L1ValueLoss, Score
 from lightning_replay.levels.segment import Segment
@@ -24,6 +23,7 @@ from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED
 from lightning_replay.levels.unseen import LevelGenerator, levels_and_room
 from lightning_replay.levels.writer import LevelWriter
+from lightning_replay.seeded import uniform
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]

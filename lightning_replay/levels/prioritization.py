@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
-from lightning_replay.levels.rng import uniform
 from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.seeded import uniform
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_share
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]

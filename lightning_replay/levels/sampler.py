@@ -13,9 +13,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.levels.prioritization import Prioritization, Rank
-from lightning_replay.levels.rng import seeded_generator
 from lightning_replay.levels.table import LevelTable
 from lightning_replay.saving import load_state, write_state
+from lightning_replay.seeded import seeded_generator
 from lightning_replay.validation import checked_share
 
 __all__ = ["LevelSampler"]

@@ -10,8 +10,8 @@ import torch
 
 from lightning_replay.levels.concentration import ReplayConcentration, effective_number
 from lightning_replay.levels.prioritization import Prioritization
-from lightning_replay.levels.rng import uniform
 from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.seeded import uniform
 
 __all__ = ["REFUSED", "LevelTable"]
 
