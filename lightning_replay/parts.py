@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
@@ -47,11 +46,11 @@ class Insertion(NamedTuple):
 
     Attributes:
         slots: int64 ``[n]``, in the order of the rows.
-        rows: int64 ``[n]`` ascending, which of the given rows they hold.
+        rows: which of the given rows they hold, an index into a column of these: int64 ``[n]`` ascending, or a slice.
     """
 
     slots: Tensor
-    rows: Tensor
+    rows: Tensor | slice
 
 
 class Drawing:
@@ -130,6 +129,7 @@ class WriterHooks(Drawing):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` takes for this writer.
+    may_refuse: bool = False  #: Whether rows are left out that a storage has room for.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
 
@@ -247,6 +247,11 @@ class _TorchRLWriter(WriterHooks):
     def insert(self, data: TensorDictBase) -> Insertion:
         return _last_rows(self._writer.extend(data), data.shape[0])
 
+    def age_of(self, index: Tensor) -> Tensor | None:
+        if not isinstance(self._writer, RoundRobinWriter):
+            return None
+        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
+
 
 def declared_sampler(sampler: Sampler) -> SamplerHooks:
     """Returns what a ``Replay`` calls of a sampler: a :class:`ReplaySampler` itself, or the defaults for TorchRL's."""
@@ -259,4 +264,4 @@ def declared_writer(writer: Writer) -> WriterHooks:
 
 
 def _last_rows(index: Tensor, count: int) -> Insertion:
-    return Insertion(index, torch.arange(count - index.numel(), count))
+    return Insertion(index, slice(count - index.numel(), count))

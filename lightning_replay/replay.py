@@ -19,6 +19,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for, with_named_arguments
 from lightning_replay.checkpoint.replay import SavedReplay
+from lightning_replay.episodes.running import newest_running
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
 from lightning_replay.priority_updates import Feedback, real_numbers, row_generations, row_numbers
@@ -26,7 +27,7 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioriti
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import EntryState, PackedStorage, occupancy_of
+from lightning_replay.storage.packed import EntryState, PackedStorage, device_of, occupancy_of
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
@@ -147,7 +148,7 @@ class Replay(BufferHooks, SavedReplay):
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler; returns the one there was."""
@@ -567,20 +568,67 @@ class Replay(BufferHooks, SavedReplay):
         For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
 
         Raises:
-            ValueError: rows are stored, and the writer does not know their order.
+            ValueError: rows are stored, and the writer keeps no order of them.
         """
         with self._replay_lock, self._write_lock:
-            stored = occupancy_of(self._storage).slots().to(self._storage.device)
-            if len(stored):
-                age = self._writer_hooks.age_of(stored)
-                if age is None:
-                    raise ValueError(
-                        f"{type(self._writer).__name__} does not know the order of its rows, along which returns over "
-                        "several steps are formed; FirstInFirstOutWriter does"
-                    )
-                oldest_first = age.argsort(descending=True)
-                episodes.mark_update(stored[oldest_first], self._storage)
+            if len(self._storage):
+                episodes.mark_update(self.oldest_first(), self._storage)
             self._episodes = episodes
+
+    def oldest_first(self) -> Tensor:
+        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
+
+        Raises:
+            ValueError: the writer keeps no order of rows.
+        """
+        slots = occupancy_of(self._storage).slots()
+        slots = slots.to(device_of(self._storage) or "cpu")
+        age = self._writer_hooks.age_of(slots)
+        if age is None:
+            raise ValueError(
+                f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
+                "lightning_replay.parts.ReplayWriter has it, or use a writer of lightning_replay.writers"
+            )
+        return slots[age.to(slots.device).argsort(descending=True)]
+
+    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
+        """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
+
+        Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
+        each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
+        the last step of its episode (a writer that refuses rows, returns formed before they are stored) it stays as it
+        is, and only what comes next is kept apart from it. Looks at all rows once, O(N).
+
+        Args:
+            trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
+
+        Returns:
+            int64, slots of the rows that were stored by this call.
+
+        Raises:
+            TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
+            ValueError: the writer keeps no order of rows, by which the newest of an episode is found.
+        """
+        named = None if trajectories is None else list(trajectories)
+        stored = self.flush(named)
+        with self._changing():
+            if self._packed is None:
+                raise TypeError(
+                    f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
+                    "Build the buffer with storage=PackedStorage(capacity)"
+                )
+            index, running = newest_running(self._packed, self.oldest_first(), named)
+            if self._writer_hooks.may_refuse or self._entry_state().pending:
+                self.break_episodes(running)
+            elif len(index):
+                self._mark_truncated(index)
+            self._writer_hooks.cut(index)
+        return stored
+
+    def _mark_truncated(self, index: Tensor) -> None:
+        assert self._packed is not None
+        self._packed.set_flags([("next", "truncated"), ("next", "done")], index)
+        self.cut(index)
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
         """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
@@ -593,8 +641,8 @@ class Replay(BufferHooks, SavedReplay):
         with self._changing():
             index = index[self._storage.generation_of(index) == generation]
             if len(index):
-                self._storage.set_flags([("next", "truncated"), ("next", "done")], index)
-                self.cut(index)
+                self._mark_truncated(index)
+                self._writer_hooks.cut(index)
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at the rows in these slots: nothing follows them."""

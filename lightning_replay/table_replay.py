@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.scheduled import ScheduledSampler
@@ -49,12 +48,6 @@ class TableReplay(Replay):
         with self._replay_lock:
             slots = self.tables.slots_of(number)
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
-
-    def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Closes interrupted episodes, histories of events included; see :meth:`Replay.truncate`."""
-        alive = index[self._storage.generation_of(index) == generation]
-        super().truncate(index, generation)
-        self._writer_hooks.cut(alive)
 
     def stats(self) -> dict[str, Any]:
         """Those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:

@@ -18,7 +18,7 @@ from lightning_replay.loading import load_replay
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.frames.storage import FrameStorage
-from lightning_replay.storage.packed import occupancy_of, read_columns
+from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.validation import check_kind, check_option, checked_choice, checked_count
 
@@ -58,13 +58,7 @@ def stored_rows(replay: Replay) -> Tensor:
     """
     if len(replay) == 0:
         raise ValueError("the buffer is empty; store transitions with extend first")
-    slots = occupancy_of(replay.storage).slots().to(replay.storage.device)
-    age = declared_writer(replay.writer).age_of(slots)
-    if age is None:
-        raise ValueError(
-            f"{type(replay.writer).__name__} does not know the age of its rows; those of lightning_replay.writers do"
-        )
-    return slots[age.argsort(descending=True).to(slots.device)]
+    return replay.oldest_first()
 
 
 def ages(replay: Replay) -> Tensor:
@@ -76,7 +70,9 @@ def ages(replay: Replay) -> Tensor:
         ValueError: see :func:`stored_rows`.
     """
     slots = stored_rows(replay)
-    return replay.writer.age_of(slots).cpu()
+    age = declared_writer(replay.writer).age_of(slots)
+    assert age is not None, "stored_rows sorts by it"
+    return age.cpu()
 
 
 def returns(replay: Replay) -> Tensor:

@@ -73,6 +73,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         [[0], [1], [], [1]]
     """
 
+    may_refuse = True
     _write_count: int
     set_again = ("initial_surprise",)
 
