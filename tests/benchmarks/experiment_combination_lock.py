@@ -26,15 +26,14 @@ import numpy as np
 import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_pictures import block_means, draw_panels
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     expect_narrow_replay,
     markdown_table,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
@@ -207,26 +206,16 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, at, path, "Combination locks, tabular actor-critic", "episodes")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help="write results/combination_lock.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="two seeds and 20 updates")
-    options = parser.parse_args()
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
     updates = 20 if options.fast else UPDATES
-    seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
-    started = time.perf_counter()
-    kept = unfinished("combination_lock") if options.save else None
-    runs = run_all(train, METHODS, seeds, updates, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, updates, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "updates": updates, "minutes": minutes, "runs": runs}
-        write_results("combination_lock", page, content, draw_runs)
+    return Plan(
+        {"updates": updates},
+        lambda seeds, kept: run_all(train, METHODS, seeds, updates, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, updates, minutes),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    fast = "two seeds and 20 updates"
+    run_experiment("combination_lock", __doc__, plan, draw_runs, seeds=8, first_seed=FIRST_SEED, fast=fast)

@@ -35,15 +35,14 @@ from typing import Any
 import numpy as np
 import torch
 from experiment_pictures import draw_panels
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     expect_narrow_replay,
     markdown_table,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
@@ -221,32 +220,35 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, at, path, "MultiRoom with 1 to 4 rooms, PPO", "environment steps")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+def more_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the device and the size of the runs."""
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--envs", type=int, help="environments side by side")
     parser.add_argument("--env-steps", type=int, help="of a run")
-    parser.add_argument("--save", action="store_true", help="write results/multi_room.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="one seed and two rollouts")
-    options = parser.parse_args()
+
+
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for two rollouts."""
     envs, rollout_steps, env_steps = SIZES[options.device]
     settings = Settings(envs=options.envs or envs, rollout_steps=rollout_steps)
     env_steps = 2 * settings.steps if options.fast else options.env_steps or env_steps
-    seeds = range(options.first_seed, options.first_seed + (1 if options.fast else options.seeds))
-    name = "multi_room" if options.device == "cpu" else f"multi_room_{options.device}"
-    started = time.perf_counter()
-    kept = unfinished(name) if options.save else None
-    runs = run_all(train, METHODS, seeds, settings, env_steps, options.device, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, env_steps, options.device, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        write_results(name, page, content, draw_runs)
+    return Plan(
+        {"env_steps": env_steps},
+        lambda seeds, kept: run_all(train, METHODS, seeds, settings, env_steps, options.device, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, env_steps, options.device, minutes),
+        name="multi_room" if options.device == "cpu" else f"multi_room_{options.device}",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run_experiment(
+        "multi_room",
+        __doc__,
+        plan,
+        draw_runs,
+        seeds=3,
+        first_seed=FIRST_SEED,
+        fast="one seed and two rollouts",
+        fast_seeds=1,
+        more_options=more_options,
+    )
