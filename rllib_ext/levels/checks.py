@@ -19,7 +19,7 @@ from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from rllib_ext.environments import environment_maker
 
 if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSource
+    from lightning_replay.levels import LevelSelector
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
         )
 
 
-def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
+def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
     """Refuses held-out levels that are trained on; of levels without end any may be, and evaluation warns then.
 
     Raises:
@@ -119,7 +119,7 @@ def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
         )
 
 
-def draw_levels(trial: LevelSource) -> list[int]:
+def draw_levels(trial: LevelSelector) -> list[int]:
     """Some levels of a buffer that is thrown away, distinct, the first one of actor 0.
 
     Raises:
@@ -132,7 +132,7 @@ def draw_levels(trial: LevelSource) -> list[int]:
     return list(dict.fromkeys(drawn))
 
 
-def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
+def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
     score = getattr(levels, "score", None)
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
@@ -166,7 +166,7 @@ def _evaluates(config: AlgorithmConfig) -> bool:
     return bool(config.evaluation_interval or config.evaluation_num_env_runners)
 
 
-def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:
+def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
     """Scores an episode in a buffer that is thrown away.
 
     Args:

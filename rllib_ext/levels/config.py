@@ -31,7 +31,7 @@ from rllib_ext.levels.checks import (
 from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
 
 if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSource
+    from lightning_replay.levels import LevelSelector
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -47,7 +47,7 @@ _EXAMPLES = {  # of class paths
 
 def configure_levels(
     config: C,
-    levels: LevelSource | Mapping[str, Any],
+    levels: LevelSelector | Mapping[str, Any],
     *,
     held_out_levels: int | Iterable[int] | None = None,
     generalization_gap: bool = True,
@@ -118,7 +118,7 @@ def configure_levels(
     if built_by_trials:
         config.levels = levels
 
-    def check(sample: AlgorithmConfig) -> LevelSource:
+    def check(sample: AlgorithmConfig) -> LevelSelector:
         given = sample.levels if built_by_trials else levels
         source = checked_levels(given, sample, held_out, flush=flush, check_environments=check_environments)
         if require_cpus:
@@ -155,13 +155,13 @@ def configure_levels(
 
 
 def checked_levels(
-    levels: LevelSource | Mapping[str, Any],
+    levels: LevelSelector | Mapping[str, Any],
     config: AlgorithmConfig,
     held_out: Sequence[int],
     *,
     flush: bool,
     check_environments: bool,
-) -> LevelSource:
+) -> LevelSelector:
     """Builds levels and checks that the algorithm can play and score them.
 
     Args:
@@ -183,7 +183,7 @@ def checked_levels(
     return source
 
 
-def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfig) -> LevelSource:
+def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmConfig) -> LevelSelector:
     """Builds the level buffer of :func:`configure_levels`, unless an object was given.
 
     Args:
@@ -194,7 +194,7 @@ def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfi
         ValueError: a class or an argument that does not exist, or values that are refused.
         TypeError: something that is no source of levels.
     """
-    from lightning_replay.levels import LevelBuffer, LevelSource
+    from lightning_replay.levels import LevelBuffer, LevelSelector
     from lightning_replay.levels.scores import L1ValueLoss
 
     built = levels
@@ -209,7 +209,7 @@ def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfi
         if "score" in accepted and options.get("score") is None:
             options["score"] = L1ValueLoss(config.gamma, config.lambda_ if isinstance(config, PPOConfig) else 0.95)
         built = call(kind, {name: _built(value, f"levels.{name}") for name, value in options.items()}, "levels")
-    if not isinstance(built, LevelSource):
+    if not isinstance(built, LevelSelector):
         raise TypeError(
             f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
             "lightning_replay.levels, or the arguments of LevelBuffer by name"

@@ -51,7 +51,7 @@ class RemoteLevels:
         ray.get(self.actor.check.remote())
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """See :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
         return ray.get(self.actor.probabilities.remote())
 
     def played_levels(self) -> list[int]:
@@ -70,7 +70,7 @@ class RemoteLevels:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
+        """See :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
         state: dict[str, Any] = self.whole_state()["levels"]
         return state
 
@@ -88,7 +88,7 @@ class RemoteLevels:
         ray.get(self.actor.load_state.remote(state))
 
     def save(self, path: str | Path) -> None:
-        """Writes what :meth:`~lightning_replay.levels.LevelSource.load` reads."""
+        """Writes what :meth:`~lightning_replay.levels.LevelSelector.load` reads."""
         from lightning_replay.saving import write_state
 
         state = self.state_dict()

@@ -37,7 +37,7 @@ class LevelServer:
         patience: see :class:`~rllib_ext.levels.episodes.Episodes`, as for the next.
         most: episodes of one environment that may be unscored.
         flush: whether unfinished episodes are scored after every update, see
-            :meth:`~lightning_replay.levels.LevelSource.flush`.
+            :meth:`~lightning_replay.levels.LevelSelector.flush`.
         spare: directory for :meth:`report`, on the disk of this node.
     """
 
@@ -156,7 +156,7 @@ class LevelServer:
         return figures | dict(self._episodes.counts) | {"restarts": self._restarts}
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """See :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels import LevelSource
+from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
 from lightning_replay.lit.collectors.vector import Episode
 from lightning_replay.lit.policy import ActionReader, act_with_value_on, acting, values_of
@@ -46,7 +46,7 @@ class LevelCollection:
 
     def __init__(
         self,
-        levels: LevelSource,
+        levels: LevelSelector,
         environments: Callable[[int], LevelVectorWrapper],
         seed: int | None,
         normalization: ReturnNormalization | None = None,
