@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of an algorithm's config before a replay buffer of this library works in it."""
+"""Checks of an algorithm's config, and of its replay buffer; those of levels are in ``levels/checks.py``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.cql import CQL
+from ray.rllib.algorithms.dqn import DQN
+from ray.rllib.algorithms.iql import IQL
 
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
-from rllib_ext.episodes.task_assignment import num_actors
+from rllib_ext.rllib_compat import algorithm_name, num_actors
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
@@ -23,36 +26,57 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def check_config(config: AlgorithmConfig) -> None:
+    """Refuses values that are not an algorithm's config, such as levels in its place.
+
+    Raises:
+        TypeError: with the value.
+    """
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(
+            f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
+            "or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
+        )
+
+
+def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
+    """Refuses the old API stack.
+
+    Args:
+        config: of any algorithm.
+        reason: the old stack cannot work, for the error.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise ValueError(
+            f"the config is on the old API stack, {reason}. Remove .api_stack(...), or set both of its options to True"
+        )
+
+
 def check_algorithm(config: AlgorithmConfig) -> None:
     """Refuses algorithms without a replay buffer, and the old API stack.
 
     Raises:
         ValueError: with the reason.
-        TypeError: something that is no config.
     """
-    from ray.rllib.algorithms.cql import CQL
-    from ray.rllib.algorithms.dqn import DQN
-    from ray.rllib.algorithms.iql import IQL
-
-    if not isinstance(config, AlgorithmConfig):
-        raise TypeError(f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted")
-    algorithm = config.algo_class
-    name = getattr(algorithm, "__name__", str(algorithm))
-    if isinstance(algorithm, type) and issubclass(algorithm, CQL | IQL):
+    name = algorithm_name(config)
+    if _is_of(config, CQL, IQL):
         raise ValueError(
             f"{name} reads offline data and has no replay buffer on the new API stack; its data set is given with "
             ".offline_data(...). Replay buffers work with DQN, SAC and TQC"
         )
-    if not (isinstance(algorithm, type) and issubclass(algorithm, DQN)):
+    if not _is_of(config, DQN):
         raise ValueError(
             f"{name} has no replay buffer on the new API stack; DQN, SAC and TQC have one. Levels are replayed with "
-            "PPO, APPO and IMPALA, rllib_ext.configure_levels(config, levels)"
+            "PPO, APPO and IMPALA, rllib_ext.configure(config, levels=...)"
         )
-    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
-        raise ValueError(
-            "the config is on the old API stack, whose buffers are given sample batches and not episodes. Remove "
-            ".api_stack(...), or set both of its options to True"
-        )
+    check_api_stack(config, "whose buffers are given sample batches and not episodes")
+
+
+def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
+    return isinstance(config.algo_class, type) and issubclass(config.algo_class, algorithms)
 
 
 def check_buffer(config: AlgorithmConfig) -> None:

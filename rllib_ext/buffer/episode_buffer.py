@@ -329,7 +329,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
         if self.assignment is not None:
-            self.assignment.tell()
+            self.assignment.send()
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]

@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from lightning_replay.retention.surprise import kl_divergence, squared_td_error
+from rllib_ext.rllib_compat import call_one_learner, values
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -57,7 +58,7 @@ def report_signals(learner: Any) -> bool:
 
 def report_from_all(learner_group: Any) -> bool:
     """:func:`report_signals` of every Learner, local or not; whether they do."""
-    return all([_value(result) for result in learner_group.foreach_learner(report_signals)])
+    return all(values(learner_group.foreach_learner(report_signals)))
 
 
 def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -129,17 +130,8 @@ class NewcomersSurprise:
         Raises:
             RuntimeError: every Learner was lost.
         """
-        group = self._learner_group
-        if group.is_local:
-            return measured(group._learner, module_id=module_id, episodes=episodes)
-        first = group._worker_manager.healthy_actor_ids()[:1]  # all of them have the same weights
-        if not first:
-            raise RuntimeError(
-                "no Learner is left to say how surprising new steps are, and RLlib replaces none: go on with "
-                "Algorithm.from_checkpoint(...). The steps were not stored"
-            )
-        (result,) = group.foreach_learner(measured, remote_actor_ids=first, module_id=module_id, episodes=episodes)
-        return np.asarray(_value(result))
+        surprise = call_one_learner(self._learner_group, measured, module_id=module_id, episodes=episodes)
+        return np.asarray(surprise)
 
 
 def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
@@ -187,10 +179,3 @@ def add_signals(
     td_error, action_values = items[-1].detach(), fwd_out[QF_PREDS].detach()
     surprise = surprise_of(config, batch, fwd_out, td_error).detach()
     items[-1] = torch.column_stack((td_error, surprise, action_values))
-
-
-def _value(result: Any) -> Any:
-    """What a call of a Learner returned; what it raised is raised here."""
-    if not result.ok:
-        raise result.get()
-    return result.get()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO does not learn from episodes that are played for their score alone: robust PLR's new levels, ACCEL's children."""
+"""Episodes that PPO scores and does not learn from: robust PLR's new levels, ACCEL's children."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,11 @@ import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_ext.levels.scoring import score_only
+from rllib_ext.rllib_compat import call_one_learner
 
 
 class ScoredOnly:
-    """Takes the place of the Learners' ``update``: takes such episodes out, and has one Learner value them.
+    """Replaces the ``update`` of a LearnerGroup: removes such episodes, and values them on one Learner.
 
     Args:
         learner_group: of PPO.
@@ -26,11 +26,11 @@ class ScoredOnly:
         self._update = learner_group.update
 
     def install(self) -> None:
-        """From now on such episodes give no gradients."""
+        """Replaces the method."""
         self._learner_group.update = self.update
 
     def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
-        """``LearnerGroup.update`` with the other episodes; without any, nothing is learned.
+        """Updates the Learners with the other episodes; without any, nothing is learned.
 
         Args:
             episodes: of a train batch.
@@ -39,20 +39,10 @@ class ScoredOnly:
         trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
         if others:
-            self._score(others)
+            call_one_learner(self._learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
         # Every Learner needs a step of its own, or they wait for each other for ever.
         if sum(map(len, learned)) < max(len(self._learner_group), 1):
             return [{DEFAULT_MODULE_ID: {}}]
         results: list[dict[str, Any]] = self._update(episodes=learned, **options)
         return results
-
-    def _score(self, episodes: Sequence[Any]) -> None:
-        group = self._learner_group
-        if group.is_local:
-            score_only(group._learner, episodes=episodes)
-            return
-        first = group._worker_manager.healthy_actor_ids()[:1]
-        for result in group.foreach_learner(functools.partial(score_only, episodes=episodes), remote_actor_ids=first):
-            if not result.ok:
-                raise result.get()
