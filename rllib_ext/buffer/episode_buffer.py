@@ -20,7 +20,8 @@ from rllib_ext.rllib_compat import BufferType
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
-    from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+    from rllib_ext.buffer.feedback import MeasureSurprise
+    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.episodes.convert import FlatEpisode
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
@@ -89,7 +90,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Lets rows drawn from now on travel in this layout."""
         self.options.layout = layout
         for module in self.modules.values():
-            module.layout = layout
+            module.draws.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Says before anything is stored over how many steps returns are summed.
@@ -174,7 +175,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         # Everything is checked before anything is stored or opened.
         modules = {} if begins else dict(self.modules)
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
-        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
+        flat = {name: modules[name].intake.flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
         for name, parts in flat.items():
             self._store(name, parts)
@@ -261,7 +262,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module_id = next(iter(self.modules))
         if module_id not in self.modules:
             raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
-        self.modules[module_id].update(priorities)
+        self.modules[module_id].feedback.update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
         """Counters under RLlib's keys, as its metrics logger takes them."""
@@ -334,7 +335,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
         module = self.modules[name]
         known, before = module.converter.fragments.episodes, len(module)
-        added, stored = module.add(flat)
+        added, stored = module.intake.add(flat)
         self._counters.count("steps_added", added, name)
         self._counters.count("steps_evicted", before + stored - len(module), name)
         self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)

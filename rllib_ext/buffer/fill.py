@@ -144,7 +144,7 @@ def _capacity_of(algorithm: Any, buffer: RecipeEpisodeReplayBuffer, name: str) -
     special = (algorithm.config.replay_buffer_config.get("modules") or {}).get(name, {})
     if special is None:
         raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
-    return special.get("capacity") or _module(buffer, name).room
+    return special.get("capacity") or _module(buffer, name).intake.room
 
 
 def _module(buffer: RecipeEpisodeReplayBuffer, name: str) -> ModuleReplay:

@@ -160,7 +160,7 @@ class BufferMetrics:
         stats = [self._stats_of(name, module) for name, module in modules.items()]
         self._calls += 1
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
-        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1), reduce="item")
+        log(keys.ACTUAL_N_STEP, sum(module.draws.mean_n_step for module in every) / max(len(every), 1), reduce="item")
         if ages:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
             log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
@@ -191,7 +191,7 @@ class BufferMetrics:
             for key in TABLE_STATS:
                 if key in stats:
                     log(("tables", *prefix, name, key), stats[key], reduce="item")
-        followed = module.task_progress
+        followed = module.intake.task_progress
         if followed is not None:
             for name, probability in followed.replay.probabilities().items():
                 log(("tasks", *prefix, name, "probability"), probability, reduce="item")

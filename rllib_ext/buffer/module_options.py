@@ -13,8 +13,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from lightning_replay.validation import check_kind, checked_choice, checked_seed
 from rllib_ext.buffer.building import Returns, build_progress, build_replay, keeps_by_importance
+from rllib_ext.buffer.feedback import MeasureSurprise
 from rllib_ext.buffer.min_sizes import MinSizes
-from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+from rllib_ext.buffer.module_replay import ModuleReplay
 from rllib_ext.episodes.info_columns import Information
 from rllib_ext.learner.batch_layouts import LAYOUTS
 

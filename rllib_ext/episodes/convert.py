@@ -14,7 +14,7 @@ from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 from rllib_ext.episodes.columns import Columns
 from rllib_ext.episodes.fragments import Fragments
 from rllib_ext.episodes.info_columns import TASK, Information
-from rllib_ext.episodes.task_progress import Stretch
+from rllib_ext.episodes.task_progress import EpisodeSlice
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -46,7 +46,7 @@ class EpisodeConverter:
         information: which columns come from the infos; none by default.
 
     Attributes:
-        stretches: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
+        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
 
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
@@ -60,7 +60,7 @@ class EpisodeConverter:
     def __init__(self, information: Information | None = None) -> None:
         self.fragments = Fragments()
         self.information = information or Information()
-        self.stretches: list[Stretch] = []
+        self.slices: list[EpisodeSlice] = []
         self.observation: Columns | None = None
         self.action: Columns | None = None
         self.state_out: Columns | None = None
@@ -108,7 +108,7 @@ class EpisodeConverter:
             task: int64 ``[n]``, of a curriculum.
             state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
-        self.stretches = []
+        self.slices = []
         if not flat:
             return None
         self.observation, self.action, self.state_out = flat[0].observation, flat[0].action, flat[0].state
@@ -117,7 +117,7 @@ class EpisodeConverter:
         if not parts:
             return None
         if self.information.tasks is not None:
-            self.stretches = [_stretch(part) for part in parts]
+            self.slices = [_slice(part) for part in parts]
         return _concatenate(parts, self.observation, self.action, self.state_out, self.information)
 
     def state(self) -> dict[str, Any]:
@@ -180,8 +180,8 @@ def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
     return terminated and not (truncated and several_agents), truncated
 
 
-def _stretch(part: dict[str, Any]) -> Stretch:
-    return Stretch(part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1]))
+def _slice(part: dict[str, Any]) -> EpisodeSlice:
+    return EpisodeSlice(part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1]))
 
 
 def _stacked(values: Any) -> Any:
