@@ -91,7 +91,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     from lightning_replay.saving.directory import read_save
 
     def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
-        modules = buffer.modules_for(manifest["state"])
+        modules = buffer.options.restored(manifest["state"])
         for name, module in modules.items():
             try:
                 module.replay.load(rows / _folder_of(name))

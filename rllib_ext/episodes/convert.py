@@ -12,7 +12,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 
 from rllib_ext.episodes.columns import Columns
-from rllib_ext.episodes.fragments import Fragments
+from rllib_ext.episodes.fragments import FragmentTracker
 from rllib_ext.episodes.info_columns import TASK, Information
 from rllib_ext.episodes.task_progress import EpisodeSlice
 
@@ -58,7 +58,7 @@ class EpisodeConverter:
     """
 
     def __init__(self, information: Information | None = None) -> None:
-        self.fragments = Fragments()
+        self.fragments = FragmentTracker()
         self.information = information or Information()
         self.slices: list[EpisodeSlice] = []
         self.observation: Columns | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_replay.replay import Replay
-    from rllib_ext.episodes.fragments import Fragments
+    from rllib_ext.episodes.fragments import FragmentTracker
 
 
 class RunningEpisodes:
@@ -24,7 +24,7 @@ class RunningEpisodes:
         fragments: says how many episodes are remembered; those of lost EnvRunners are forgotten some time.
     """
 
-    def __init__(self, replay: Replay, fragments: Fragments) -> None:
+    def __init__(self, replay: Replay, fragments: FragmentTracker) -> None:
         self._replay = replay
         self._fragments = fragments
         self._slots: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
