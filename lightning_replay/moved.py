@@ -115,6 +115,7 @@ MOVED = {
     "rllib_ext.levels.config": "rllib_ext.levels.building",
     "rllib_ext.levels.fragment": "rllib_ext.levels.episodes",
     "rllib_ext.levels.install": "rllib_ext.hooks",
+    "rllib_ext.levels.scored_only": "rllib_ext.levels.scoring",
     "rllib_ext.space_fit": "rllib_ext.buffer.action_normalization",
 }
 

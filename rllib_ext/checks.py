@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_config(config: AlgorithmConfig) -> None:
-    """Refuses values that are not an algorithm's config, such as levels in its place.
-
-    Raises:
-        TypeError: with the value.
-    """
+    """Refuses values that are not an algorithm's config, such as levels in its place."""
     if not isinstance(config, AlgorithmConfig):
         raise TypeError(
             f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
@@ -45,9 +41,6 @@ def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
     Args:
         config: of any algorithm.
         reason: the old stack cannot work, for the error.
-
-    Raises:
-        ValueError: with the reason.
     """
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
@@ -56,11 +49,7 @@ def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
 
 
 def check_algorithm(config: AlgorithmConfig) -> None:
-    """Refuses algorithms without a replay buffer, and the old API stack.
-
-    Raises:
-        ValueError: with the reason.
-    """
+    """Refuses algorithms without a replay buffer, and the old API stack."""
     name = algorithm_name(config)
     if _is_of(config, CQL, IQL):
         raise ValueError(
@@ -80,11 +69,7 @@ def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
 
 
 def check_buffer(config: AlgorithmConfig) -> None:
-    """Refuses buffers of another kind.
-
-    Raises:
-        ValueError: with the type that was given.
-    """
+    """Refuses buffers of another kind."""
     kind = config.replay_buffer_config.get("type")
     if kind is not RecipeEpisodeReplayBuffer:
         instead = (
@@ -100,9 +85,6 @@ def check_capacity(config: AlgorithmConfig) -> None:
     """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
 
     Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
-
-    Raises:
-        ValueError: with both numbers.
     """
     given = config.replay_buffer_config
     every = [given, *({**given, **(special or {})} for special in (given.get("modules") or {}).values())]
@@ -203,9 +185,6 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
     Args:
         config: without search spaces.
         in_tune: whether a trial of Tune runs it, which takes a CPU of its own.
-
-    Raises:
-        ValueError: with both numbers.
     """
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not known yet

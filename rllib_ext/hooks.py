@@ -133,8 +133,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
     from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.playing import attach_player
     from rllib_ext.levels.remote import LEVELS, RemoteLevels
-    from rllib_ext.levels.scored_only import ScoredOnly
-    from rllib_ext.levels.scoring import add_scoring
+    from rllib_ext.levels.scoring import ScoredOnly, add_scoring
 
     config = algorithm.config
     source = config.levels if packed is None else cloudpickle.loads(packed)

@@ -67,7 +67,7 @@ class Attached(Generic[T]):
 
 
 def num_actors(config: AlgorithmConfig) -> int:
-    """Returns how many environments of an algorithm collect."""
+    """Returns the number of environments of an algorithm that collect."""
     return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
 
 
@@ -100,14 +100,7 @@ def local_environments(vector: Any) -> list[Any]:
 
 
 def values(results: Any) -> list[Any]:
-    """Returns what a function returned on each Learner.
-
-    Args:
-        results: of ``LearnerGroup.foreach_learner``.
-
-    Raises:
-        Exception: what the function raised on a Learner, or a loss of one.
-    """
+    """Returns the values of ``LearnerGroup.foreach_learner``; raises the error of a Learner."""
     returned = []
     for result in results:
         if not result.ok:
@@ -117,12 +110,7 @@ def values(results: Any) -> list[Any]:
 
 
 def call_one_learner(learner_group: Any, function: Callable[..., T], **options: Any) -> T:
-    """Calls a function of one Learner, all of which have the same weights.
-
-    Args:
-        learner_group: of an algorithm.
-        function: of a Learner and the options.
-        options: of the function.
+    """Calls a function of a Learner on one of them, as all have the same weights.
 
     Raises:
         RuntimeError: every Learner was lost.

@@ -34,35 +34,13 @@ class CheckpointPart(Protocol):
         """Returns what is to be saved; called before RLlib saves the algorithm."""
 
     def write(self, folder: Path, state: Any, files: Mapping[str, Any], *, stays: bool) -> None:
-        """Writes the state, and the fingerprints of RLlib's files.
-
-        Args:
-            folder: local.
-            state: of :meth:`state`.
-            files: fingerprints, for :meth:`read`.
-            stays: whether the folder is the checkpoint's, and not copied to another file system.
-        """
+        """Writes the state and fingerprints of RLlib's files to a local folder, which ``stays`` or is copied."""
 
     def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads and checks the part without changing anything.
-
-        Args:
-            folder: local.
-            check_files: compares the fingerprints with RLlib's files.
-
-        Returns:
-            A function that restores the part; called after RLlib has restored the algorithm.
-        """
+        """Reads and checks the part, and RLlib's files by their fingerprints; returns a function that restores it."""
 
     def leave_out(self, folder: Path) -> Callable[[], None]:
-        """Prepares a restore without the part.
-
-        Args:
-            folder: local; it may not exist.
-
-        Returns:
-            A function that is called after RLlib has restored the algorithm.
-        """
+        """Returns a function to call after a restore without the part, of which there may be no folder."""
 
 
 class CheckpointedAlgorithm:

@@ -31,14 +31,11 @@ def begin_episode(
 ) -> None:
     """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
 
+    The custom data of the episode has the task's name in all fragments.
+
     Args:
-        episode: without steps yet; it carries the name of its task in all fragments.
-        env_runner: that plays it.
-        env: a vector of environments.
-        env_index: the one that is reset.
         target: the task of environments that evaluate.
         first: the tasks of all environments that collect, until others are sent.
-        ignored: other arguments of the callback.
     """
     if env_runner.config.in_evaluation:
         names = [target] * env.num_envs

@@ -90,11 +90,7 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
 
 
 def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
-    """Refuses held-out levels that are trained on. If the level set is unbounded, evaluation warns of them.
-
-    Raises:
-        ValueError: with some of them.
-    """
+    """Refuses held-out levels that are trained on. If the level set is unbounded, evaluation warns of them."""
     both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
     if both:
         raise ValueError(
@@ -104,11 +100,7 @@ def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
 
 
 def draw_levels(trial: LevelSource) -> list[int]:
-    """Draws some distinct levels from a temporary copy of a level buffer, the first one for actor 0.
-
-    Raises:
-        ValueError: ids out of range.
-    """
+    """Draws some distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
     if beyond:

@@ -145,15 +145,7 @@ def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
 def note_return(
     *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
 ) -> None:
-    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``.
-
-    Args:
-        episode: that ended, or its last piece.
-        env_runner: that played it.
-        env_index: of the environment it was played in.
-        prev_episode_chunks: its other pieces.
-        ignored: other arguments of the callback.
-    """
+    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
     test = _TEST.of(env_runner)
     if test is not None:
         test.note(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
@@ -180,7 +172,9 @@ class GeneralizationGap:
         figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
         training = algorithm.levels.played_levels()
         if held_out and training:
-            drawn = self._draw(training, len(held_out))
+            rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
+            drawn = np.concatenate([self._generator.permutation(np.asarray(training)) for _ in range(rounds)])
+            drawn = drawn[: len(held_out)]
             parts = [part.tolist() for part in np.array_split(drawn, len(answers))]
             shares = {runner: part for (runner, _), part in zip(answers, parts, strict=True)}
             played = [
@@ -190,24 +184,14 @@ class GeneralizationGap:
             figures["generalization_gap"] = _mean(played) - _mean(held_out)
         results[RESULTS] = figures
 
-    def _draw(self, levels: Sequence[int], count: int) -> np.ndarray:
-        """Draws levels, as few of them twice as possible."""
-        rounds = -(-count // len(levels))
-        return np.concatenate([self._generator.permutation(np.asarray(levels)) for _ in range(rounds)])[:count]
-
 
 def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
     """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
 
     Warns of held-out levels that were trained on, which happens if the level set is unbounded.
 
-    Args:
-        algorithm: that is about to evaluate.
-        held_out: levels it will play.
-        ignored: other arguments of the callback.
-
     Raises:
-        ValueError: it has no EnvRunners of its own, and would play training levels that are never scored.
+        ValueError: evaluation has no EnvRunners of its own, and would play training levels that are never scored.
     """
     if algorithm.eval_env_runner_group is None:
         raise ValueError(

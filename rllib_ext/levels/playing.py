@@ -50,13 +50,7 @@ def attach_player(env_runner: Any, server: Any) -> None:
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``.
-
-    Args:
-        env_runner: whose environments were made.
-        env: the vector of them.
-        ignored: other arguments of the callback.
-    """
+    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``."""
     seed, runner = env_runner.config.seed, env_runner.worker_index or 0
     for index, single in enumerate(env.envs):
         own = None if seed is None else seed + runner * env.num_envs + index
@@ -66,15 +60,9 @@ def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
 def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
-    """Sets the level of an episode; the callback ``on_episode_created``, before the environment is reset.
+    """Sets the level of an episode, also in its custom data; the callback ``on_episode_created``, before the reset.
 
-    Args:
-        episode: without steps yet; its custom data gets ``level_id``.
-        env_runner: that plays it.
-        env: the vector of environments.
-        env_index: the one that is reset.
-        held_out: levels of environments that evaluate.
-        ignored: other arguments of the callback.
+    Environments that evaluate play levels of ``held_out``.
     """
     played = env.envs[env_index]
     if env_runner.config.in_evaluation:

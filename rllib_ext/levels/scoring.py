@@ -18,6 +18,7 @@ from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
 from rllib_ext.levels.episodes import Fragment
+from rllib_ext.rllib_compat import call_one_learner
 
 _NOTES = "level_notes"  # in the data that connector pieces share
 
@@ -117,3 +118,38 @@ def add_scoring(learner: Any, *, server: Any) -> None:
 def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
     """Sends fragments to the level buffer that the Learner does not learn from."""
     learner._learner_connector(rl_module=learner.module, batch={}, episodes=list(episodes), shared_data={})
+
+
+class ScoredOnly:
+    """Replaces the ``update`` of a LearnerGroup: removes such episodes, and values them on one Learner.
+
+    Args:
+        learner_group: of PPO.
+        server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
+    """
+
+    def __init__(self, learner_group: Any, server: Any) -> None:
+        self._learner_group, self._server = learner_group, server
+        self._update = learner_group.update
+
+    def install(self) -> None:
+        """Replaces the method."""
+        self._learner_group.update = self.update
+
+    def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
+        """Updates the Learners with the other episodes; without any, nothing is learned.
+
+        Args:
+            episodes: of a train batch.
+            options: RLlib's.
+        """
+        trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
+        others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
+        if others:
+            call_one_learner(self._learner_group, score_only, episodes=others)
+        learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
+        # Every Learner needs a step of its own, or they wait for each other for ever.
+        if sum(map(len, learned)) < max(len(self._learner_group), 1):
+            return [{DEFAULT_MODULE_ID: {}}]
+        results: list[dict[str, Any]] = self._update(episodes=learned, **options)
+        return results
