@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,12 @@ class Feedback:
                 "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
             )
 
-    def stats(self, age_of: Callable[[Tensor], Tensor] | None) -> dict[str, Any]:
+    def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Counts, and ages of the rows of the last batch in transitions written since."""
         stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
-        if age_of is not None and self.last_index is not None:
-            ages = age_of(self.last_index).float()
-            stats["drawn_age_mean"] = float(ages.mean())
+        ages = None if self.last_index is None else age_of(self.last_index)
+        if ages is not None:
+            stats["drawn_age_mean"] = float(ages.float().mean())
             stats["drawn_age_max"] = float(ages.max())
         return stats
 
@@ -226,14 +225,8 @@ def _magnitude(td_error: Tensor) -> Tensor:
 
 def _released(storage: Storage, slots: Tensor) -> Tensor | None:
     """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
-    tables: Any = getattr(storage, "tables", None)
-    live: Any = getattr(storage, "live_slots", None)
-    if tables is None and live is None:
-        return None
-    places = slots.cpu().numpy()
-    # A row that left every table may still be held by the history of a running episode, and is drawn by nobody.
-    held: np.ndarray = live.contains(places) if tables is None else (tables.position[:, places] >= 0).any(0)
-    return torch.from_numpy(~held).to(slots.device)
+    drawable = occupancy_of(storage).drawable(slots)
+    return None if drawable is None else ~drawable
 
 
 def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:

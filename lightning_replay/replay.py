@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row."""
+"""TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row.
+
+Longer than other files because the ways of a row in, of a batch out and of a TD error back stand here side by side.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
+from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for, with_named_arguments
 from lightning_replay.checkpoint.replay import SavedReplay
+from lightning_replay.episodes.running import newest_running
 from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
 from lightning_replay.priority_updates import Feedback, real_numbers, row_generations, row_numbers
-from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
-from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage import forking
-from lightning_replay.storage.packed import EntryState, PackedStorage, stored_slots
+from lightning_replay.storage.packed import EntryState, PackedStorage, device_of, occupancy_of
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -40,7 +40,7 @@ SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(SavedReplay):
+class Replay(BufferHooks, SavedReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
@@ -124,7 +124,7 @@ class Replay(SavedReplay):
         _check_room(sampler, storage.max_size)
         writer = FirstInFirstOutWriter() if writer is None else writer
         if isinstance(sampler, SliceSampler):
-            check_slice_writer(sampler, writer)
+            check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -134,51 +134,39 @@ class Replay(SavedReplay):
             priority_key=priority_key,
             prefetch=prefetch,
         )
-        if isinstance(storage, PackedStorage):
-            storage.row_check = self._row_check
         self._begin_life()
         if seed is not None:
             self.seed(seed)
 
-    fork_rank = 0
-
     def _begin_life(self) -> None:
-        """Sets what belongs to this object in this process alone: the thread that draws ahead, what a fork changes."""
-        if self._prefetch_cap:
-            # One thread: batches are drawn in the order in which they are handed out.
-            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
-        self._held_locks: list[Any] = []
-        self._refusal: str | None = None
-        forking.register(self)
+        super()._begin_life()
+        self._attach_parts()
 
-    def before_fork(self) -> None:
-        """Called in the thread that forks: waits until nobody writes, draws or updates."""
-        self._held_locks = []
-        if forking.acquired(self._futures_lock):
-            self._held_locks.append(self._futures_lock)
-            if forking.finished(self._prefetch_queue) and forking.acquired(self._replay_lock):
-                self._held_locks.append(self._replay_lock)
+    def _attach_parts(self) -> None:
+        """Reads once what each part offers: TorchRL's get the defaults of :mod:`lightning_replay.parts`."""
+        self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
+        self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
+        if self._packed is not None:
+            self._packed.row_check = self._row_check
+        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
-    def after_fork(self, *, in_child: bool) -> None:
-        """Called in parent and child after a fork; threads are not copied."""
-        locks, self._held_locks = self._held_locks, []
-        for lock in reversed(locks):
-            lock.release()
-        if in_child:
-            if len(locks) < 2:
-                self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
-                self._refusal = (
-                    f"this process was forked while another thread used this {type(self).__name__}, which is "
-                    "half-changed here. Fork when nobody uses it, or build a buffer in this process"
-                )
-            if self._prefetch_cap:
-                self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Replaces the sampler; returns the one there was."""
+        before = super().set_sampler(sampler)
+        self._attach_parts()
+        return before
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if isinstance(self._storage, PackedStorage):
-            self._storage.row_check = self._row_check
-        self._begin_life()
+    def set_writer(self, writer: Writer) -> Writer:
+        """Replaces the writer; returns the one there was."""
+        before = super().set_writer(writer)
+        self._attach_parts()
+        return before
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
+        """Replaces the storage; returns the one there was."""
+        before = super().set_storage(storage, collate_fn)
+        self._attach_parts()
+        return before
 
     if not TYPE_CHECKING:  # which would then take any name for an attribute
 
@@ -195,24 +183,35 @@ class Replay(SavedReplay):
         return self._storage.max_size
 
     def __len__(self) -> int:
-        held = getattr(self._storage, "num_held", None)
-        return len(self._storage) if held is None else held
+        return len(self._storage) if self._packed is None else self._packed.num_held
 
     @property
     def nbytes(self) -> int:
         """Bytes of rows, links and of what sampler and writer keep."""
-        parts = (self._storage, self._sampler, self._writer, self._episodes)
-        return sum(getattr(part, "nbytes", 0) for part in parts)
+        own = self._sampler_hooks.nbytes + self._writer_hooks.nbytes
+        own += 0 if self._episodes is None else self._episodes.nbytes
+        return own + (0 if self._packed is None else self._packed.nbytes)
+
+    @property
+    def tables(self) -> Tables | None:
+        """The tables that the writer keeps; ``None`` for other writers."""
+        held = None if self._packed is None else self._packed.occupancy
+        return held if isinstance(held, Tables) else None
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other buffers."""
+        return []
 
     @property
     def is_prioritized(self) -> bool:
         """Whether the sampler learns from TD errors."""
-        return isinstance(self._sampler, PrioritizedSampler) and getattr(self._sampler, "uses_priorities", True)
+        return self._sampler_hooks.uses_priorities
 
     @property
     def takes_feedback(self) -> bool:
         """Whether the sampler or the writer learns from :meth:`update_priority`."""
-        return self.is_prioritized or getattr(self._writer, "learns", False)
+        return self._sampler_hooks.uses_priorities or self._writer_hooks.needs_feedback
 
     @property
     def awaits_priorities(self) -> bool:
@@ -258,8 +257,7 @@ class Replay(SavedReplay):
                         self._check_columns(tensordicts)
                     tensordicts = self._transform.inv(tensordicts)
                     if tensordicts is None:
-                        if hasattr(self._writer, "offer_nothing"):
-                            self._writer.offer_nothing()
+                        self._writer_hooks.insert_nothing()
                         return torch.zeros(0, dtype=torch.int64)
                 return self._store(tensordicts, update_priority is not False)
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform
@@ -278,10 +276,7 @@ class Replay(SavedReplay):
             int64, slots of the rows that entered.
         """
         slots = [torch.zeros(0, dtype=torch.int64, device=self._storage.device)]
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            self._check_usable()
+        with self._changing():
             for transform, _ in self._entry_state().pending:
                 before = self._entry_state()
                 try:
@@ -296,7 +291,7 @@ class Replay(SavedReplay):
     @property
     def _takes_done(self) -> bool:
         """Whether a column ``("next", "done")`` fits what is stored; buffers saved early may be without."""
-        layout = self._storage.layout if isinstance(self._storage, PackedStorage) else None
+        layout = None if self._packed is None else self._packed.layout
         return layout is None or ("next", "done") in layout.columns
 
     @property
@@ -307,11 +302,11 @@ class Replay(SavedReplay):
 
     def _entry_state(self) -> _EntryState:
         """Returns what rows that are offered may change outside the writer although they are refused."""
-        storage, transforms = self._storage, self._transforms
-        columns = storage.entry_state() if isinstance(storage, PackedStorage) and not storage.has_columns else None
+        storage, transforms = self._packed, self._transforms
+        columns = None if storage is None or storage.has_columns else storage.entry_state()
         if columns is None and not len(transforms):
             return _NOTHING_PENDING
-        pending = [(transform, transform.pending) for transform in transforms if hasattr(transform, "pending")]
+        pending = [(one, one.pending) for one in transforms if isinstance(one, ReplayTransform) and one.delays_rows]
         return _EntryState(pending, columns)
 
     def _undo_entry(self, before: _EntryState) -> None:
@@ -329,21 +324,18 @@ class Replay(SavedReplay):
             raise _wrong_shape(rows)
         first_rows = len(self._storage) == 0
         priority = self._given_priority(rows) if takes_priorities and self.is_prioritized else None
-        check_rows = getattr(self._sampler, "check_rows", None)
-        if check_rows is not None:
-            check_rows(rows)
+        self._sampler_hooks.check_rows(rows)
         if self._episodes is not None:
             self._episodes.check_rows(rows)
-        if not isinstance(self._storage, PackedStorage):  # which checks them beside their layout
+        if self._packed is None:  # which checks them beside their layout
             self._check_columns(rows)
         if first_rows and len(self._transforms):
             self._try_transforms(rows)
-        index = self._writer.extend(rows)
+        self.last_insertion = index, stored = self._writer_hooks.insert(rows)
         if index.numel():
             self._sampler.extend(index)
             if priority is not None:
-                entered = getattr(self._writer, "entered", slice(-len(index), None))
-                self._sampler.update_priority(index, priority[entered], storage=self._storage)
+                self._sampler.update_priority(index, priority[stored], storage=self._storage)
         if first_rows:
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         return index
@@ -351,12 +343,12 @@ class Replay(SavedReplay):
     def _try_transforms(self, rows: TensorDictBase) -> None:
         """Refuses first rows of which this library's transforms could make no batch: they draw from the first on."""
         batch = rows[:1].clone()
-        if isinstance(self._sampler, PairSampler):
+        if self._sampler_hooks.draws_pairs:
             batch = torch.stack((batch, batch), 1)
         drawing = _Drawing(self._transforms)
         try:
             for transform in self._transforms:
-                if not type(transform).__module__.startswith("lightning_replay."):
+                if not isinstance(transform, ReplayTransform):
                     break  # it may make what the next ones need, and do more than that
                 batch = transform(batch)
         finally:
@@ -368,9 +360,7 @@ class Replay(SavedReplay):
         if td_error is None:
             return None
         priority = self._feedback.given_priority(td_error, rows.shape[0])
-        check = getattr(getattr(self._sampler, "first", self._sampler), "check_priority", None)
-        if check is not None:
-            check(priority)
+        self._sampler_hooks.check_priority(priority)
         return priority
 
     def add(self, data: TensorDictBase) -> Tensor:
@@ -391,11 +381,11 @@ class Replay(SavedReplay):
             self._episodes.mark_update(index, self._storage)
         self._sampler.mark_update(index, storage=self._storage)
 
-    def mark_released(self, index: Tensor) -> None:
-        """Called by the storage when rows left without being overwritten: sampler and episodes learn of it."""
-        for follower in (self._episodes, self._sampler):
-            if follower is not None and hasattr(follower, "mark_released"):
-                follower.mark_released(index)
+    def on_evict(self, index: Tensor) -> None:
+        """Called by the storage when rows left without being overwritten: sampler and episodes forget them."""
+        if self._episodes is not None:
+            self._episodes.on_evict(index)
+        self._sampler_hooks.on_evict(index)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
@@ -428,38 +418,6 @@ class Replay(SavedReplay):
         self._feedback.draws_since_update += 1
         return (data, info) if return_info else data
 
-    def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Takes the oldest batch drawn ahead, and starts to draw others.
-
-        One thread draws them, in order, and whatever changes the buffer waits until they are drawn: every batch is that
-        of the moment at which it was requested, whatever the threads' timing.
-        """
-        with self._futures_lock:
-            queue, sampler = self._prefetch_queue, self._sampler
-            result = queue.popleft().result() if queue else self._sample(batch_size)
-            while len(queue) < min(sampler._remaining_batches, self._prefetch_cap) and not sampler.ran_out:
-                queue.append(self._prefetch_executor.submit(self._sample, batch_size))
-            return result
-
-    def _wait_for_draws(self) -> None:
-        """Waits until the batches drawn ahead are drawn; call it before the buffer is changed, without its locks."""
-        with self._futures_lock:
-            ahead = tuple(self._prefetch_queue)
-        wait(ahead)
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Context manager in whose body no other thread writes, draws or updates, and nothing is being drawn ahead."""
-        with self._futures_lock:
-            self._wait_for_draws()
-            with self._replay_lock, self._write_lock:
-                self._check_usable()
-                yield
-
-    def _check_usable(self) -> None:
-        if self._refusal is not None:
-            raise RuntimeError(self._refusal)
-
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
             is_plain = self._is_plain
@@ -485,8 +443,8 @@ class Replay(SavedReplay):
             index = index[0]
         elif is_plain:
             return self._gather(index, info), info
-        if isinstance(self._storage, PackedStorage):
-            data = self._storage.get(index, extra={"index": index})
+        if self._packed is not None:
+            data = self._packed.get(index, extra={"index": index})
         else:
             data = self._collate_fn(self._storage.get(index))
             data = (data.copy() if data.is_locked else data).set("index", index)
@@ -498,7 +456,7 @@ class Replay(SavedReplay):
             data = transform(data)
         info["index"] = index
         if generation is not None:
-            both = getattr(self._sampler, "update_partners", False)
+            both = self._sampler_hooks.update_partners
             info["generation"] = generation if both else data.get("generation")
         for key, value in info.items():
             if data.get(key, None) is not value:
@@ -508,7 +466,7 @@ class Replay(SavedReplay):
     @property
     def _is_plain(self) -> bool:
         """Whether a batch is just rows: packed, single, and neither summed nor transformed."""
-        return self._episodes is None and not len(self._transforms) and isinstance(self._storage, PackedStorage)
+        return self._packed is not None and self._episodes is None and not len(self._transforms)
 
     def _gather(self, index: Tensor, info: dict[str, Any]) -> TensorDictBase:
         info["index"] = index
@@ -553,8 +511,9 @@ class Replay(SavedReplay):
             self._check_signals(signals)
         if td_error is not None:
             td_error = real_numbers("td_error", td_error, "No priority was changed")
-        learns, is_prioritized = getattr(self._writer, "learns", False), self.is_prioritized
-        if not learns and not is_prioritized:
+        writer, sampler = self._writer_hooks, self._sampler_hooks
+        needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
+        if not needs_feedback and not is_prioritized:
             self._feedback.draws_since_update = 0
             return
         if self._prefetch_queue:
@@ -566,12 +525,11 @@ class Replay(SavedReplay):
                     f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
                     "of the batch. No priority was changed"
                 )
-            factors = self._writer.read_feedback(len(index), td_error, signals) if learns else None
+            feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
             # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
-            source = getattr(self._sampler, "first", self._sampler)
             device = self._storage.device  # None where TorchRL's storage was given none
             on_cpu = device is None or device.type == "cpu"
-            sampler_checks = is_prioritized and isinstance(source, Seeded) and on_cpu
+            sampler_checks = is_prioritized and sampler.checks_priorities and on_cpu
             checked = self._feedback.check(index, td_error, generation, self._storage, sampler_checks=sampler_checks)
             if is_prioritized:
                 try:
@@ -579,13 +537,12 @@ class Replay(SavedReplay):
                 except (ValueError, IndexError):
                     self._feedback.check_values(checked.index, checked.magnitude, len(self._storage))  # names what
                     raise
-            if factors is not None:
-                both = getattr(self._sampler, "update_partners", False)
-                self._writer.update_priority(checked.index, factors, both=both)
+            if needs_feedback:
+                writer.update_priority(checked.index, feedback, both=sampler.update_partners)
             self._feedback.count(checked)
 
     def _check_signals(self, signals: Mapping[str, Any]) -> None:
-        known = (*SIGNALS, *getattr(self._writer, "signals", ()))
+        known = (*SIGNALS, *self._writer_hooks.signals)
         for name in signals:
             if name not in known:
                 raise TypeError(
@@ -611,20 +568,67 @@ class Replay(SavedReplay):
         For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
 
         Raises:
-            ValueError: rows are stored, and the writer does not know their order.
+            ValueError: rows are stored, and the writer keeps no order of them.
         """
         with self._replay_lock, self._write_lock:
-            stored = stored_slots(self._storage).to(self._storage.device)
-            if len(stored):
-                age_of = getattr(self._writer, "age_of", None)
-                if age_of is None:
-                    raise ValueError(
-                        f"{type(self._writer).__name__} does not know the order of its rows, along which returns over "
-                        "several steps are formed; FirstInFirstOutWriter does"
-                    )
-                oldest_first = age_of(stored).argsort(descending=True)
-                episodes.mark_update(stored[oldest_first], self._storage)
+            if len(self._storage):
+                episodes.mark_update(self.oldest_first(), self._storage)
             self._episodes = episodes
+
+    def oldest_first(self) -> Tensor:
+        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
+
+        Raises:
+            ValueError: the writer keeps no order of rows.
+        """
+        slots = occupancy_of(self._storage).slots()
+        slots = slots.to(device_of(self._storage) or "cpu")
+        age = self._writer_hooks.age_of(slots)
+        if age is None:
+            raise ValueError(
+                f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
+                "lightning_replay.parts.ReplayWriter has it, or use a writer of lightning_replay.writers"
+            )
+        return slots[age.to(slots.device).argsort(descending=True)]
+
+    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
+        """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
+
+        Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
+        each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
+        the last step of its episode (a writer that refuses rows, returns formed before they are stored) it stays as it
+        is, and only what comes next is kept apart from it. Looks at all rows once, O(N).
+
+        Args:
+            trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
+
+        Returns:
+            int64, slots of the rows that were stored by this call.
+
+        Raises:
+            TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
+            ValueError: the writer keeps no order of rows, by which the newest of an episode is found.
+        """
+        named = None if trajectories is None else list(trajectories)
+        stored = self.flush(named)
+        with self._changing():
+            if self._packed is None:
+                raise TypeError(
+                    f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
+                    "Build the buffer with storage=PackedStorage(capacity)"
+                )
+            index, running = newest_running(self._packed, self.oldest_first(), named)
+            if self._writer_hooks.may_refuse or self._entry_state().pending:
+                self.break_episodes(running)
+            elif len(index):
+                self._mark_truncated(index)
+            self._writer_hooks.cut(index)
+        return stored
+
+    def _mark_truncated(self, index: Tensor) -> None:
+        assert self._packed is not None
+        self._packed.set_flags([("next", "truncated"), ("next", "done")], index)
+        self.cut(index)
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
         """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
@@ -633,27 +637,24 @@ class Replay(SavedReplay):
             index: int64 ``[N]``, the newest row of each interrupted episode.
             generation: int64 ``[N]``, of these rows.
         """
-        assert isinstance(self._storage, PackedStorage), "truncate needs a PackedStorage"
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            self._check_usable()
+        assert self._packed is not None, "truncate needs a PackedStorage"
+        with self._changing():
             index = index[self._storage.generation_of(index) == generation]
             if len(index):
-                self._storage.set_flags([("next", "truncated"), ("next", "done")], index)
-                self.cut(index)
+                self._mark_truncated(index)
+                self._writer_hooks.cut(index)
 
     def cut(self, index: Tensor) -> None:
-        """Tells sampler and episodes that nothing follows the rows in these slots; writers call it."""
-        for follower in (self._episodes, self._sampler):
-            if follower is not None and hasattr(follower, "cut"):
-                follower.cut(index)
+        """Ends the episodes at the rows in these slots: nothing follows them."""
+        if self._episodes is not None:
+            self._episodes.cut(index)
+        self._sampler_hooks.cut(index)
 
-    def interrupt(self, trajectories: Iterable[int | None]) -> None:
-        """Tells sampler and episodes that what comes next of these trajectories follows no stored row."""
-        for follower in (self._episodes, self._sampler):
-            if follower is not None and hasattr(follower, "interrupt"):
-                follower.interrupt(trajectories)
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        """Called by the writer with trajectories of which steps were left out: what comes next follows no row."""
+        if self._episodes is not None:
+            self._episodes.break_episodes(trajectories)
+        self._sampler_hooks.break_episodes(trajectories)
 
     @with_named_arguments
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
@@ -665,38 +666,33 @@ class Replay(SavedReplay):
         for name, reading in (("env_steps", env_steps), ("updates", updates)):
             if reading is not None:
                 checked_count(name, reading, 0)
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            self._check_usable()
-            for part in (self._sampler, self._writer):
-                if hasattr(part, "advance"):
-                    part.advance(env_steps=env_steps, updates=updates)
+        with self._changing():
+            self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
+            self._writer_hooks.advance(env_steps=env_steps, updates=updates)
 
     def seed(self, seed: int) -> None:
         """Starts the draws of sampler, transforms and writer anew from ``seed``."""
         if checked_seed(seed) is None:
             raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
-        if self._prefetch_queue:
-            self._wait_for_draws()
-        with self._replay_lock, self._write_lock:
-            self._check_usable()
-            for offset, part in enumerate([self._sampler, *self._transforms, self._writer]):
-                if hasattr(part, "reseed"):
+        with self._changing():
+            for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
+                if isinstance(part, Drawing):
                     part.reseed(seed + offset)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets every transition, the prefetched ones too; the slots' generations go on."""
         with self.unchanged():
-            if isinstance(self._storage, PackedStorage):
-                self._storage.check_writable()
+            if self._packed is not None:
+                self._packed.check_writable()
             self._prefetch_queue.clear()
             super().empty(empty_write_count)
             self._feedback.forget()
             self._check_slices = SliceCheck()
-            for follower in (self._episodes, *self._transforms):
-                if follower is not None and hasattr(follower, "clear"):
-                    follower.clear()
+            if self._episodes is not None:
+                self._episodes.clear()
+            for transform in self._transforms:
+                if isinstance(transform, ReplayTransform):
+                    transform.clear()
 
     def stats(self) -> dict[str, Any]:
         """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
@@ -706,16 +702,12 @@ class Replay(SavedReplay):
         :class:`~lightning_replay.writers.RetentionWriter` what its ``stats`` says.
         """
         stats = super().stats()
-        age_of = getattr(self._writer, "age_of", None)
-        stats.update(self._feedback.stats(age_of))
-        if hasattr(self._writer, "stats"):
-            stats.update(self._writer.stats())
+        stats.update(self._feedback.stats(self._writer_hooks.age_of))
+        stats.update(self._writer_hooks.stats())
         stats["nbytes"] = self.nbytes
-        has_frames = hasattr(self._storage, "frames_held")  # their bytes are fixed by what is held, not by the capacity
-        stats["bytes_per_transition"] = self.nbytes / (max(self._storage.num_held, 1) if has_frames else self.capacity)
-        if has_frames:
-            stats.update(self._storage.stats())
-        return stats
+        rows = self.capacity if self._packed is None else self._packed.rows_in_memory
+        stats["bytes_per_transition"] = self.nbytes / rows
+        return stats if self._packed is None else stats | self._packed.stats()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what ``state_dict()`` returned, from a buffer built with the same options.
@@ -732,7 +724,7 @@ class _Drawing:
     """Parts before they draw, so that their draws can be undone."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
-        self._before = [(part, part.draw_state()) for part in parts if isinstance(part, Seeded)]
+        self._before = [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
 
     def undo(self) -> None:
         """Undoes the draws since then."""
@@ -763,12 +755,12 @@ def _identity_of(batch: TensorDictBase, generation: Tensor | None) -> tuple[Tens
 
 def _check_room(sampler: Sampler, capacity: int) -> None:
     """Refuses a sampler that has fewer slots than the storage: it would fail once the storage has filled up so far."""
-    source = getattr(sampler, "first", sampler)
-    room = source.max_size if isinstance(source, Prioritized) else getattr(source, "_max_capacity", capacity)
-    if room < capacity:
+    hooks = declared_sampler(sampler)
+    room = hooks.num_slots
+    if room is not None and room < capacity:
         raise ValueError(
-            f"capacity of {type(source).__name__} is {room} and that of the storage {capacity}; build the sampler with "
-            f"capacity={capacity}"
+            f"capacity of {type(hooks.base_sampler).__name__} is {room} and that of the storage {capacity}; build the "
+            f"sampler with capacity={capacity}"
         )
 
 

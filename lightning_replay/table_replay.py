@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.table_sampler import tables_of
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.tables.tables import Tables
@@ -27,10 +27,10 @@ class TableReplay(Replay):
     @property
     def tables(self) -> Tables:
         """The tables over the storage."""
-        return self._storage.tables
+        return tables_of(self._storage, self)
 
     def __len__(self) -> int:
-        return self.tables.num_held
+        return self.tables.count
 
     @property
     def nbytes(self) -> int:
@@ -49,13 +49,6 @@ class TableReplay(Replay):
             slots = self.tables.slots_of(number)
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
 
-    def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Closes interrupted episodes, histories of events included; see :meth:`Replay.truncate`."""
-        alive = index[self._storage.generation_of(index) == generation]
-        super().truncate(index, generation)
-        if hasattr(self._writer, "cut"):
-            self._writer.cut(alive)
-
     def stats(self) -> dict[str, Any]:
         """Those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
 
@@ -67,9 +60,9 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        drawn = getattr(getattr(self._sampler, "first", self._sampler), "rows_drawn", np.zeros(0))
+        drawn = self._sampler_hooks.rows_drawn
         drawn = drawn if len(drawn) == len(tables) else np.zeros(len(tables))
-        events = self._writer.event_shares() if hasattr(self._writer, "event_shares") else {}
+        events = self._writer_hooks.event_shares()
         if events:
             stats["histories_forgotten"] = self._writer.histories_forgotten
         stats["tables"] = {}
@@ -133,7 +126,7 @@ class CurriculumReplay(TableReplay):
 
     @property
     def _curriculum(self) -> ScheduledSampler:
-        sampler = getattr(self._sampler, "first", self._sampler)
+        sampler = self._sampler_hooks.base_sampler
         if not isinstance(sampler, ScheduledSampler):
             raise TypeError(f"the sampler is a {type(sampler).__name__}; a curriculum needs a ScheduledSampler")
         return sampler

@@ -33,6 +33,6 @@ def built(name: str, *, capacity: int, **options: Any) -> Replay:
 
 def fitting(replay: Replay, steps: TensorDict) -> TensorDict:
     """The steps, with a task each where the buffer has tasks."""
-    if hasattr(replay, "tasks"):
+    if replay.tasks:
         steps["task"] = torch.arange(len(steps)) % len(replay.tasks)
     return steps

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from lightning_replay.analysis.plotting import make_figure, save_figure
 from lightning_replay.loading import load_replay
+from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import read_columns, stored_slots
+from lightning_replay.storage.frames.storage import FrameStorage
+from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.validation import check_kind, check_option, checked_choice, checked_count
 
@@ -54,18 +56,9 @@ def stored_rows(replay: Replay) -> Tensor:
     Raises:
         ValueError: the buffer is empty, or its writer does not know the order of its rows.
     """
-    age_of = getattr(replay.writer, "age_of", None)
-    if age_of is None:
-        raise ValueError(
-            f"{type(replay.writer).__name__} does not know the age of its rows; those of lightning_replay.writers do"
-        )
     if len(replay) == 0:
         raise ValueError("the buffer is empty; store transitions with extend first")
-    storage = replay.storage
-    tables = getattr(storage, "tables", None)
-    slots = stored_slots(storage) if tables is None else torch.from_numpy(np.flatnonzero(tables.pool.references))
-    slots = slots.to(storage.device)
-    return slots[age_of(slots).argsort(descending=True).to(slots.device)]
+    return replay.oldest_first()
 
 
 def ages(replay: Replay) -> Tensor:
@@ -77,7 +70,9 @@ def ages(replay: Replay) -> Tensor:
         ValueError: see :func:`stored_rows`.
     """
     slots = stored_rows(replay)
-    return replay.writer.age_of(slots).cpu()
+    age = declared_writer(replay.writer).age_of(slots)
+    assert age is not None, "stored_rows sorts by it"
+    return age.cpu()
 
 
 def returns(replay: Replay) -> Tensor:
@@ -109,7 +104,8 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
     storage = replay.storage
     columns = storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)
     stored = [_as_tuple(name) for name in columns]
-    wanted = [getattr(storage, "image_key", ()), *_USUAL_KEYS] if key is None else [_as_tuple(key)]
+    image_key = storage.image_key if isinstance(storage, FrameStorage) else ()
+    wanted = [image_key, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = next((name for name in wanted if name in stored), None)
     if found is None:
         asked = " or ".join(_name(name) for name in wanted if name)

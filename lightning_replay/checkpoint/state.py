@@ -5,33 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
 
 from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.locking import LockedReplay
 from lightning_replay.memory import free_bytes
+from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.priority_updates import Feedback
-from lightning_replay.retention.rules import RetentionRule
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind
 
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
-class StatefulReplay(TensorDictReplayBuffer):
+class StatefulReplay(LockedReplay):
     """A replay buffer whose state is read and restored as a whole, or not at all."""
 
     _episodes: EpisodeTracker | None
     _feedback: Feedback
-
-    def unchanged(self) -> AbstractContextManager[None]:
-        """Context manager in whose body no other thread changes the buffer and no batch is drawn ahead."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
@@ -163,29 +160,22 @@ def _restore_all(parts: list[_Restoration]) -> None:
 def _parts_of(replay: StatefulReplay) -> dict[str, Any]:
     """Returns what a buffer is built from, in names: the saved state of one part means nothing to another."""
     sampler = [type(replay._sampler).__name__]
-    first = getattr(replay._sampler, "first", None)
-    tables = getattr(replay._storage, "tables", None)
+    base = declared_sampler(replay._sampler).base_sampler
+    tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
     parts = {
         "capacity": replay._storage.max_size,
         "storage": type(replay._storage).__name__,
         "writer": type(replay._writer).__name__,
-        "sampler": sampler if first is None else [*sampler, type(first).__name__],
+        "sampler": sampler if base is replay._sampler else [*sampler, type(base).__name__],
         "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
         "n-step links": replay._episodes is not None,
     }
-    rule: RetentionRule | None = getattr(replay._writer, "rule", None)
-    if rule is not None:
-        parts["rule"] = type(rule).__name__ + (" with a schedule" if rule.schedule is not None else "")
-    if hasattr(replay._storage, "frame_stack"):
-        names = ("frame_stack", "image_key", "frame_capacity")
-        parts["frames"] = {name: _plain_option(getattr(replay._storage, name)) for name in names}
-    if tables is not None:  # in order, which numbers them
+    parts |= declared_writer(replay._writer).build_options()
+    if isinstance(replay._storage, PackedStorage):
+        parts |= replay._storage.build_options()
+    if isinstance(tables, Tables):  # in order, which numbers them
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
-
-
-def _plain_option(value: int | tuple[str, ...]) -> int | list[str]:
-    return value if isinstance(value, int) else list(value)
 
 
 def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:

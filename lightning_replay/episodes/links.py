@@ -112,7 +112,7 @@ class EpisodeLinks:
         self.successor[index] = -1
         self._forget_running(index)
 
-    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """What comes next of these trajectories follows no stored row: steps between were not stored."""
         for trajectory in trajectories:
             self._forget(trajectory)

@@ -19,7 +19,7 @@ from lightning_replay.episodes.links import (
     trajectory_name,
     trajectory_of,
 )
-from lightning_replay.storage.packed import PackedStorage, read_columns, stored_before, stored_slots
+from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
 from lightning_replay.validation import checked_count, checked_share
 
 
@@ -103,7 +103,7 @@ class EpisodeTracker:
         The first call also links rows that were stored before, in the order of their slots.
         """
         if self.links is None:
-            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            self.links = EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu")
             index = torch.cat((stored_before(storage, index), index))
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
@@ -146,7 +146,7 @@ class EpisodeTracker:
     def _link_stored(self, index: Tensor, storage: Storage) -> None:
         """Links rows that were stored before the tracker came, where none were linked yet."""
         if self.links is None:
-            self.mark_update(stored_slots(storage).to(index.device), storage)
+            self.mark_update(occupancy_of(storage).slots().to(index.device), storage)
 
     def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
@@ -159,12 +159,12 @@ class EpisodeTracker:
         if self.links is not None:
             self.links.cut(index)
 
-    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """What comes next of these trajectories follows no stored row."""
         if self.links is not None:
-            self.links.interrupt(trajectories)
+            self.links.break_episodes(trajectories)
 
-    def mark_released(self, index: Tensor) -> None:
+    def on_evict(self, index: Tensor) -> None:
         """Cuts off rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
         if self.links is not None:
             self.links.release(index)
@@ -181,7 +181,7 @@ class EpisodeTracker:
         """Takes over what :meth:`state_dict` gave."""
         self.links = None
         if state_dict["links"] is not None:
-            self.links = EpisodeLinks(storage.max_size, device=getattr(storage, "device", "cpu"))
+            self.links = EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu")
             self.links.load_state_dict(state_dict["links"])
 
 

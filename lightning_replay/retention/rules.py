@@ -23,6 +23,7 @@ class RetentionRule:
         needs_actions: feedback without ``action_values`` and ``action`` tells nothing.
         weighs_actions: they are made use of.
         is_stochastic: the victim is drawn, in proportion to :meth:`chance`.
+        surprise_exponent: of the surprise in the priority; ``None`` where it is not raised to a power.
     """
 
     always_admits = False
@@ -31,6 +32,7 @@ class RetentionRule:
     needs_actions = False
     weighs_actions = False
     is_stochastic = False
+    surprise_exponent: float | None = None
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Priorities ``[M]`` of new rows, where they depend on the rows alone; ``None`` where on what is fed back."""
@@ -62,6 +64,7 @@ class _Surprising(RetentionRule):
     """Rules in which surprise counts, raised to an exponent that may be annealed."""
 
     takes_surprise = learns = True
+    surprise_exponent: float
     exponent_step = 0.01  # between two of them all priorities are computed anew
 
     def __init__(self, surprise_exponent: float | Schedule = 1.0) -> None:

@@ -80,7 +80,7 @@ class ContinuousTransitionSampler(PairSampler):
             )
         require_one_each(rows, self._done_key, "pairs of consecutive steps", is_flag=True)
 
-    def learn(self, index: Tensor, storage: Storage) -> None:
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Links new rows to the steps before them."""
         (done,) = read_columns(storage, index, [self._done_key])
         if self._links is None:
@@ -92,10 +92,10 @@ class ContinuousTransitionSampler(PairSampler):
         if self._links is not None:
             self._links.cut(index)
 
-    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """What comes next of these trajectories follows no stored row."""
         if self._links is not None:
-            self._links.interrupt(trajectories)
+            self._links.break_episodes(trajectories)
 
     def forget(self) -> None:
         """Forgets every link."""

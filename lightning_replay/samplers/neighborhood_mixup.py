@@ -99,7 +99,7 @@ class NeighborhoodMixupSampler(PairSampler):
                 "distances need finite ones. Nothing was stored. Look for a diverging policy or environment."
             )
 
-    def learn(self, index: Tensor, storage: Storage) -> None:
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Hands the observations and actions of new rows to the neighbour lists."""
         columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
         features, action = self._features(columns, len(index))

@@ -7,26 +7,27 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.samplers.seeded import Seeded
-from lightning_replay.samplers.uniform import UniformSampler, any_slots
+from lightning_replay.parts import ReplaySampler, declared_sampler
+from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import stored_before
-from lightning_replay.tables.tables import Tables
+from lightning_replay.seeded import Seeded
+from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
 from lightning_replay.validation import check_kind, checked_flag
 
 
-class PairSampler(Seeded, TorchRLPrioritizedSampler):
+class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass says what a partner is in
-    :meth:`partners`, and learns of new rows in :meth:`learn`. TD errors go to ``first`` when that is prioritized and
-    are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
+    :meth:`partners`, and learns of new rows in :meth:`on_insert`. TD errors go to ``first`` when that is prioritized
+    and are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
     them over. TorchRL's ``update_tensordict_priority`` names only the first of each pair; with ``update_partners``
     call ``buffer.update_priority(batch["index"], td_error)``.
 
@@ -42,6 +43,8 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
 
+    draws_pairs = True
+
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which are the business of ``first``.
         if first is not None:
@@ -56,7 +59,7 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """The partner of each row, int64 ``[B]``; the row itself where there is none, which leaves it unmixed."""
 
-    def learn(self, index: Tensor, storage: Storage) -> None:
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Called with the slots of new rows, int64 ``[n]`` in insertion order; nothing to learn by default."""
 
     def forget(self) -> None:
@@ -83,13 +86,12 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
             )
         # A batch longer than the ring names slots twice; the rows that came last are there.
         index = index.reshape(-1)[-storage.max_size :]
-        self._meet(storage, index)
-        self.learn(index, storage)
+        self._attach_storage(storage, index)
+        self.on_insert(index, storage)
 
-    def mark_released(self, index: Tensor) -> None:
+    def on_evict(self, index: Tensor) -> None:
         """Tells ``first`` of rows that left without being overwritten; as partners they are not drawn."""
-        if hasattr(self.first, "mark_released"):
-            self.first.mark_released(index)
+        declared_sampler(self.first).on_evict(index)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs.
@@ -102,41 +104,59 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         """
         first, info = self.first.sample(storage, batch_size)
         if not self._met_storage:
-            self._meet(storage, first.new_empty(0))
-        device = getattr(storage, "device", None)
-        if device is not None and device != "auto":
+            self._attach_storage(storage, first.new_empty(0))
+        device = device_of(storage)
+        if device is not None:
             first = first.to(device)
         partners = self.partners(first, storage)
-        tables: Tables | None = getattr(storage, "tables", None)
-        if tables is not None:
-            is_held = tables.pool.references[partners.cpu().numpy()] > 0
-            partners = torch.where(torch.from_numpy(is_held).to(partners.device), partners, first)
-        live = getattr(storage, "live_slots", None)
-        if live is not None:
-            is_live = torch.from_numpy(live.contains(partners.cpu().numpy()))
-            partners = torch.where(is_live.to(partners.device), partners, first)
+        is_held = occupancy_of(storage).held(partners)
+        if is_held is not None:
+            partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1), info
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the state of the generator, and of ``first``."""
-        return super().draw_state(), self.first.draw_state() if isinstance(self.first, Seeded) else None
+        return super().draw_state(), declared_sampler(self.first).draw_state()
 
     def undo_draw(self, state: Any) -> None:
         """Makes the draws since :meth:`draw_state` undone."""
         generator, first = state
-        if isinstance(self.first, Seeded):
-            self.first.undo_draw(first)
+        declared_sampler(self.first).undo_draw(first)
         super().undo_draw(generator)
 
     @property
-    def draws_from_tables(self) -> bool:
-        """Whether ``first`` draws from the tables of a writer."""
-        return getattr(self.first, "draws_from_tables", False)
+    def base_sampler(self) -> Sampler:
+        """The sampler of the first rows."""
+        return self.first
 
     @property
-    def uses_priorities(self) -> bool:
+    def draws_from_tables(self) -> bool:  # type: ignore[override]
+        """Whether ``first`` draws from the tables of a writer."""
+        return declared_sampler(self.first).draws_from_tables
+
+    @property
+    def rows_drawn(self) -> np.ndarray:  # type: ignore[override]
+        """Rows that ``first`` drew from each table."""
+        return declared_sampler(self.first).rows_drawn
+
+    @property
+    def num_slots(self) -> int | None:  # type: ignore[override]
+        """Slots that ``first`` has room for."""
+        return declared_sampler(self.first).num_slots
+
+    @property
+    def uses_priorities(self) -> bool:  # type: ignore[override]
         """Whether TD errors change what is drawn."""
-        return isinstance(self.first, TorchRLPrioritizedSampler) and getattr(self.first, "uses_priorities", True)
+        return declared_sampler(self.first).uses_priorities
+
+    @property
+    def checks_priorities(self) -> bool:  # type: ignore[override]
+        """Whether ``first`` refuses NaN and slots that do not exist by itself."""
+        return declared_sampler(self.first).checks_priorities
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""
+        declared_sampler(self.first).check_priority(priority)
 
     @property
     def default_priority(self) -> float:
@@ -164,23 +184,22 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of the schedules of ``first``."""
-        if hasattr(self.first, "advance"):
-            self.first.advance(env_steps=env_steps, updates=updates)
+        declared_sampler(self.first).advance(env_steps=env_steps, updates=updates)
 
     def reseed(self, seed: int) -> None:
         """Starts the generators of this sampler and of ``first`` anew from ``seed``."""
         super().reseed(seed)
-        if isinstance(self.first, Seeded) and self.first._rng is not self._rng:
-            self.first.reseed(self._derived_seed())
+        if self.first._rng is not self._rng:
+            declared_sampler(self.first).reseed(self._derived_seed())
 
     @property
     def nbytes(self) -> int:
         """Bytes of what this sampler and ``first`` keep."""
-        return int(getattr(self.first, "nbytes", 0)) + self.learned_nbytes
+        return declared_sampler(self.first).nbytes + self.learned_nbytes
 
     @property
     def learned_nbytes(self) -> int:
-        """Bytes of what :meth:`learn` keeps."""
+        """Bytes of what :meth:`on_insert` keeps."""
         return 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +223,7 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
         self.load_learned_state(state_dict["learned"])
 
     def learned_state(self) -> dict[str, Any]:
-        """What :meth:`learn` keeps, as tensors and plain values."""
+        """What :meth:`on_insert` keeps, as tensors and plain values."""
         return {}
 
     def load_learned_state(self, state: dict[str, Any]) -> None:
@@ -231,14 +250,14 @@ class PairSampler(Seeded, TorchRLPrioritizedSampler):
     def _derived_seed(self) -> int:
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
-    def _meet(self, storage: Storage, new: Tensor) -> None:
+    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         """Learns of rows that were stored before this sampler was attached, in slot order."""
         if self._met_storage:
             return
         self._met_storage = True
         earlier = stored_before(storage, new)
         if len(earlier):
-            self.learn(earlier, storage)
+            self.on_insert(earlier, storage)
 
     def _empty(self) -> None:
         self.first._empty()
@@ -277,4 +296,4 @@ class RandomPairSampler(PairSampler):
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Any stored row, int64 ``[B]``."""
-        return any_slots(storage, len(index), self._generator).to(index.device)
+        return occupancy_of(storage).sample(len(index), self._generator).to(index.device)

@@ -12,12 +12,12 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.samplers.validation import flat_index, matching_priority, refusal
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Constant, Schedule
-from lightning_replay.storage.packed import stored_slots
+from lightning_replay.seeded import Seeded
+from lightning_replay.storage.packed import device_of, occupancy_of
 from lightning_replay.validation import checked_flag, checked_number
 
 
@@ -104,7 +104,12 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             raise refusal(torch.as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
-    def mark_released(self, index: Tensor) -> None:
+    @property
+    def num_slots(self) -> int:  # type: ignore[override]
+        """Slots there are priorities for."""
+        return self.max_size
+
+    def on_evict(self, index: Tensor) -> None:
         """Forgets rows that left without being overwritten, int64 ``[n]``: they are not drawn."""
         self._tree.remove(index.to(self._tree.device))
 
@@ -173,15 +178,19 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         """Moves to the device of a CUDA storage, and takes in rows stored before the sampler was attached, once."""
         if storage is None:
             return
-        device: Any = getattr(storage, "device", None)
-        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
-        if is_cuda and self._tree.device.type != "cuda" and self._backend != "numba":
+        device = device_of(storage)
+        if (
+            device is not None
+            and device.type == "cuda"
+            and self._tree.device.type != "cuda"
+            and self._backend != "numba"
+        ):
             state = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(state)
             self._largest = torch.full((), float(self._largest), device=self._tree.device)
         if not self._has_rows and len(storage):
-            self.mark_update(stored_slots(storage))
+            self.mark_update(occupancy_of(storage).slots())
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state and the clocks."""

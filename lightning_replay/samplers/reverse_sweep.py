@@ -86,7 +86,7 @@ class ReverseSweepSampler(UniformSampler):
             RuntimeError: the storage is empty.
         """
         if self._links is None and len(storage):
-            self._meet(storage, torch.empty(0, dtype=torch.int64))
+            self._attach_storage(storage, torch.empty(0, dtype=torch.int64))
         generator = self._generator
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
@@ -118,18 +118,18 @@ class ReverseSweepSampler(UniformSampler):
         # A batch longer than the ring names slots twice; the rows that came last are there.
         index = index.reshape(-1)[-storage.max_size :]
         if self._links is None:
-            self._meet(storage, index)
-        self._learn(index, storage)
+            self._attach_storage(storage, index)
+        self._link(index, storage)
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots: nothing follows them, now or later."""
         if self._links is not None:
             self._links.cut(index)
 
-    def interrupt(self, trajectories: Iterable[int | None]) -> None:
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """What comes next of these trajectories follows no stored row."""
         if self._links is not None:
-            self._links.interrupt(trajectories)
+            self._links.break_episodes(trajectories)
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +145,7 @@ class ReverseSweepSampler(UniformSampler):
             "next_episode": self._next_episode,
             "goals": self._goals.state(),
             "cursor": self._cursor,
-            "condition": self.goal.state_dict() if hasattr(self.goal, "state_dict") else None,
+            "condition": self.goal.state_dict() if isinstance(self.goal, Condition) else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class ReverseSweepSampler(UniformSampler):
         self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
         self.goal = own(self.goal)  # which remembers no episode now
 
-    def mark_released(self, index: Tensor) -> None:
+    def on_evict(self, index: Tensor) -> None:
         """Forgets rows that left without being overwritten, int64 ``[n]``."""
         if self._links is None:
             return
@@ -187,15 +187,15 @@ class ReverseSweepSampler(UniformSampler):
         self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._place = self._episode.clone()
 
-    def _meet(self, storage: Storage, new: Tensor) -> None:
+    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
         """Learns of rows that were stored before this sampler was attached, in slot order."""
         (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
         self._allocate(storage.max_size, done.device)
         earlier = stored_before(storage, new)
         if len(earlier):
-            self._learn(earlier, storage)
+            self._link(earlier, storage)
 
-    def _learn(self, index: Tensor, storage: Storage) -> None:
+    def _link(self, index: Tensor, storage: Storage) -> None:
         assert self._links is not None
         index = index.to(self._episode.device)
         self._goals.drop(index)

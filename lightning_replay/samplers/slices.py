@@ -10,27 +10,25 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import find_start_stop_traj
-from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage, Writer
+from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
-from lightning_replay.writers.retention import RetentionWriter
-from lightning_replay.writers.table_writer import TableWriter
+from lightning_replay.parts import WriterHooks
 
 _FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # where a SliceSampler is given no key, in its order
 _DONE = ("next", "done")
 
 
-def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
-    """Refuses a writer whose slots are not in order of time, along which slices are cut.
+def check_slice_writer(sampler: SliceSampler, writer: WriterHooks, name: str) -> None:
+    """Refuses a writer, called ``name``, whose slots are not in order of time, along which slices are cut.
 
     Raises:
         ValueError: such a writer, unless the sampler finds the steps of an episode by their numbers.
     """
-    is_in_order = isinstance(writer, RoundRobinWriter) and not isinstance(writer, RetentionWriter | TableWriter)
-    if not (sampler.fragmented or is_in_order):
+    if not (sampler.fragmented or writer.keeps_order):
         raise ValueError(
             f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
-            f"{type(writer).__name__} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
+            f"{name} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
             f"with {_fragmented('trajectory')}"
         )
 

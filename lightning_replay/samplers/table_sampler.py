@@ -13,10 +13,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.seeded import Seeded
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.samplers.validation import flat_index, matching_priority, refusal
 from lightning_replay.schedules import Constant, Schedule
+from lightning_replay.seeded import Seeded
+from lightning_replay.storage.packed import occupancy_of
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
 
@@ -35,7 +36,7 @@ class WithinTables(Seeded, TorchRLNames):
         seed: of the sampler's own generator.
     """
 
-    draws_from_tables = True  # what a TableWriter asks of the buffer's sampler
+    draws_from_tables = True
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class WithinTables(Seeded, TorchRLNames):
         """
 
     @property
-    def uses_priorities(self) -> bool:
+    def uses_priorities(self) -> bool:  # type: ignore[override]
         """Whether it learns from TD errors."""
         return self.priority_exponent > 0
 
@@ -108,7 +109,7 @@ class WithinTables(Seeded, TorchRLNames):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives rows written just now the largest priority so far; the writers call it."""
         if self.uses_priorities and storage is not None:
-            self._meet(tables_of(storage, self))
+            self._attach_tables(tables_of(storage, self))
             self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
@@ -122,7 +123,7 @@ class WithinTables(Seeded, TorchRLNames):
         """
         tables = tables_of(storage, self)
         rows = self.rows_of_tables(tables, batch_size)
-        self._meet(tables)
+        self._attach_tables(tables)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
         table = np.repeat(np.arange(len(tables)), rows)
         ratio = None
@@ -207,7 +208,7 @@ class WithinTables(Seeded, TorchRLNames):
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
-        self._meet(tables)
+        self._attach_tables(tables)
         self._follow(tables)
         index = flat_index(index, self.device, storage)
         priority = matching_priority(priority, index)
@@ -234,7 +235,7 @@ class WithinTables(Seeded, TorchRLNames):
     def _raised(self, priority: Tensor) -> Tensor:
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
-    def _meet(self, tables: Tables) -> None:
+    def _attach_tables(self, tables: Tables) -> None:
         """Sizes everything for the tables, at the first call."""
         if len(self.rows_drawn) != len(tables):
             self.rows_drawn = np.zeros(len(tables), dtype=np.int64)
@@ -319,8 +320,8 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
     Raises:
         TypeError: its writer keeps none.
     """
-    tables = getattr(storage, "tables", None)
-    if tables is None:
+    tables = occupancy_of(storage)
+    if not isinstance(tables, Tables):
         raise TypeError(
             f"{type(sampler).__name__} draws from tables and the buffer's writer keeps none; give it an "
             "EventTableWriter or a TaskTableWriter"

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 
+from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.schedules import Schedule, checked_schedule
 
 
-class TorchRLNames(TorchRLPrioritizedSampler):
+class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
     """TorchRL's sampler without its constructor, its trees and its compiled code."""
 
+    uses_priorities = True
+    checks_priorities = True
     reduction = "max"  # how TorchRL's buffers make one priority of several per row
 
     priority_exponent: float

@@ -6,17 +6,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
-from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.parts import ReplaySampler
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
+from lightning_replay.seeded import Seeded
+from lightning_replay.storage.packed import device_of, occupancy_of
 
 
 @recorded
-class UniformSampler(Seeded, RandomSampler):
+class UniformSampler(Seeded, ReplaySampler, RandomSampler):
     """Draws each stored row with the same probability, with replacement.
 
     Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
@@ -54,17 +55,14 @@ class UniformSampler(Seeded, RandomSampler):
         stored = len(storage)
         if stored == 0:
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
-        index = any_slots(storage, batch_size, self._generator)
-        device = getattr(storage, "device", None)
-        if isinstance(device, torch.device) and device != index.device:
+        index = occupancy_of(storage).sample(batch_size, self._generator)
+        device = device_of(storage)
+        if device is not None and device != index.device:
             index = index.to(device)
         return index, {}
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Ignored: a uniform draw has no priorities."""
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Ignored: nothing here follows a clock."""
 
     def state_dict(self) -> dict[str, Any]:
         """State of the generator."""
@@ -81,11 +79,3 @@ class UniformSampler(Seeded, RandomSampler):
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
         load_state(path, self.load_state_dict)
-
-
-def any_slots(storage: Storage, count: int, generator: torch.Generator) -> Tensor:
-    """Slots of stored rows, int64 ``[count]``, each equally likely; of those released below the length none."""
-    live = getattr(storage, "live_slots", None)
-    stored = len(storage) if live is None else live.count
-    drawn = torch.randint(stored, (count,), generator=generator, device=generator.device)
-    return drawn if live is None else live.at(drawn)

@@ -22,10 +22,10 @@ from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage import forking
+from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
 from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
-from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_count
 
 
@@ -92,7 +92,7 @@ class PackedStorage(LazyTensorStorage):
         self._columns_check: ColumnsCheck | None = None
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
-        self.tables: Tables | None = None  # set by a writer into tables
+        self._held_by: Occupancy | None = None
         self._reached = 0  # one more than the highest slot ever written
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()
@@ -178,9 +178,31 @@ class PackedStorage(LazyTensorStorage):
         return self._layout
 
     @property
+    def occupancy(self) -> Occupancy:
+        """Which slots hold a row: those below the length, unless a writer's tables refer to them."""
+        return FirstSlots(self._len) if self._held_by is None else self._held_by
+
+    def hold_by(self, occupancy: Occupancy) -> None:
+        """Leaves to ``occupancy`` which slots hold a row; a writer into tables calls it."""
+        self._held_by = occupancy
+
+    @property
     def num_held(self) -> int:
-        """Rows that are stored; a subclass may release some below the length."""
+        """Rows that are stored; fewer than the length where some below it were released."""
         return self._len
+
+    def build_options(self) -> dict[str, Any]:
+        """Returns what a saved state presumes beside the class and the capacity: names by option."""
+        return {}
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what ``Replay.stats`` reports of this storage."""
+        return {}
+
+    @property
+    def rows_in_memory(self) -> int:
+        """Rows for which memory is taken."""
+        return self.capacity
 
     @property
     def rows_at_once(self) -> int:
@@ -573,16 +595,21 @@ def _check_present(device: torch.device) -> None:
             )
 
 
-def stored_slots(storage: Storage) -> Tensor:
-    """Slots of a storage without tables that hold a row, int64 ``[n]``, ascending, on the CPU."""
-    live = getattr(storage, "live_slots", None)
-    return torch.arange(len(storage)) if live is None else live.state().sort().values
+def occupancy_of(storage: Storage) -> Occupancy:
+    """Returns which slots hold a row; of TorchRL's storages all below the length."""
+    return storage.occupancy if isinstance(storage, PackedStorage) else FirstSlots(len(storage))
+
+
+def device_of(storage: Storage) -> torch.device | None:
+    """Returns the device of the rows; ``None`` where a storage of TorchRL has none, or not yet."""
+    device = getattr(storage, "device", None)  # a list of rows has none, and "auto" is no device
+    return device if isinstance(device, torch.device) else None
 
 
 def stored_before(storage: Storage, new: Tensor) -> Tensor:
     """Slots that held a row before those in ``new``, int64 ``[N]``, were written; ascending, on the device of these."""
     earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
-    earlier[stored_slots(storage).to(new.device)] = True
+    earlier[occupancy_of(storage).slots().to(new.device)] = True
     earlier[new] = False
     return earlier.nonzero().squeeze(1)
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_replay.memory import check_free
+from lightning_replay.storage.occupancy import Occupancy
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
 
 
-class Tables:
+class Tables(Occupancy):
     """Ordered lists of slots, first in first out, each with a name and a capacity of its own.
 
     A slot lives while at least one table, or a running episode
@@ -80,9 +82,26 @@ class Tables:
         return np.maximum(self._first, self.appended - self.capacity)
 
     @property
-    def num_held(self) -> int:
-        """Slots that something refers to."""
+    def count(self) -> int:  # type: ignore[override]
+        """Slots that a table or the history of a running episode refers to."""
         return self.num_slots - self.pool.num_free
+
+    def slots(self) -> Tensor:
+        """Returns the slots that something refers to, int64 ``[count]``, ascending."""
+        return torch.from_numpy(np.flatnonzero(self.pool.references))
+
+    def held(self, index: Tensor) -> Tensor:
+        """Returns whether something refers to each slot, bool."""
+        return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
+
+    def drawable(self, index: Tensor) -> Tensor:
+        """Returns whether each slot is in a table, bool; rows that only a running history holds are drawn by nobody."""
+        return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws slots that something refers to, int64 ``[count]`` on the CPU, each equally likely."""
+        held = self.slots()
+        return held[torch.randint(len(held), (count,), generator=generator, device=generator.device).cpu()]
 
     @property
     def nbytes(self) -> int:

@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
-from torchrl.envs import Transform
 
-from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
+from lightning_replay.seeded import Seeded
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
@@ -43,7 +43,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
 
 
 @recorded
-class MixPairs(Seeded, Transform):
+class MixPairs(Seeded, ReplayTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
     Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
@@ -163,7 +163,7 @@ class MixPairs(Seeded, Transform):
 
 
 @recorded
-class MixStates(Seeded, Transform):
+class MixStates(Seeded, ReplayTransform):
     """Moves each state towards its next state: ``observation <- λ * observation + (1 - λ) * next observation``.
 
     Nothing else changes, and terminal steps are no exception. λ ~ Beta(α, α), one per transition.

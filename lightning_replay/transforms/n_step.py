@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs import Transform
 
 from lightning_replay.episodes.links import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
 from lightning_replay.episodes.tracker import require_columns
+from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import checked_count, checked_share
 
@@ -20,7 +20,7 @@ _Given = tuple[str, str, str]  # name, dtype and shape of a column
 
 
 @recorded
-class NStepTransitions(Transform):
+class NStepTransitions(ReplayTransform):
     """Stores ``(s_t, a_t, sum of discount**i * r_{t+i} for i < n, s_{t+n})`` instead of single steps.
 
     A transition is formed n - 1 steps later, so ``extend`` may store fewer rows than it was given, or none; at the end
@@ -48,6 +48,8 @@ class NStepTransitions(Transform):
         (tensor([1.5000, 1.5000]), tensor([2., 3.]))
     """
 
+    delays_rows = True
+
     def __init__(self, n_steps: int, discount: float) -> None:
         n_steps = checked_count("n_steps", n_steps, of="rewards in a return")
         discount = checked_share("discount", discount)
@@ -58,7 +60,7 @@ class NStepTransitions(Transform):
         self._given: frozenset[_Given] | None = None  # columns of the first steps, which all later ones must have
 
     @property
-    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Given] | None]:
+    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Given] | None]:  # type: ignore[override]
         """What was given and is not formed yet; set by ``Replay`` to what it was where rows are refused."""
         return self._waiting, self._given
 

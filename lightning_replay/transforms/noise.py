@@ -10,10 +10,10 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs import Transform
 
-from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
+from lightning_replay.seeded import Seeded
 from lightning_replay.transforms.mixup import as_path
 from lightning_replay.validation import checked_choice, checked_keys, checked_number
 
@@ -22,7 +22,7 @@ NOISE_KINDS = ("additive", "multiplicative")
 
 
 @recorded
-class GaussianNoise(Seeded, Transform):
+class GaussianNoise(Seeded, ReplayTransform):
     """Disturbs every component of a batch by an independent draw from ``N(0, sigma**2)``: ``value + noise``.
 
     State, action, reward and next state of every row get noise of their own, terminal rows included; the flags and all

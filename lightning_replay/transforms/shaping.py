@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs import Transform
 
+from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import (
     check_callable,
@@ -101,7 +101,7 @@ class OneAt:
 
 
 @recorded
-class PotentialShaping(Transform):
+class PotentialShaping(ReplayTransform):
     """Adds ``discount * potential(next observation) - potential(observation)`` to the rewards of a drawn batch.
 
     The best policies stay the same (Ng et al. 1999, https://dl.acm.org/doi/10.5555/645528.657613). A terminal state

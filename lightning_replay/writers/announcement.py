@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import missing_steps, trajectory_of
+from lightning_replay.parts import BufferHooks
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
@@ -25,12 +24,11 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorD
         data: the rows that were given, TensorDict ``[N]``, in time order within each trajectory.
     """
     missing = missing_steps(trajectory_of(data), entered, data.shape[0]) if len(entered) < data.shape[0] else None
-    buffer: Any
     for buffer in storage._attached_entities:
-        follows_gaps = missing is not None and hasattr(buffer, "interrupt")  # TorchRL's buffers follow no episodes
-        if missing is not None and follows_gaps:
-            buffer.interrupt(missing.trajectories)
+        hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
+        if missing is not None and hooks is not None:
+            hooks.break_episodes(missing.trajectories)
         if len(index):
             buffer.mark_update(index)
-        if missing is not None and follows_gaps:
-            buffer.cut(index[missing.last_before.to(index.device)])
+        if missing is not None and hooks is not None:
+            hooks.cut(index[missing.last_before.to(index.device)])

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
+from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
@@ -21,7 +22,7 @@ from lightning_replay.storage.transition_check import Column
 
 
 @recorded
-class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
+class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes transitions in a ring: when the storage is full, the oldest ones are overwritten.
 
     More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
@@ -30,6 +31,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
     has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
+    keeps_order = True
     _cursor: int
     _write_count: int
 
@@ -37,6 +39,10 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         super().__init__(compilable=True)  # plain counters, see PackedStorage
 
     def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
+        return self.insert(data).slots
+
+    def insert(self, data: TensorDictBase) -> Insertion:
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
@@ -48,7 +54,8 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
         """
         storage = self._storage
         if not isinstance(storage, PackedStorage):
-            return super().extend(data.copy())  # TorchRL's writes an index into what it is given
+            index = super().extend(data.copy())  # TorchRL's writes an index into what it is given
+            return Insertion(index, slice(data.shape[0] - index.numel(), None))
         count = data.shape[0]
         capacity = storage.capacity
         values = storage.checked_values(data)
@@ -75,7 +82,7 @@ class FirstInFirstOutWriter(TensorDictRoundRobinWriter):
             index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return index
+        return Insertion(index, slice(count - index.numel(), None))
 
     def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
         """Writes rows at the cursor, which moves behind them."""

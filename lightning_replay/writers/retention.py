@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
+from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import Decisions
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
@@ -23,6 +24,7 @@ from lightning_replay.retention.index import RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
@@ -35,7 +37,7 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @recorded
-class RetentionWriter(TensorDictRoundRobinWriter):
+class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """When the storage is full, the row of the lowest retention priority leaves; a newcomer that is lowest is refused.
 
     The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
@@ -71,6 +73,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         [[0], [1], [], [1]]
     """
 
+    may_refuse = True
     _write_count: int
     set_again = ("initial_surprise",)
 
@@ -92,7 +95,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
         self.initial_surprise = initial_surprise
         self.always_admit = checked_flag("always_admit", always_admit)
-        self.offer_nothing()
+        self.insert_nothing()
         self._generator = torch.Generator()
         self._generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
         self._rows: RetainedRows
@@ -100,14 +103,14 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         self._has_warned = False
 
     @property
-    def learns(self) -> bool:
+    def needs_feedback(self) -> bool:  # type: ignore[override]
         """Whether feedback changes what is kept."""
         return self.rule.learns
 
     @property
     def nbytes(self) -> int:
         """Bytes of the retention priorities."""
-        return self._rows.nbytes if hasattr(self, "_rows") else 0
+        return 0 if self._storage is None else self._rows.nbytes
 
     def register_storage(self, storage: Storage) -> None:
         """Called by the buffer.
@@ -121,7 +124,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
                 f"slot was written. Use PackedStorage({storage.max_size})"
             )
         for buffer in storage._attached_entities:
-            if isinstance(buffer, TensorDictReplayBuffer) and not hasattr(buffer, "interrupt"):
+            if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):
                 raise TypeError(
                     f"RetentionWriter refuses rows, and a {type(buffer).__name__} writes the slot of every row into "
                     "it; use lightning_replay.Replay(storage=..., writer=..., ...)"
@@ -130,11 +133,15 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
 
     def extend(self, data: TensorDictBase) -> Tensor:
+        """Offers transitions ``[M]``, oldest first, as if one at a time; see :meth:`insert`, whose slots it returns."""
+        return self.insert(data).slots
+
+    def insert(self, data: TensorDictBase) -> Insertion:
         """Offers transitions ``[M]``, oldest first, as if one at a time.
 
         Returns:
-            Slots of those that are stored afterwards, int64, in the order of the rows; :attr:`entered` says which rows
-            they are, int64, and :attr:`evicted` which slots' earlier rows left.
+            The slots of those that are stored afterwards, in the order of the rows, and which rows these are, also in
+            :attr:`entered`; :attr:`evicted` has the slots whose earlier rows left.
 
         Raises:
             ValueError: rows that do not fit the first ones, or surprise that is no priority. Nothing is stored then.
@@ -145,7 +152,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._offered = self._rows.renumber()
         were_stored = self._rows.occupancy()
-        if hasattr(self._storage, "room_for") and not self._storage.room_for(values):
+        if isinstance(self._storage, FrameStorage) and not self._storage.room_for(values):
             decisions, left = self._make_room(values, factors)
         else:
             decisions = self._rows.offer(factors, self._offered, self._admits_all)
@@ -159,7 +166,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         self.entered = torch.from_numpy(decisions.entered)
         index = torch.from_numpy(decisions.slots).to(self._storage.device)
         announce(self._storage, index, decisions.entered, data)
-        return index
+        return Insertion(index, self.entered)
 
     @property
     def evicted(self) -> Tensor:
@@ -169,7 +176,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         """
         return torch.from_numpy(self._evicted_slots)
 
-    def offer_nothing(self) -> None:
+    def insert_nothing(self) -> None:
         """Nothing entered and nothing left: the last ``extend`` kept its rows until others follow, or there is none."""
         self.entered = torch.zeros(0, dtype=torch.int64)
         self._evicted_slots = np.zeros(0, dtype=np.int64)
@@ -215,6 +222,19 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             evicted += len(victims)
         entered = np.flatnonzero(owner >= 0)
         return Decisions(owner[entered], entered, admitted, evicted), np.unique(np.concatenate(left))
+
+    @property
+    def needs_initial_surprise(self) -> bool:  # type: ignore[override]
+        """Whether the rule takes surprise and there is no function for that of new rows."""
+        return self.rule.takes_surprise and self.initial_surprise is None
+
+    def set_initial_surprise(self, measure: InitialSurprise) -> None:
+        """Takes ``measure`` as :attr:`initial_surprise` from the next rows on."""
+        self.initial_surprise = measure
+
+    def build_options(self) -> dict[str, Any]:
+        """Returns the rule, to which saved priorities belong."""
+        return {"rule": type(self.rule).__name__ + (" with a schedule" if self.rule.schedule is not None else "")}
 
     @property
     def _asks_for_surprise(self) -> bool:
@@ -325,7 +345,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)
         self._rows.clear()
-        self.offer_nothing()
+        self.insert_nothing()
         self._offered = 0
         if empty_write_count:
             self._refused = self._evicted = 0
@@ -338,7 +358,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
             "refused": self._refused,
             "evicted": self._evicted,
             "write_count": self._write_count,
-            "surprise_exponent": getattr(self.rule, "surprise_exponent", None),
+            "surprise_exponent": self.rule.surprise_exponent,
             "asks_for_surprise": self._asks_for_surprise,
             "generator": self._generator.get_state(),
         }
@@ -349,7 +369,7 @@ class RetentionWriter(TensorDictRoundRobinWriter):
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
         self._rows.load_state_dict(state_dict["rows"])
-        self.offer_nothing()
+        self.insert_nothing()
         self._offered, self._refused = state_dict["offered"], state_dict["refused"]
         self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]
         self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
+from lightning_replay.parts import ReplayWriter, declared_sampler
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -23,10 +24,10 @@ from lightning_replay.tables.tables import Tables
 _STRETCHES = 3  # measured: more of them are written faster as single rows
 
 
-class TableWriter(TensorDictRoundRobinWriter):
+class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
 
-    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; it carries the tables as ``storage.tables``.
+    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
 
     Args:
         tables: where the slots are kept.
@@ -62,9 +63,9 @@ class TableWriter(TensorDictRoundRobinWriter):
                 f"PackedStorage({self.num_slots})"
             )
         for buffer in storage._attached_entities:
-            _refuse_other_samplers(getattr(buffer, "_sampler", None), self)
+            _refuse_other_samplers(buffer._sampler, self)
         super().register_storage(storage)
-        storage.tables = self.tables
+        storage.hold_by(self.tables)
         if isinstance(storage, FrameStorage):
             self.tables.pool.on_free = storage.release
 
@@ -149,7 +150,7 @@ class TableWriter(TensorDictRoundRobinWriter):
 
 def _refuse_other_samplers(sampler: Any, writer: TableWriter) -> None:
     """Refuses samplers that take every slot below the storage's length for a row that is held."""
-    if not getattr(sampler, "draws_from_tables", False):
+    if not declared_sampler(sampler).draws_from_tables:
         raise TypeError(
             f"the sampler is a {type(sampler).__name__}, which would draw slots that no table of "
             f"{type(writer).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of a "

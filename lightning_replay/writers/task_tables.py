@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
@@ -43,13 +44,16 @@ class TaskTableWriter(TableWriter):
         self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
-        self.entered = torch.zeros(0, dtype=torch.int64)
 
     def extend(self, data: TensorDictBase) -> Tensor:
+        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
+        return self.insert(data).slots
+
+    def insert(self, data: TensorDictBase) -> Insertion:
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
-            Slots of the rows that stayed, int64, in the order of the rows; :attr:`entered` holds which rows these are.
+            The slots of the rows that are stored afterwards, in the order of the rows, and which rows these are.
 
         Raises:
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
@@ -76,10 +80,9 @@ class TaskTableWriter(TableWriter):
             stayed = self._stayed(slots)
             slots, entered = slots[stayed], entered[stayed]
         self._write_count += data.shape[0]
-        self.entered = torch.from_numpy(entered)
         index = torch.from_numpy(slots).to(self._storage.device)
         announce(self._storage, index, entered, data)
-        return index
+        return Insertion(index, torch.from_numpy(entered))
 
     def _stayed(self, slots: np.ndarray) -> np.ndarray:
         """Which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""

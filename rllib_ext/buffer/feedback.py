@@ -127,6 +127,8 @@ def measure_newcomers(replay: Replay, draws: Draws, measure: MeasureSurprise, mo
             surprise[start + places] = measure(module_id or DEFAULT_MODULE_ID, [piece.episode for piece in pieces])
         return torch.from_numpy(surprise)
 
-    writer: Any = replay.writer
-    if getattr(writer, "initial_surprise", measure) is None and writer.rule.takes_surprise:
-        writer.initial_surprise = surprise_of
+    from lightning_replay.parts import declared_writer
+
+    writer = declared_writer(replay.writer)
+    if writer.needs_initial_surprise:
+        writer.set_initial_surprise(surprise_of)

@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tree
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -19,7 +18,6 @@ from tensordict import TensorDictBase
 
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import stored_slots
 from rllib_ext.buffer.action_normalization import fit_action, fit_observation
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_replay import ModuleReplay
@@ -153,16 +151,7 @@ def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
     """Returns at most ``most`` rows, oldest first, on the CPU."""
     if not len(replay):
         raise ValueError("the replay is empty; collect rows before filling an algorithm's buffer")
-    age_of = getattr(replay.writer, "age_of", None)
-    if age_of is None:
-        raise ValueError(
-            f"the replay's {type(replay.writer).__name__} does not know the order of its rows; "
-            "FirstInFirstOutWriter does"
-        )
-    tables = getattr(replay.storage, "tables", None)
-    held = stored_slots(replay.storage).numpy() if tables is None else np.flatnonzero(tables.pool.references)
-    slots = torch.from_numpy(held).to(replay.storage.device)
-    rows = replay.storage.get(slots[age_of(slots).argsort()[:most].flip(0)]).cpu()
+    rows = replay.storage.get(replay.oldest_first()[-most:]).cpu()
     steps = rows.get("steps_to_next_obs", None)
     if steps is not None and (steps > 1).any():
         raise ValueError(

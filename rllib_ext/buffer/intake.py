@@ -63,7 +63,7 @@ class Intake:
     @property
     def room(self) -> int:
         """Most rows that can be stored at once; of a curriculum, of each task."""
-        tables = getattr(self._replay.storage, "tables", None)
+        tables = self._replay.tables
         return self._replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
@@ -125,7 +125,7 @@ class Intake:
     def _check_room(self, flat: Sequence[FlatEpisode]) -> None:
         steps = sum(len(one.episode) for one in flat)
         tasks = [one.tasks for one in flat if one.tasks is not None]
-        if tasks and len(self._replay.storage.tables) > 1:  # one for each task
+        if tasks and self._replay.tables is not None and len(self._replay.tables) > 1:  # one for each task
             steps = int(np.bincount(np.concatenate(tasks)).max())
         if steps > self.room:
             raise ValueError(

@@ -158,6 +158,8 @@ class BufferMetrics:
 
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
         """Logs present values: fill, ages and losses."""
+        from lightning_replay.parts import declared_sampler
+
         log = self._logger.log_value
         every = list(modules.values())
         stats = [self._stats_of(name, module) for name, module in modules.items()]
@@ -168,7 +170,7 @@ class BufferMetrics:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
             log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
         samplers = [module.replay.sampler for module in every if module.replay.is_prioritized]
-        exponents = [getattr(sampler, "first", sampler).beta for sampler in samplers]  # of pairs: of their first rows
+        exponents = [declared_sampler(sampler).base_sampler.beta for sampler in samplers]
         if exponents:
             log("importance_exponent", sum(exponents) / len(exponents), reduce="item")
         late = sum(one["late_updates_dropped"] for one in stats)
@@ -204,9 +206,11 @@ class BufferMetrics:
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
         """Returns statistics of a replay; computed at intervals where ages of many entries take longer than a draw."""
-        tables = getattr(module.replay.storage, "tables", None)
+        from lightning_replay.writers import RetentionWriter
+
+        tables = module.replay.tables
         entries = 0 if tables is None else int(tables.length.sum())
-        if hasattr(module.replay.writer, "stats"):
+        if isinstance(module.replay.writer, RetentionWriter):
             entries = max(entries, len(module))
         interval = 1 + entries // _ENTRIES_PER_CALL
         if name not in self._stats or self._calls % interval == 0:

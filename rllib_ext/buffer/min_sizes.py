@@ -47,7 +47,8 @@ class MinSizes:
         """Called before a draw."""
         if self._scheduled is None and self._shares is None:
             return
-        tables = self._replay.storage.tables
+        tables = self._replay.tables
+        assert tables is not None
         held = tables.length
         if self._shares is not None:
             held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]

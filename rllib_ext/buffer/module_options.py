@@ -89,7 +89,7 @@ class ModuleOptions:
             self.layout,
             seed,
             module_id if several_agents else None,
-            information=Information(info_keys, getattr(replay, "tasks", None)),
+            information=Information(info_keys, replay.tasks or None),
             progress=build_progress(progress, replay),
             min_sizes=MinSizes(replay, options),
             measure=self.measure,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.samplers.seeded import Seeded
+from lightning_replay.seeded import Seeded
 from lightning_replay.validation import checked_counts
 
 if TYPE_CHECKING:

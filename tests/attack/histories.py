@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_replay import load_replay, save_replay
 from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import stored_slots
+from lightning_replay.storage.packed import occupancy_of
 from lightning_replay.table_replay import TableReplay
 from tests.attack.refusals import REASONS, refusals
 from tests.attack.report import Report
@@ -188,10 +188,7 @@ class History:
 
 def held_slots(replay: Replay) -> Tensor:
     """Slots of the rows that a buffer holds, int64 ``[n]``."""
-    slots = stored_slots(replay.storage)
-    if isinstance(replay, TableReplay):
-        slots = slots[torch.from_numpy(replay.tables.pool.references[slots.numpy()] > 0)]
-    return slots
+    return occupancy_of(replay.storage).slots()
 
 
 def places_of(batch: TensorDict) -> list[tuple[int, int]]:

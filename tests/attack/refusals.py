@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.storage.packed import stored_slots
+from lightning_replay.storage.packed import occupancy_of
 from tests.attack.variants import Variant
 
 Refused = Callable[[Replay, TensorDict], object]
@@ -54,7 +54,7 @@ def _feedback(td_error: Callable[[TensorDict], object], **more: object) -> Refus
 
 
 def _stored(replay: Replay) -> torch.Tensor:
-    return stored_slots(replay.storage)[:1].repeat(2)
+    return occupancy_of(replay.storage).slots()[:1].repeat(2)
 
 
 def _load_state_of_another(replay: Replay, rows: TensorDict) -> None:

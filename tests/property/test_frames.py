@@ -19,6 +19,7 @@ from lightning_replay.saving.serialization import join_state, split_state
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.frames import pool as pool_module
 from lightning_replay.storage.frames.frame_index import NumbaSearch, TorchSearch
+from lightning_replay.storage.occupancy import SlotSet
 from tests.frame_steps import Stacks, distinct, frame_rows, stacks_in, stacks_of
 from tests.table_oracle import TableOracle
 
@@ -113,12 +114,10 @@ class StorageMachine(RuleBasedStateMachine):
         chained = [frame for key in set(pool._index.hashes.tolist()) for frame in pool._index.chain(key)]
         assert set(np.flatnonzero(pool.references).tolist()) <= set(chained)
 
-    @precondition(lambda self: self.storage.live_slots is not None)
+    @precondition(lambda self: isinstance(self.storage.occupancy, SlotSet))
     @invariant()
-    def live_slots_are_those_that_hold_a_row(self) -> None:
-        live = self.storage.live_slots
-        assert live is not None
-        assert sorted(live.slots.tolist()) == [slot for slot, both in enumerate(self.held) if both]
+    def the_slots_held_are_those_that_hold_a_row(self) -> None:
+        assert self.storage.occupancy.slots().tolist() == [slot for slot, both in enumerate(self.held) if both]
 
 
 class CollidingMachine(StorageMachine):
@@ -177,8 +176,7 @@ def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, 
                     oracle.pop(0)
             assert len(index) == min(len(part), len(oracle))
             assert stacks_in(replay.storage.get(index)) == part[len(part) - len(index) :]
-    live = replay.storage.live_slots
-    slots = torch.arange(len(replay.storage)) if live is None else live.state()
+    slots = replay.storage.occupancy.slots()
     slots = slots[replay.writer.age_of(slots).argsort(descending=True)]
     stored = replay.storage.get(slots)
     assert stacks_in(stored) == oracle and len(replay) == len(oracle)

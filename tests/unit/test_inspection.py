@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers import TensorDictMaxValueWriter, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.analysis.inspection import (
@@ -98,14 +98,17 @@ def test_rows_released_for_their_frames_are_left_out_and_stacks_are_the_observat
     assert numbers_in(observations(replay, stored_rows(replay))) == [(2, 3), (3, 4), (4, 5), (11, 11), (11, 12)]
 
 
-def test_torchrls_storage_has_ages_with_our_writer_only() -> None:
+def test_ages_over_torchrls_storage_and_writers() -> None:
     replay = Replay(storage=LazyTensorStorage(4), batch_size=1)
     replay.extend(numbered_steps(0, 6))
     assert ages(replay).tolist() == [3, 2, 1, 0] and returns(replay).tolist() == [2.0, 3.0, 4.0, 5.0]
     theirs = Replay(storage=LazyTensorStorage(4), writer=TensorDictRoundRobinWriter(), batch_size=1)
-    theirs.extend(numbered_steps(0, 2))
-    with pytest.raises(ValueError, match="TensorDictRoundRobinWriter does not know the age"):
-        ages(theirs)
+    theirs.extend(numbered_steps(0, 6))
+    assert ages(theirs).tolist() == [3, 2, 1, 0] and returns(theirs).tolist() == [2.0, 3.0, 4.0, 5.0]
+    ranked = Replay(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="rank"), batch_size=1)
+    ranked.extend(numbered_steps(0, 2).set("rank", torch.arange(2.0)))
+    with pytest.raises(ValueError, match="TensorDictMaxValueWriter keeps no order of its rows"):
+        ages(ranked)
 
 
 def with_dictionaries() -> Replay:

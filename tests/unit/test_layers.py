@@ -12,51 +12,29 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
-# Lowest first. A module may import from its own layer and from those below; what is not named here is in the last row.
-LAYERS = (
-    {
-        "priority_tree",
-        "episodes",
-        "neighbors",
-        "schedules",
-        "saving",
-        "extras",
-        "forking",
-        "recorded",
-        "argument_names",
-        "memory",
-        "pictures",
-        "validation",
-    }
-    | {
-        "tables",
-        "histories",
-        "events",
-        "schedulers",
-        "progress",
-        "cagrad",
-        "conditions",
-        "state_action_counts",
-        "surprise",
-    },
-    {"row_layout", "transition_check", "stored_column", "datasets", "storage", "episode_tracker", "feedback", "frames"},
-    {"samplers", "writers", "transforms", "levels"},
-    {"replay", "table_replay", "replay_state", "recipes", "checkpoint", "inspection"},
-    {"agents", "lit"},
+# Lowest first: what stands here may import from what stands before it, at any place in a file.
+ORDER = (
+    *("moved", "validation", "extras", "shipped_configs", "argument_names", "memory", "saving", "schedules", "seeded"),
+    *("parts", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
+    *("priority_updates", "retention", "samplers", "writers", "transforms", "locking", "checkpoint", "replay"),
+    *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),
 )
+RLLIB_ORDER = (
+    *("interruption", "clocks", "class_paths", "rllib_compat", "search_spaces", "environments", "episodes", "learner"),
+    *("buffer", "checkpoint", "checks", "levels", "hooks", "preparation", "api", "from_yaml", "__main__"),
+)
+ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 
 
 def _modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def _imported(path: Path, *, at_import_only: bool = False) -> set[str]:
-    """Dotted names a file imports, relative imports made absolute."""
+def _imported(path: Path) -> set[str]:
+    """Dotted names a file imports anywhere, also in functions and for type checkers; relative ones made absolute."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    tree = ast.parse(path.read_text(), filename=str(path))
-    nodes = tree.body if at_import_only else ast.walk(tree)
     names: set[str] = set()
-    for node in nodes:
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -75,17 +53,9 @@ def _is_of_lightning_integration(path: Path) -> bool:
 
 
 def _unit(name: str) -> str | None:
-    """The layer entry of a dotted name: ``lightning_replay.samplers.uniform`` is ``samplers``."""
+    """The folder or file of a dotted name in its package: ``lightning_replay.samplers.uniform`` is ``samplers``."""
     parts = name.split(".")
-    return parts[1] if parts[0] == "lightning_replay" and len(parts) > 1 else None
-
-
-def _height(unit: str) -> int | None:
-    """The row of a unit, ``None`` for one that is in no row."""
-    for height, units in enumerate(LAYERS):
-        if unit in units:
-            return height
-    return None
+    return parts[1] if parts[0] in ORDERS and len(parts) > 1 else None
 
 
 @pytest.mark.parametrize("path", _modules("lightning_replay"), ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -104,22 +74,24 @@ def test_the_rllib_integration_does_not_import_the_lightning_integration(path: P
     assert not {name for name in imported if _unit(name) in {"agents", "lit"}}
 
 
-def _own_height(path: Path) -> int | None:
-    unit = _unit(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    return _height(unit) if unit else None
+def test_every_folder_and_file_stands_in_the_table() -> None:
+    for package, order in ORDERS.items():
+        found = {path.relative_to(ROOT / package).parts[0].removesuffix(".py") for path in _modules(package)}
+        assert sorted(order) == sorted(found - {"__init__"})
 
 
-LAYERED = [path for path in _modules("lightning_replay") if _own_height(path) is not None]
+IN_ORDER = [path for package in ORDERS for path in _modules(package)]
 
 
-@pytest.mark.parametrize("path", LAYERED, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", IN_ORDER, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_point_downwards(path: Path) -> None:
-    height = _own_height(path)
-    assert height is not None
-    for name in _imported(path, at_import_only=True):
-        unit = _unit(name)
-        other = _height(unit) if unit else None
-        assert other is None or other <= height, f"{path.name} imports {name} from a layer above"
+    package, *rest = path.relative_to(ROOT).with_suffix("").parts
+    if rest == ["__init__"]:  # exports names from anywhere below, once they are used
+        return
+    order = ORDERS[package]
+    above = order[order.index(rest[0]) + 1 :]
+    wrong = {name for name in _imported(path) if name.startswith(f"{package}.") and _unit(name) in above}
+    assert not wrong
 
 
 @pytest.mark.parametrize("path", [*_modules("lightning_replay"), *_modules("rllib_ext")], ids=lambda path: path.name)
@@ -133,23 +105,24 @@ def test_torchrl_is_imported_from_its_public_packages(path: Path) -> None:
 
 
 def test_no_import_cycle() -> None:
-    graph = {}
-    for path in _modules("lightning_replay"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        graph[name] = _imported(path, at_import_only=True)
-    modules = set(graph)
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in ORDERS
+        for path in _modules(package)
+    }
+    graph = {name: _imported(path) & paths.keys() for name, path in paths.items()}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
         if name in done:
             return
-        for target in sorted(graph[name] & modules - {name}):
-            if target not in {".".join(name.split(".")[:cut]) for cut in range(1, 9)}:  # its own packages run first
+        for target in sorted(graph[name] - {name}):
+            if paths[target].name != "__init__.py":  # which exports names from modules that may import its others
                 visit(target, (*trail, name))
         done.add(name)
 
-    for name in sorted(modules):
+    for name in sorted(paths):
         visit(name, ())
 
 

@@ -15,8 +15,9 @@ import torch
 from tensordict import TensorDict
 
 import lightning_replay
-from lightning_replay import events, inspection, levels, recipes, schedulers
+from lightning_replay import events, levels, recipes, schedulers
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
+from lightning_replay.analysis import inspection
 from lightning_replay.envs.atari import atari
 from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.envs.half_field import HalfField

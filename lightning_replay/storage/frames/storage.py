@@ -14,14 +14,15 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.frame_index import Found
 from lightning_replay.storage.frames.pool import FramePool
 from lightning_replay.storage.frames.stack_columns import FRAMES, StackColumns
+from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import Key, RowLayout, gather_branch, nest
-from lightning_replay.storage.slot_set import LiveSlots
 from lightning_replay.storage.stored_column import GENERATION
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import checked_count, checked_key
@@ -94,7 +95,7 @@ class FrameStorage(PackedStorage):
     def _forget_pool(self) -> None:
         self._pool: FramePool | None = None
         self._was_full = False
-        self._live: LiveSlots | None = None  # from the first release on, unless tables know which rows are held
+        self._live: SlotSet | None = None  # from the first release on, unless tables know which rows are held
         self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
         self._outer_tree: dict[str, Any] = {}
         self._looked_up: tuple[Tensor, Tensor, Found] | None = None
@@ -118,14 +119,14 @@ class FrameStorage(PackedStorage):
     @property
     def num_held(self) -> int:
         """Rows stored and not released; of tables, rows that are referred to."""
-        if self.tables is not None:
-            return self.tables.num_held
-        return self._len if self._live is None else self._live.count
+        return self.occupancy.count
 
     @property
-    def live_slots(self) -> LiveSlots | None:
-        """The slots that hold a row; ``None`` while these are all below the length."""
-        return None if self._live is None or self._live.count == self._len else self._live
+    def occupancy(self) -> Occupancy:
+        """Which slots hold a row: those not released, or those that a writer's tables refer to."""
+        if self._held_by is not None:
+            return self._held_by
+        return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     def held_slots(self) -> np.ndarray:
         """Slots that hold a row, int64 ``[num_held]``, ascending."""
@@ -138,8 +139,18 @@ class FrameStorage(PackedStorage):
         """Rows whose frames fit even if all are different and nothing else is stored."""
         return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
 
+    def build_options(self) -> dict[str, Any]:
+        """Returns the number of frames in a stack, their key and the room for frames, to which saved rows belong."""
+        options = {"frame_stack": self.frame_stack, "image_key": list(self.image_key)}
+        return {"frames": options | {"frame_capacity": self.frame_capacity}}
+
+    @property
+    def rows_in_memory(self) -> int:
+        """Rows held, at least 1: memory for frames is taken as they come."""
+        return max(self.num_held, 1)
+
     def stats(self) -> dict[str, Any]:
-        """Frames held, room for them, bytes of one, and frames held per transition held."""
+        """Returns frames held, room for them, bytes of one, and frames held per transition held."""
         return {
             "frames_held": self.frames_held,
             "frame_capacity": self.frame_capacity,
@@ -203,18 +214,18 @@ class FrameStorage(PackedStorage):
             return
         with self.snapshots.lock:
             self.begin_write(index)
-            if self.tables is None:  # tables count their rows themselves
+            if self._held_by is None:  # tables count their rows themselves
                 self._next_generation(index)
                 if self._live is None:
-                    self._live = LiveSlots.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+                    self._live = SlotSet.from_state(self.capacity, torch.from_numpy(self.held_slots()))
                 self._live.remove(index.cpu().numpy())
             self._pool.release(self._frames_at(index))
             self._looked_up = None
             self._frames_of[index] = 0
         self._bump_mutation_revision()
         for buffer in self._attached_entities:
-            if hasattr(buffer, "mark_released"):
-                buffer.mark_released(index)
+            if isinstance(buffer, BufferHooks):
+                buffer.on_evict(index)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots, all different.
@@ -274,7 +285,7 @@ class FrameStorage(PackedStorage):
         leaves = self._layout.leaves(rows, index.shape)
         frames = leaves.pop(FRAMES).reshape(len(slots), 2, self.frame_stack).transpose(0, 1)
         # A look at every draw would wait for a GPU; nothing but a release leaves rows without frames.
-        if self.live_slots is not None and frames.device.type == "cpu" and not bool(frames.all()):
+        if isinstance(self.occupancy, SlotSet) and frames.device.type == "cpu" and not bool(frames.all()):
             raise RuntimeError(
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
@@ -376,7 +387,7 @@ class FrameStorage(PackedStorage):
             return
         self._pool.restore(frames, self._frames_of[: self._len].cpu().numpy().ravel())
         live = state_dict["live"]
-        self._live = None if live is None else LiveSlots.from_state(self.capacity, live)
+        self._live = None if live is None else SlotSet.from_state(self.capacity, live)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

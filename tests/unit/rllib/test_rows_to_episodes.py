@@ -242,7 +242,7 @@ def test_replays_without_rows_or_order_are_refused() -> None:
         converted(recipes.uniform(10, batch_size=1))
     ranked = Replay(storage=PackedStorage(10), writer=TensorDictMaxValueWriter(rank_key="rank"), batch_size=1)
     ranked.extend(rows_of(STEPS[:3]).set("rank", torch.ones(3)))
-    with pytest.raises(ValueError, match="TensorDictMaxValueWriter does not know the order of its rows"):
+    with pytest.raises(ValueError, match="TensorDictMaxValueWriter keeps no order of its rows"):
         converted(ranked)
 
 

@@ -37,7 +37,7 @@ class NextSlot(PairSampler):
     def partners(self, index: Tensor, storage: Any) -> Tensor:
         return (index + 1) % len(storage)
 
-    def learn(self, index: Tensor, storage: Any) -> None:
+    def on_insert(self, index: Tensor, storage: Any) -> None:
         self.learned.append(index.tolist())
 
 

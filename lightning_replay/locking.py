@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks of a replay buffer, batches drawn ahead in a thread, and both in forked processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.data import TensorDictReplayBuffer
+
+from lightning_replay.storage import forking
+
+
+class LockedReplay(TensorDictReplayBuffer):
+    """A replay buffer that one thread changes at a time, and that a forked process gets whole.
+
+    Whatever changes it waits for the batches being drawn ahead (:meth:`_wait_for_draws`, without locks), then holds
+    TorchRL's ``_replay_lock`` and ``_write_lock``.
+    """
+
+    fork_rank = 0
+
+    def _begin_life(self) -> None:
+        """Sets what belongs to this object in this process alone: the thread that draws ahead, what a fork changes."""
+        if self._prefetch_cap:
+            # One thread: batches are drawn in the order in which they are handed out.
+            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+        self._held_locks: list[Any] = []
+        self._refusal: str | None = None
+        forking.register(self)
+
+    def before_fork(self) -> None:
+        """Called in the thread that forks: waits until nobody writes, draws or updates."""
+        self._held_locks = []
+        if forking.acquired(self._futures_lock):
+            self._held_locks.append(self._futures_lock)
+            if forking.finished(self._prefetch_queue) and forking.acquired(self._replay_lock):
+                self._held_locks.append(self._replay_lock)
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Called in parent and child after a fork; threads are not copied."""
+        locks, self._held_locks = self._held_locks, []
+        for lock in reversed(locks):
+            lock.release()
+        if in_child:
+            if len(locks) < 2:
+                self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
+                self._refusal = (
+                    f"this process was forked while another thread used this {type(self).__name__}, which is "
+                    "half-changed here. Fork when nobody uses it, or build a buffer in this process"
+                )
+            if self._prefetch_cap:
+                self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin_life()
+
+    def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Takes the oldest batch drawn ahead, and starts to draw others.
+
+        One thread draws them, in order, and whatever changes the buffer waits until they are drawn: every batch is that
+        of the moment at which it was requested, whatever the threads' timing.
+        """
+        with self._futures_lock:
+            queue, sampler = self._prefetch_queue, self._sampler
+            result = queue.popleft().result() if queue else self._sample(batch_size)
+            while len(queue) < min(sampler._remaining_batches, self._prefetch_cap) and not sampler.ran_out:
+                queue.append(self._prefetch_executor.submit(self._sample, batch_size))
+            return result
+
+    def _wait_for_draws(self) -> None:
+        """Waits until the batches drawn ahead are drawn; call it before the buffer is changed, without its locks."""
+        with self._futures_lock:
+            ahead = tuple(self._prefetch_queue)
+        wait(ahead)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Context manager in whose body no other thread writes, draws or updates, and nothing is being drawn ahead."""
+        with self._futures_lock:
+            self._wait_for_draws()
+            with self._replay_lock, self._write_lock:
+                self._check_usable()
+                yield
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+
+    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        raise NotImplementedError
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Context manager in whose body the buffer may be changed; those called for every row lock by themselves."""
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:
+            self._check_usable()
+            yield

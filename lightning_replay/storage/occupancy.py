@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slots of a storage hold a row: all below its length, a set of them, or those that tables refer to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["FirstSlots", "Occupancy", "SlotSet"]
+
+
+class Occupancy(ABC):
+    """The slots of a storage that hold a row. Slots are int64; results lie on the device of what is given."""
+
+    count: int  #: Rows that are stored.
+
+    @abstractmethod
+    def slots(self) -> Tensor:
+        """Returns the slots that hold a row, int64 ``[count]``, ascending, on the CPU."""
+
+    @abstractmethod
+    def held(self, index: Tensor) -> Tensor | None:
+        """Returns whether each slot below the storage's length holds a row, bool; ``None`` where all do."""
+
+    def drawable(self, index: Tensor) -> Tensor | None:
+        """Returns whether a sampler may draw each slot below the length, bool; ``None`` where all may be drawn."""
+        return self.held(index)
+
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws slots that hold a row, int64 ``[count]``, each equally likely, with replacement."""
+
+
+class FirstSlots(Occupancy):
+    """All slots below the length of the storage."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def slots(self) -> Tensor:
+        """Returns the slots, int64 ``[count]``."""
+        return torch.arange(self.count)
+
+    def held(self, index: Tensor) -> None:
+        """Returns ``None``: every slot below the length holds a row."""
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws slots, int64 ``[count]``."""
+        return torch.randint(self.count, (count,), generator=generator, device=generator.device)
+
+
+class SlotSet(Occupancy):
+    """A set of slots from which one can be drawn by its place.
+
+    Args:
+        capacity: slots there are.
+        length: the first so many are in the set.
+
+    Example:
+        >>> held = SlotSet(capacity=4, length=3)
+        >>> held.remove(np.array([0])); held.add(np.array([3, 3]))
+        >>> held.slots(), held.held(torch.tensor([0, 3]))
+        (tensor([1, 2, 3]), tensor([False,  True]))
+    """
+
+    def __init__(self, capacity: int, length: int) -> None:
+        self._order = np.arange(capacity)
+        self._place = np.arange(capacity)
+        self._place[length:] = -1
+        self.count = length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both lists."""
+        return self._order.nbytes + self._place.nbytes
+
+    def slots(self) -> Tensor:
+        """Returns the set, int64 ``[count]``, ascending."""
+        return self.state().sort().values
+
+    def held(self, index: Tensor) -> Tensor:
+        """Returns whether each slot is in the set, bool."""
+        return torch.from_numpy(self._place[index.cpu().numpy()] >= 0).to(index.device)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws slots of the set, int64 ``[count]`` on the CPU."""
+        places = torch.randint(self.count, (count,), generator=generator, device=generator.device)
+        return torch.from_numpy(self._order[places.cpu().numpy()])
+
+    def add(self, slots: np.ndarray) -> None:
+        """Puts slots, int64 ``[n]``, into the set, where they are not in it."""
+        for slot in slots.tolist():
+            if self._place[slot] < 0:
+                self._order[self.count] = slot
+                self._place[slot] = self.count
+                self.count += 1
+
+    def remove(self, slots: np.ndarray) -> None:
+        """Takes slots, int64 ``[n]``, all in the set, out of it; the last takes the place of each."""
+        for slot in slots.tolist():
+            place = self._place[slot]
+            self.count -= 1
+            last = self._order[self.count]
+            self._order[place], self._place[last] = last, place
+            self._place[slot] = -1
+
+    def state(self) -> Tensor:
+        """Returns the set, int64 ``[count]``, in the order in which places number it."""
+        return torch.from_numpy(self._order[: self.count].copy())
+
+    @classmethod
+    def from_state(cls, capacity: int, state: Tensor) -> SlotSet:
+        """Returns the set that :meth:`state` described."""
+        restored = cls(capacity, 0)
+        restored.add(state.numpy())
+        return restored
