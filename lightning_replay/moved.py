@@ -113,6 +113,7 @@ MOVED = {
     "rllib_ext.gates": "rllib_ext.rllib_compat",
     "rllib_ext.algorithm_files": "rllib_ext.checkpoint.files",
     "rllib_ext.checkpoint_folders": "rllib_ext.checkpoint.files",
+    "rllib_ext.clocks": "rllib_ext.hooks",
     "rllib_ext.levels.config": "rllib_ext.levels.building",
     "rllib_ext.levels.fragment": "rllib_ext.levels.episodes",
     "rllib_ext.levels.install": "rllib_ext.hooks",

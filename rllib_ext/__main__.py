@@ -150,7 +150,7 @@ def _of_evaluation(result: dict[str, Any]) -> list[str]:
 
 
 def _print(result: dict[str, Any], held: int, taken: float) -> None:
-    from rllib_ext.clocks import NUM_UPDATES_LIFETIME
+    from rllib_ext.hooks import NUM_UPDATES_LIFETIME
 
     runners = result["env_runners"]
     episode_return = runners.get("episode_return_mean", float("nan"))

@@ -121,7 +121,7 @@ def configure(
 
     Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
     :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get ``num_updates_lifetime``, gradient
-    steps, and ``timesteps_total``, environment steps, see :func:`~rllib_ext.clocks.add_clocks`. The user's callbacks
+    steps, and ``timesteps_total``, environment steps, see :func:`~rllib_ext.hooks.add_results`. The user's callbacks
     stay as they are.
 
     The config may hold search spaces of Ray Tune, among its settings, among the options of the replay buffer, and among

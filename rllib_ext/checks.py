@@ -36,12 +36,7 @@ def check_config(config: AlgorithmConfig) -> None:
 
 
 def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
-    """Refuses the old API stack.
-
-    Args:
-        config: of any algorithm.
-        reason: the old stack cannot work, for the error.
-    """
+    """Refuses the old API stack, for a reason."""
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
             f"the config is on the old API stack, {reason}. Remove .api_stack(...), or set both of its options to True"
@@ -107,14 +102,11 @@ def check_capacity(config: AlgorithmConfig) -> None:
 
 
 def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
-    """Refuses returns that cannot be formed before rows are stored, where rows are kept by importance.
+    """Refuses an interval of lengths of returns, or a capacity below, where rows are kept by importance.
 
     Args:
-        config: with its options.
-        trial: builds a buffer of ``replay_buffer_config`` that is thrown away.
-
-    Raises:
-        ValueError: an interval of lengths, or a capacity below the length.
+        config: without search spaces.
+        trial: builds a temporary buffer of ``replay_buffer_config``.
     """
     options = {name: value for name, value in config.replay_buffer_config.items() if name not in ("type", "recipe")}
     modules = ModuleOptions(config.replay_buffer_config.get("recipe"), "blocks", options, options.get("modules") or {})
@@ -123,11 +115,7 @@ def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeRepl
 
 
 def check_room_for_episodes(config: AlgorithmConfig) -> None:
-    """Refuses event tables that hold the histories of fewer episodes than run at once.
-
-    Raises:
-        ValueError: ``max_trajectories`` was given and is below the number of environments.
-    """
+    """Refuses event tables that hold the histories of fewer episodes than run at once."""
     given, environments = config.replay_buffer_config, num_actors(config)
     most = given.get("max_trajectories")
     if given.get("recipe") == "event_tables" and most is not None and most < environments:
@@ -138,25 +126,14 @@ def check_room_for_episodes(config: AlgorithmConfig) -> None:
 
 
 def with_room_for_episodes(given: dict[str, Any], environments: int) -> dict[str, Any]:
-    """Options whose event tables hold the histories of all running episodes and of lost ones.
-
-    Args:
-        given: ``replay_buffer_config``; unchanged where it has ``max_trajectories`` or another recipe.
-        environments: that run at once.
-    """
+    """Returns a ``replay_buffer_config`` whose event tables hold the histories of all running and lost episodes."""
     if given.get("recipe") != "event_tables" or given.get("max_trajectories") is not None:
         return given
     return {**given, "max_trajectories": max(2 * environments, RECIPE_DEFAULTS["event_tables"]["max_trajectories"])}
 
 
 def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: Sequence[str]) -> None:
-    """Warns of a curriculum that will not do what it is for.
-
-    Args:
-        config: with its options.
-        replay: built from them.
-        first: tasks the environments begin with.
-    """
+    """Warns of a curriculum without progress signals, or with tasks that no environment plays ``first``."""
     from lightning_replay.schedulers import Scheduler
 
     listens = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
@@ -180,14 +157,9 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
 
 
 def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
-    """Refuses more actors than Ray has CPUs for: it would wait for ever, without a message.
-
-    Args:
-        config: without search spaces.
-        in_tune: whether a trial of Tune runs it, which takes a CPU of its own.
-    """
+    """Refuses more actors than Ray has CPUs for, as it would wait for ever; a trial of Tune takes a CPU too."""
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
-        return  # a cluster that is not known yet
+        return  # a cluster that is not connected yet
     driver, *actors = config.algo_class.default_resource_request(config).bundles
     needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
     if ray.is_initialized():

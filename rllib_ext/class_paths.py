@@ -29,10 +29,9 @@ def built(
     Args:
         value: of an option.
         name: of the option, for messages.
-        defaults: arguments for every class that accepts them, where they are not given.
+        defaults: arguments for every class that accepts them.
         functions: whether a path may name a function, which is returned and not called.
-        example: of a path that fits the option.
-        examples: of paths that fit arguments, by dotted name; ``example`` for the others.
+        example, examples: paths for messages; ``examples`` of arguments, by dotted name.
 
     Raises:
         ValueError: nothing can be imported from a path, it names no class, or arguments are unknown or missing.

@@ -97,11 +97,7 @@ def _made(name: str, arguments: dict[str, Any]) -> gymnasium.Env:
 def check_environment(config: AlgorithmConfig) -> None:
     """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
 
-    Warns of names that only this process has registered.
-
-    Args:
-        config: without search spaces; without an environment, or with one that exists as a vector alone, nothing is
-            made.
+    Warns of names that only this process has registered; without an environment, or with vectors alone, does nothing.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
@@ -125,7 +121,7 @@ def check_environment(config: AlgorithmConfig) -> None:
 
 
 def _warn_of_local_registration(config: AlgorithmConfig) -> None:
-    """Other processes have Gymnasium's own names, and those of a module that the name begins with."""
+    """Warns of a name that other processes lack: they have Gymnasium's, and those that begin with a module."""
     if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
         return
     entry_point = gymnasium.spec(config.env).entry_point

@@ -103,11 +103,16 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
-    """The algorithm's default config, once the keys that have to be there are."""
+    """Returns the algorithm's default config, after a check of the required keys."""
     algorithm = sections.get("algorithm")
     levels = algorithm in list(REPLAY_LEVELS)  # it may be unhashable
-    _check_kind(algorithm, levels, sections)
-    needed = ("algorithm", "environment", "levels" if levels else "replay", "stop")
+    own, other = ("levels", "replay") if levels else ("replay", "levels")
+    if algorithm in list(ALGORITHMS) and other in sections:
+        raise ValueError(
+            f"the key {other} is for {', '.join(REPLAY_STEPS if levels else REPLAY_LEVELS)}; algorithm is {algorithm}, "
+            f"which takes {own} in its place"
+        )
+    needed = ("algorithm", "environment", own, "stop")
     for name in needed:
         if name not in sections:
             raise ValueError(f"the file has no key {name!r}; {', '.join(needed[:-1])} and {needed[-1]} are needed")
@@ -117,16 +122,6 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     if algorithm not in list(ALGORITHMS):
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
     return ALGORITHMS[str(algorithm)]()
-
-
-def _check_kind(algorithm: Any, levels: bool, sections: Mapping[str, Any]) -> None:
-    """Refuses ``replay`` where the algorithm replays levels, and ``levels`` where it replays steps."""
-    own, other = ("levels", "replay") if levels else ("replay", "levels")
-    takes_other = REPLAY_STEPS if levels else REPLAY_LEVELS
-    if algorithm in list(ALGORITHMS) and other in sections:
-        raise ValueError(
-            f"the key {other} is for {', '.join(takes_other)}; algorithm is {algorithm}, which takes {own} in its place"
-        )
 
 
 def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:
@@ -202,7 +197,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
+    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
 
     Example:
         >>> parse("{lr: 3e-4, hiddens: [64, 64], capacity: 50_000}")

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import ALL_MODULES
+from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune.result import TIMESTEPS_TOTAL
 
-from rllib_ext.clocks import add_clocks, count_updates
 from rllib_ext.rllib_compat import callbacks_on, local_replay_buffer, num_actors, values
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,7 @@ EVENTS = (
     *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
     *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
 )
+NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
 _LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 
@@ -55,16 +58,12 @@ def install(
     """Connects the replay buffer, or the level buffer, to the algorithm; the callback ``on_algorithm_init``.
 
     Args:
-        algorithm: just built.
-        restore: whether a restore of the algorithm restores the replay buffer; ``None`` without one.
-        incremental: whether saves link unchanged files.
-        assign_tasks: whether the environments get the tasks of the buffer's curriculum.
+        restore, incremental, assign_tasks: as :func:`rllib_ext.configure`; ``restore`` is ``None`` without a replay
+            buffer.
         packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments,
             which held search spaces of Tune.
-        flush: whether unfinished episodes are scored after every update; ``None`` without levels.
-        held_out: ids of levels that evaluation plays, in a trial of Tune; ``None`` where the values were checked
-            before.
-        ignored: other arguments of the callback.
+        flush: as :func:`rllib_ext.configure`; ``None`` without levels.
+        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
 
     Raises:
         ValueError: a layout was given that the Learners' connectors do not read, environments without tasks,
@@ -75,7 +74,7 @@ def install(
         _install_replay(algorithm, restore, incremental, assign_tasks)
     if flush is not None:
         _install_levels(algorithm, packed, flush, held_out)
-    count_updates(algorithm)
+    values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
 
 
 def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tasks: bool) -> None:
@@ -155,7 +154,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
     algorithm.env_runner_group.foreach_env_runner(functools.partial(attach_player, server=levels.actor))
     values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
     if source.plays_unlearned:
-        ScoredOnly(algorithm.learner_group, levels.actor).install()
+        ScoredOnly(algorithm.learner_group, levels.actor)
     CheckpointedAlgorithm(algorithm, LevelsPart(levels, packed))
     stop = algorithm.cleanup
 
@@ -189,7 +188,11 @@ def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
 
 
 def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> None:
-    """Adds the clocks to a result, and figures of the levels under ``levels``; the callback ``on_train_result``.
+    """Adds the clocks to a result, and figures of levels under ``levels``; the callback ``on_train_result``.
+
+    ``num_updates_lifetime`` counts gradient steps over the whole run, those before a restore included.
+    ``timesteps_total`` are the environment steps of ``num_env_steps_sampled_lifetime``, under the name that Tune's
+    loggers take for their horizontal axis; without it they count calls of ``train()``.
 
     Raises:
         RuntimeError: levels could not be chosen.
@@ -201,7 +204,22 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
         runners = set(range(1, algorithm.config.num_env_runners + 1))
         lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
         result["levels"] = levels.report(sorted(lost))
-    add_clocks(algorithm=algorithm, result=result)
+    key = (LEARNER_RESULTS, ALL_MODULES, NUM_UPDATES_LIFETIME)
+    result[NUM_UPDATES_LIFETIME] = int(algorithm.metrics.peek(key, default=0))
+    result[TIMESTEPS_TOTAL] = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
 
 
-tell_recreated = sync_recreated  # its name in configs that earlier versions pickled
+def _log_gradient_steps(learner: Any) -> None:
+    """Logs the gradient steps of a Learner, of which RLlib keeps no count."""
+    if learner._learner_index:
+        return  # Learners step together, and RLlib adds up what they log
+    apply_gradients = learner.apply_gradients
+
+    def counted(gradients_dict: Any) -> None:
+        apply_gradients(gradients_dict)
+        learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
+
+    learner.apply_gradients = counted
+
+
+tell_recreated, add_clocks = sync_recreated, add_results  # their names in configs that earlier versions pickled

@@ -44,15 +44,7 @@ def prepare_replay(
     require_cpus: bool,
     check_environments: bool,
 ) -> dict[str, Callable[..., None]]:
-    """Checks and prepares a config for its replay buffer.
-
-    Args:
-        config: changed in place.
-        restore, incremental, assign_tasks, require_cpus, check_environments: as :func:`rllib_ext.configure`.
-
-    Returns:
-        The callbacks by event.
-    """
+    """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
     samples = sampled_configs(config)
     in_tune = samples[0] is not config
     played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
@@ -98,16 +90,7 @@ def prepare_levels(
     require_cpus: bool,
     check_environments: bool,
 ) -> dict[str, Callable[..., None]]:
-    """Checks and prepares a config for levels.
-
-    Args:
-        config: changed in place.
-        held_out: ids that evaluation plays.
-        levels, flush, generalization_gap, require_cpus, check_environments: as :func:`rllib_ext.configure`.
-
-    Returns:
-        The callbacks by event.
-    """
+    """Checks and prepares a config for levels; returns the callbacks by event."""
     vars(config).pop("levels", None)  # of an earlier call
     built_by_trials = isinstance(levels, Mapping) and has_search_space({**vars(config), "levels": levels})
     if built_by_trials:

@@ -4,7 +4,7 @@
 The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib/test_gates.py``.
 
 =============================================  =======================================  ==============================
-gate                                           asks                                     answered by
+gate                                           check                                    passed by
 =============================================  =======================================  ==============================
 ``Algorithm._create_local_replay_buffer_...``  ``"EpisodeReplayBuffer" in type``        :meth:`BufferType.__contains__`
 ``SACConfig.validate``                         ``type in [four literal names]``         :meth:`BufferType.__eq__`
@@ -34,7 +34,7 @@ ACCEPTED_NAME = "MultiAgentPrioritizedEpisodeReplayBuffer"
 
 
 class BufferType(ABCMeta):
-    """Metaclass of a buffer class that answers the questions RLlib asks of a class name."""
+    """Metaclass of a buffer class that passes RLlib's checks of a class name."""
 
     def __contains__(cls, text: object) -> bool:
         return isinstance(text, str) and text in ACCEPTED_NAME

@@ -141,7 +141,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
 
 
 def _recipe_function(recipe: str) -> Callable[..., Replay]:
-    """The recipe of this library, or the function that an import path names."""
+    """Returns the recipe of this library, or the function that an import path names."""
     from lightning_replay import recipes
 
     if not isinstance(recipe, str) or "." not in recipe:

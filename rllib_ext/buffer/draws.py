@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 class Draws:
     """Draws rows, or sequences for a recurrent module.
 
-    Args:
-        replay: that is drawn from.
-        converter: that describes the stored columns.
-        returns: n-step returns that are formed at the draw.
-        formed: returns that were formed before rows were stored; ``None`` otherwise.
-        layout: of drawn rows, a key of :data:`~rllib_ext.learner.batch_layouts.LAYOUTS`.
-        module_id: the module, where there are several agents.
-        min_sizes: least sizes of tables, where the replay has tables.
+    Arguments are those of :class:`~rllib_ext.buffer.module_replay.ModuleReplay`, and its two kinds of returns.
 
     Attributes:
         count: draws since the start.
@@ -75,15 +68,9 @@ class Draws:
         return LAYOUTS[self.layout](self._as_drawn(rows))
 
     def sequences(self, num_steps: int, longest: int, burn_in: int) -> tuple[Sequences, list[Any]]:
-        """Draws sequences of ``num_steps`` steps together; see :func:`~rllib_ext.buffer.sequences.draw_sequences`.
+        """Draws sequences of ``num_steps`` steps together; returns them, and an episode for each.
 
-        Args:
-            num_steps: steps of the train batch.
-            longest: ``max_seq_len`` of the module.
-            burn_in: steps at the start of each sequence from which nothing is learned.
-
-        Returns:
-            The sequences, and an episode for each.
+        See :func:`~rllib_ext.buffer.sequences.draw_sequences`; from the first ``burn_in`` steps nothing is learned.
 
         Raises:
             ValueError: the rows or the recipe cannot give sequences, or none is longer than the burn-in.

@@ -102,7 +102,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
-            module.measure_newcomers(measure)
+            module.feedback.measure_newcomers(measure)
 
     @property
     def keeps_by_importance(self) -> bool:

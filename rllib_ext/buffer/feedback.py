@@ -40,11 +40,33 @@ class Feedback:
 
     Args:
         replay: whose rows are updated.
+        draws: of it.
+        module_id: the module, where there are several agents.
     """
 
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
+    def __init__(self, replay: Replay, draws: Draws, module_id: str | None) -> None:
+        self._replay, self._draws, self._module_id = replay, draws, module_id
         self._expected: Expected | None = None
+
+    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+        """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
+        from lightning_replay.parts import declared_writer
+
+        def surprise_of(rows: TensorDictBase) -> Tensor:
+            import torch
+
+            surprise = np.empty(len(rows), dtype=np.float32)
+            for start in range(0, len(rows), ROWS_PER_PASS):
+                # In the form of drawn rows, and copied: connectors may write into them.
+                pieces = self._draws.pieces(rows[start : start + ROWS_PER_PASS].clone())
+                places = np.concatenate([piece.places for piece in pieces])
+                module_id = self._module_id or DEFAULT_MODULE_ID
+                surprise[start + places] = measure(module_id, [piece.episode for piece in pieces])
+            return torch.from_numpy(surprise)
+
+        writer = declared_writer(self._replay.writer)
+        if writer.needs_initial_surprise:
+            writer.set_initial_surprise(surprise_of)
 
     def expect(self, batch: TensorDictBase, places: np.ndarray, action: tuple[str, ...] | None) -> None:
         """Keeps the identity of drawn rows.
@@ -59,7 +81,7 @@ class Feedback:
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def expect_sequences(self, drawn: Sequences, num_learners: int, longest: int, burn_in: int) -> None:
-        """Keeps the identity of the rows from which sequences were drawn; arguments as in ``Draws.sequences``.
+        """Keeps the identity of the rows from which sequences were drawn.
 
         Raises:
             ValueError: a Learner would get nothing but burn-in.
@@ -105,30 +127,3 @@ class Feedback:
     def clear(self) -> None:
         """Removes the expectation, as after a restore."""
         self._expected = None
-
-
-def measure_newcomers(replay: Replay, draws: Draws, measure: MeasureSurprise, module_id: str | None) -> None:
-    """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one.
-
-    Args:
-        replay: any.
-        draws: of it; new rows go to the Learner in the form of drawn ones.
-        measure: of surprise.
-        module_id: the module, where there are several agents.
-    """
-
-    def surprise_of(rows: TensorDictBase) -> Tensor:
-        import torch
-
-        surprise = np.empty(len(rows), dtype=np.float32)
-        for start in range(0, len(rows), ROWS_PER_PASS):
-            pieces = draws.pieces(rows[start : start + ROWS_PER_PASS].clone())  # connectors may write into them
-            places = np.concatenate([piece.places for piece in pieces])
-            surprise[start + places] = measure(module_id or DEFAULT_MODULE_ID, [piece.episode for piece in pieces])
-        return torch.from_numpy(surprise)
-
-    from lightning_replay.parts import declared_writer
-
-    writer = declared_writer(replay.writer)
-    if writer.needs_initial_surprise:
-        writer.set_initial_surprise(surprise_of)

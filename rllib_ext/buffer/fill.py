@@ -94,14 +94,10 @@ def episodes_of(
 
     Args:
         replay: of single steps, written first in, first out.
-        observation_space: of the module.
-        action_space: of the environment.
+        observation_space, action_space: of the module and of the environment.
         most: rows.
         normalized: whether the module's bounded actions are fractions of the bounds.
         infos: columns that become infos of the steps, by the info's name.
-
-    Raises:
-        ValueError: as :func:`fill`.
     """
     rows = _newest_rows(replay, most)
 

@@ -16,7 +16,7 @@ OBSERVATION = "observation"
 
 
 def image_column(image_key: Any) -> tuple[str, ...]:
-    """The column of the stacks.
+    """Returns the column of the stacks.
 
     Args:
         image_key: the entry of Dict or Tuple observations that holds them, by its name, its position or a sequence of

@@ -32,13 +32,7 @@ class Added(NamedTuple):
 class Intake:
     """Stores the new steps of RLlib's episodes. Call :meth:`flatten` with fragments, then :meth:`add`.
 
-    Args:
-        replay: where the rows are stored.
-        converter: from episodes to rows.
-        returns: links rows to their successors.
-        formed: returns that are formed before rows are stored; ``None`` if they are formed at the draw.
-        module_id: the module, where there are several agents.
-        progress: turns returns into progress signals, where the replay has a curriculum.
+    Arguments are those of :class:`~rllib_ext.buffer.module_replay.ModuleReplay`, and its two kinds of returns.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_ext.buffer.draws import Draws
-from rllib_ext.buffer.feedback import Feedback, MeasureSurprise, measure_newcomers
+from rllib_ext.buffer.feedback import Feedback, MeasureSurprise
 from rllib_ext.buffer.intake import Intake
 from rllib_ext.episodes.convert import EpisodeConverter
 from rllib_ext.episodes.info_columns import Information
@@ -59,22 +59,18 @@ class ModuleReplay:
         from rllib_ext.buffer.sampled_n_step import AskedReturns
         from rllib_ext.buffer.stored_n_step import FormedReturns
 
-        self.replay, self._module_id = replay, module_id
+        self.replay = replay
         self.converter = EpisodeConverter(information)
         self._returns, self._formed = AskedReturns(seed), FormedReturns.of(replay)
         self.intake = Intake(replay, self.converter, self._returns, self._formed, module_id, progress)
         self.draws = Draws(replay, self.converter, self._returns, self._formed, layout, module_id, min_sizes)
-        self.feedback = Feedback(replay)
+        self.feedback = Feedback(replay, self.draws, module_id)
         self._batch: TensorDictBase | None = None
         if measure is not None:
-            self.measure_newcomers(measure)
+            self.feedback.measure_newcomers(measure)
 
     def __len__(self) -> int:
         return len(self.replay)
-
-    def measure_newcomers(self, measure: MeasureSurprise) -> None:
-        """Sets the measure of new rows' surprise, see :func:`~rllib_ext.buffer.feedback.measure_newcomers`."""
-        measure_newcomers(self.replay, self.draws, measure, self._module_id)
 
     def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
         """Draws ``num_items`` rows as pieces, see :meth:`Draws.rows`."""

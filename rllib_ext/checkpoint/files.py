@@ -28,8 +28,7 @@ def folder_to_write(
     """Opens a local folder whose files are copied into a checkpoint that RLlib has just saved, unless it lies there.
 
     Args:
-        path: the user gave for the checkpoint, a directory or a URI.
-        filesystem: of ``path``; absent, the URI names it.
+        path, filesystem: of the checkpoint, as given by the user.
         saved: where RLlib saved it, as it returned.
         name: of the folder.
 
@@ -64,13 +63,7 @@ def _copy(source: Path, target: str, filesystem: fs.FileSystem) -> None:
 
 @contextmanager
 def folder_to_read(path: str | Path, filesystem: fs.FileSystem | None, name: str) -> Iterator[Path]:
-    """Opens a folder of a checkpoint, copied if it is not local; it may not exist.
-
-    Args:
-        path: of the checkpoint, a directory or a URI.
-        filesystem: of ``path``; absent, the URI names it.
-        name: of the folder.
-    """
+    """Opens a folder of a checkpoint, copied if it is not local; it may not exist."""
     location = str(path)
     if filesystem is None:
         filesystem, location = fs.FileSystem.from_uri(location)
@@ -90,8 +83,7 @@ def fingerprints_of(path: str | Path | None, filesystem: fs.FileSystem | None, s
     """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint.
 
     Args:
-        path: the user gave for the checkpoint, a directory or a URI.
-        filesystem: of ``path``; absent, the URI names it.
+        path, filesystem: of the checkpoint, as given by the user.
         saved: where RLlib saved it, as it returned.
     """
     if filesystem is None:
@@ -105,8 +97,7 @@ def check_fingerprints(
     """Compares RLlib's files in a checkpoint with their fingerprints.
 
     Args:
-        path: of the checkpoint, a directory or a URI.
-        filesystem: of ``path``; absent, the URI names it.
+        path, filesystem: of the checkpoint, as given by the user.
         recorded: by :func:`fingerprints_of`; ``None`` in checkpoints of earlier versions, which hold none.
         instead: option that restores the algorithm alone, for the error.
 

@@ -178,7 +178,7 @@ def _refuse_mixed(episode: SingleAgentEpisode, stateful: bool) -> NoReturn:
 
 
 def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
-    """Whether the last row is terminated, and whether it is truncated."""
+    """Returns whether the last row is terminated, and whether it is truncated."""
     terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
     # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
     several_agents = episode.multi_agent_episode_id is not None

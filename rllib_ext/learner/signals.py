@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DQN Learner says of each row beside its TD error: surprise and action values; and the surprise of new rows."""
+"""Surprise and action values of each row from DQN Learners, beside TD errors; and the surprise of new rows."""
 
 from __future__ import annotations
 
@@ -31,17 +31,11 @@ if TYPE_CHECKING:
 
 
 def report_signals(learner: Any) -> bool:
-    """From now on each row's TD error comes with its surprise and the values of all actions, ``[B, 2 + A]``.
+    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does.
 
-    RLlib carries nothing of single rows from Learners to the buffer but TD errors, and these it joins along the first
-    dimension whatever the others are. The method of this one Learner is wrapped, not its class: so the signals are
-    there with any Learner class and whatever config the buffer came with.
-
-    Args:
-        learner: any.
-
-    Returns:
-        Whether it does: SAC's and TQC's Learners, whose critics value one action each, stay as they are.
+    TD errors are all that RLlib sends of single rows from Learners to the buffer; it joins them along the first
+    dimension, whatever the others are. The method of one Learner is wrapped, so any class of Learner works, except
+    SAC's and TQC's, whose critics value one action each.
     """
     if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):
         return False
@@ -57,12 +51,12 @@ def report_signals(learner: Any) -> bool:
 
 
 def report_from_all(learner_group: Any) -> bool:
-    """:func:`report_signals` of every Learner, local or not; whether they do."""
+    """Calls :func:`report_signals` on every Learner; returns whether all report."""
     return all(values(learner_group.foreach_learner(report_signals)))
 
 
 def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
+    """Returns TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
 
     Args:
         given: what Learners sent after :func:`report_signals`.
@@ -75,7 +69,7 @@ def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict
 
 
 def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_error: Tensor) -> Tensor:
-    """How wrong the module's prediction of each row is, ``[B]``.
+    """Returns how wrong the module's prediction of each row is, ``[B]``.
 
     The squared TD error; of modules that predict distributions (``num_atoms`` above 1) KL(target || prediction). There
     RLlib's TD error is the cross-entropy, which is larger by the entropy of the target and orders rows otherwise.
@@ -94,7 +88,7 @@ def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_
 
 
 def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
-    """Probabilities ``[B, atoms]`` of the projected Bellman target, as RLlib's loss has it (Bellemare et al. 2017)."""
+    """Returns probabilities ``[B, atoms]`` of RLlib's projected Bellman target (Bellemare et al. 2017)."""
     chooses = fwd_out[QF_NEXT_PREDS if config.double_q else QF_TARGET_NEXT_PREDS]
     rows = torch.arange(len(chooses), device=chooses.device)
     following = fwd_out[QF_TARGET_NEXT_PROBS][rows, chooses.argmax(-1)]
@@ -121,11 +115,7 @@ class NewcomersSurprise:
         self._learner_group = learner_group
 
     def __call__(self, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-        """Surprise ``[M]`` of rows that travel as a train batch does, in its order.
-
-        Args:
-            module_id: that learns from them.
-            episodes: pieces of a batch.
+        """Returns the surprise ``[M]`` of a module's rows, pieces of a batch, in its order.
 
         Raises:
             RuntimeError: every Learner was lost.
@@ -135,13 +125,7 @@ class NewcomersSurprise:
 
 
 def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """What the Learner would report as the surprise of these rows, ``[M]``; it learns and logs nothing.
-
-    Args:
-        learner: that reports signals.
-        module_id: of its modules.
-        episodes: pieces of a batch of this module.
-    """
+    """Returns the surprise ``[M]`` that a Learner would report of these rows; it learns and logs nothing."""
     connect = learner._learner_connector
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
     metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)
@@ -162,10 +146,10 @@ def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpis
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
-    """Puts the signals beside the TD errors that were logged last.
+    """Adds the signals to the TD errors that were logged last.
 
     Raises:
-        ValueError: the module says no action values.
+        ValueError: a module without action values.
     """
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing

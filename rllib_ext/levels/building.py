@@ -43,13 +43,7 @@ def checked_levels(
 ) -> LevelSource:
     """Builds a level buffer and checks on a copy that the algorithm can play and score its levels.
 
-    Args:
-        levels, flush, check_environments: as :func:`rllib_ext.configure`.
-        config: of the algorithm, without search spaces.
-        held_out: ids that evaluation plays.
-
-    Raises:
-        ValueError, TypeError: as :func:`rllib_ext.configure`.
+    Arguments and errors are those of :func:`rllib_ext.configure`; the config has no search spaces.
     """
     source = built_levels(levels, config)
     check_algorithm(config, source.plays_unlearned)
@@ -63,16 +57,7 @@ def checked_levels(
 
 
 def built_levels(levels: LevelSource | Mapping[str, Any], config: AlgorithmConfig) -> LevelSource:
-    """Builds the level buffer, unless an object was given.
-
-    Args:
-        levels: as :func:`rllib_ext.configure`.
-        config: of the algorithm that plays them.
-
-    Raises:
-        ValueError: a class or an argument that does not exist, or values that are refused.
-        TypeError: an object of another class.
-    """
+    """Builds the level buffer, unless an object was given; arguments and errors as :func:`rllib_ext.configure`."""
     from lightning_replay.levels import LevelBuffer, LevelSource
     from lightning_replay.levels.scores import L1ValueLoss
 

@@ -33,14 +33,7 @@ _TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() c
 def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    Args:
-        config: of any algorithm.
-        only_scores: whether there may be episodes that are not learned from.
-
-    Raises:
-        ValueError: another algorithm than PPO, APPO and IMPALA; the old API stack; no environment; several agents;
-            aggregator actors; a pipeline of Learner connectors without RLlib's; environments that are not in the
-            EnvRunner's process; APPO or IMPALA with episodes that are not learned from.
+    With ``only_scores`` there may be episodes that are not learned from.
     """
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
@@ -77,11 +70,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
 
 
 def check_updates(config: AlgorithmConfig, flush: bool) -> None:
-    """Refuses scores after each update where updates are not one after the other.
-
-    Raises:
-        ValueError: several Learners, or APPO or IMPALA.
-    """
+    """Refuses scores after each update with several Learners, APPO or IMPALA, whose updates overlap."""
     if flush and (config.num_learners > 1 or not issubclass(config.algo_class, PPO)):
         raise ValueError(
             "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
@@ -147,15 +136,9 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 
 def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:
-    """Scores an episode in a temporary copy of a level buffer.
+    """Refuses a score that cannot be computed from the columns that Learners send.
 
-    Args:
-        trial: whose actor 0 plays the level.
-        level_id: that it plays.
-        actions: of the environment, if known.
-
-    Raises:
-        ValueError: a score that cannot be computed from the columns that Learners send.
+    Scores an episode in a temporary copy of a level buffer, whose actor 0 plays the level.
     """
     discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
@@ -178,16 +161,7 @@ def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_ou
 
     An error on an EnvRunner would have RLlib restart it without end.
 
-    Args:
-        config: whose environment it is.
-        level_ids: levels that are trained on.
-        held_out: levels that evaluation plays.
-
-    Returns:
-        Its action space.
-
-    Raises:
-        ValueError: an environment that ignores its level, is not fixed by it, or cannot play a held-out one.
+    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level; returns its action space.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(environment_maker(config)(), check=probes)

@@ -21,14 +21,9 @@ _STEPS = 10  # of each environment at a time, where an episode on each level is 
 
 
 class _Turns:
-    """Assigns levels to environments in turn, and keeps the return of the episode on each.
+    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
 
     Each environment has one level at a time: an episode that begins before the last one ended gets its level again.
-
-    Args:
-        levels: given in this order, and then again from the first.
-        first: place of the first that is given.
-        stride: from each place to the next.
     """
 
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
@@ -59,10 +54,7 @@ class _Turns:
         return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
 
     def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended since the last call: of these, returns, and levels that have none.
-
-        What was given after them is given again.
-        """
+        """Ends as many turns as episodes ended; returns their returns, and levels without. Later levels come again."""
         turns = range(self._start, self._start + len(self._returns))
         returns = [self._returns[turn] for turn in turns if turn in self._returns]
         late = [self._level(turn) for turn in turns if turn not in self._returns]
@@ -97,7 +89,7 @@ class LevelTest:
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
         """Returns the level of an episode that begins; the last one again if it was not played to its end."""
         if not (env.is_waiting or env.is_running or env.level_id is None):  # None: made anew
-            self._now.leave(env_index)  # it ended, though nobody may have noted its return
+            self._now.leave(env_index)  # it ended, though its return may be missing
         return self._now.begin(env_index)
 
     def note(self, env_index: int, value: float) -> None:
@@ -105,7 +97,7 @@ class LevelTest:
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Return of one episode on each of these levels, however long it is; where held-out ones stand, they go on.
+        """Returns of one episode on each of these levels, however long it is; the turns of held-out levels stay.
 
         Environments for which no level is left play some again until the others are done, which counts nowhere.
         """

@@ -52,7 +52,7 @@ class RemoteLevels:
         ray.get(self.actor.check.remote())
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
         return ray.get(self.actor.probabilities.remote())
 
     def played_levels(self) -> list[int]:
@@ -66,17 +66,17 @@ class RemoteLevels:
         return figures
 
     def report(self, lost_runners: list[int]) -> dict[str, float]:
-        """See :meth:`~rllib_ext.levels.server.LevelServer.report`."""
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
         figures: dict[str, float] = ray.get(self.actor.report.remote(lost_runners))
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
         state: dict[str, Any] = self.whole_state()["levels"]
         return state
 
     def whole_state(self) -> dict[str, Any]:
-        """See :meth:`~rllib_ext.levels.server.LevelServer.state`; saved in checkpoints."""
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
         state: dict[str, Any] = ray.get(self.actor.state.remote())
         return state
 

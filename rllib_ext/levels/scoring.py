@@ -121,7 +121,9 @@ def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
 
 
 class ScoredOnly:
-    """Replaces the ``update`` of a LearnerGroup: removes such episodes, and values them on one Learner.
+    """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients.
+
+    One Learner values them: new levels of robust PLR, children of ACCEL.
 
     Args:
         learner_group: of PPO.
@@ -130,11 +132,7 @@ class ScoredOnly:
 
     def __init__(self, learner_group: Any, server: Any) -> None:
         self._learner_group, self._server = learner_group, server
-        self._update = learner_group.update
-
-    def install(self) -> None:
-        """Replaces the method."""
-        self._learner_group.update = self.update
+        self._update, learner_group.update = learner_group.update, self.update
 
     def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
         """Updates the Learners with the other episodes; without any, nothing is learned.

@@ -69,7 +69,7 @@ class LevelServer:
             player: index of the EnvRunner, and of the environment on it.
             process: of the EnvRunner; another than before means that it was lost.
             episode_id: RLlib's.
-            instead_of: an episode that got a level and was never played: its level is this one's.
+            instead_of: an episode that was never played, whose level this one gets.
             broken_off: an episode that ended without being done.
         """
         if self._processes.setdefault(player[0], process) != process:
@@ -130,10 +130,7 @@ class LevelServer:
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
-        """Writes the state for a restart of this process; returns figures for a log.
-
-        Args:
-            lost_runners: EnvRunners that are gone.
+        """Gives up the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
 
         Raises:
             RuntimeError: levels could not be chosen.
@@ -155,7 +152,7 @@ class LevelServer:
         return figures | dict(self._episodes.counts) | {"restarts": self._restarts}
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:

@@ -97,11 +97,11 @@ def test_levels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_in_configs_of_earlier_versions_are_found(path: str) -> None:
     module, _, name = path.partition(":")
     found = pickle.loads(f"c{module}\n{name}\n.".encode())
-    assert found.__name__ in (name, "sync_recreated") and found.__module__.startswith("rllib_ext.")
+    assert found.__name__ in (name, "sync_recreated", "add_results") and found.__module__.startswith("rllib_ext.")
 
 
 def test_hooks_of_earlier_versions_are_replaced() -> None:
-    former = importlib.import_module("rllib_ext.clocks").add_clocks
+    former = importlib.import_module("rllib_ext.hooks").add_clocks
     config = rllib_ext.configure(dqn().callbacks(on_train_result=functools.partial(former)))
     (hook,) = config.callbacks_on_train_result
     assert hook.func.__name__ == "add_results"
