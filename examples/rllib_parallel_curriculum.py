@@ -2,7 +2,7 @@
 """A parallel curriculum with SAC in RLlib: one task for each EnvRunner, the scheduler in the replay buffer.
 
     python examples/rllib_parallel_curriculum.py           # 16,000 steps in a maze, about two minutes on two cores
-    python examples/rllib_parallel_curriculum.py --fast    # 800 steps, to see it run
+    python examples/rllib_parallel_curriculum.py --fast    # 800 steps on one EnvRunner, to see it run
     python examples/rllib_parallel_curriculum.py --scheduler UniformTasks
 
 Four EnvRunners push a ball through the same maze, starting at four distances from the goal; the reward is 1 there.
@@ -34,14 +34,18 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
     torch.set_num_threads(1)  # networks this small lose by more
-    total_steps, warmup_steps, batch_size = (800, 200, 32) if options.fast else (16_000, 1_000, 128)
+    total_steps, warmup_steps, batch_size, runners = (800, 200, 32, 1) if options.fast else (16_000, 1_000, 128, 4)
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         SACConfig()
         .environment("lightning_replay.envs:PointMazeTasks-UMaze-v0", env_config={"max_steps": 150})
-        .env_runners(num_env_runners=len(TASKS), rollout_fragment_length=4)
+        .env_runners(
+            num_env_runners=runners,
+            num_envs_per_env_runner=len(TASKS) // runners,
+            rollout_fragment_length=4,
+        )
         .training(
             replay_buffer_config=rllib_ext.replay_config(
                 "parallel_curriculum",

@@ -2,7 +2,7 @@
 """Prioritized Level Replay with PPO in RLlib: two EnvRunners of two environments each share one level buffer.
 
     python examples/rllib_plr_ppo.py              # 40,000 steps in small mazes, a few minutes on two cores
-    python examples/rllib_plr_ppo.py --fast       # 3,000 steps, to see it run
+    python examples/rllib_plr_ppo.py --fast       # 3,000 steps on one EnvRunner, to see it run
     python examples/rllib_plr_ppo.py --uniform    # each maze with the same chance, for comparison
 
 A level is the seed of a maze: how full of walls it is, where one starts and where the goal lies. Before every episode
@@ -88,15 +88,15 @@ def main() -> None:
     torch.set_num_threads(1)  # networks this small lose by more
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    train(options.uniform, *((3_000, 600, 2) if options.fast else (40_000, 2_000, 8)))
+    train(options.uniform, *((3_000, 600, 2, 1, 20) if options.fast else (40_000, 2_000, 8, 2, 50)))
     ray.shutdown()
 
 
-def train(uniform: bool, total_steps: int, batch_size: int, epochs: int) -> None:
+def train(uniform: bool, total_steps: int, batch_size: int, epochs: int, runners: int, evaluated: int) -> None:
     config = (
         PPOConfig()
         .environment(Maze)
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=2)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=4 // runners)
         .training(
             gamma=DISCOUNT,
             lambda_=GAE_LAMBDA,
@@ -107,7 +107,7 @@ def train(uniform: bool, total_steps: int, batch_size: int, epochs: int) -> None
             num_epochs=epochs,
         )
         .rl_module(model_config={"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"})
-        .evaluation(evaluation_interval=total_steps // batch_size // 5, evaluation_duration=50)
+        .evaluation(evaluation_interval=total_steps // batch_size // 5, evaluation_duration=evaluated)
         .fault_tolerance(restart_failed_env_runners=True)
         .debugging(seed=0, log_level="ERROR")
     )

@@ -2,7 +2,7 @@
 """RLlib's DQN on Atari frames from a small buffer that keeps what is surprising, each frame stored once.
 
 python examples/rllib_surprise_retention.py                     # 100,000 steps of Breakout, rows for 10,000: hours
-python examples/rllib_surprise_retention.py --fast              # 1,000 steps, to see it run
+python examples/rllib_surprise_retention.py --fast              # 500 steps on one EnvRunner, to see it run
 python examples/rllib_surprise_retention.py --recipe uniform    # first in, first out, to compare
 
 A full buffer gives up the row of the lowest surprise times on-policyness, and refuses a newcomer that is itself lowest.
@@ -26,13 +26,13 @@ NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "head_fcnet_hidd
 TINY = {"conv_filters": [[8, 8, 4], [16, 4, 2]], "head_fcnet_hiddens": [64]}
 
 
-def make_config(recipe: str, game: str, steps: int, capacity: int, network: dict[str, Any]) -> DQNConfig:
+def make_config(recipe: str, game: str, steps: int, capacity: int, network: dict[str, Any], runners: int) -> DQNConfig:
     options = {"surprise_retention": {"priority_exponent": 0.5, "q_inverse_temperature": 1.0}}.get(recipe, {})
     config = (
         DQNConfig()
         # uint8 [4, 84, 84]; an episode is a life, and rewards are clipped
         .environment("lightning_replay.envs:Atari-v0", env_config={"game": game})
-        .env_runners(num_env_runners=2)
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=2 // runners)
         .training(
             replay_buffer_config=rllib_ext.replay_config(recipe, capacity=capacity, frame_stack=4, **options),
             n_step=5,  # formed before rows are stored, where they are kept by importance
@@ -58,10 +58,10 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run of a tiny network")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    steps, capacity, network = (1_000, 300, TINY) if options.fast else (100_000, 10_000, NATURE)
+    steps, capacity, network, runners = (500, 150, TINY, 1) if options.fast else (100_000, 10_000, NATURE, 2)
 
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    algorithm = make_config(options.recipe, options.game, steps, capacity, network).build_algo()
+    algorithm = make_config(options.recipe, options.game, steps, capacity, network, runners).build_algo()
     replay = algorithm.local_replay_buffer.replay
     print("env_steps  return  stored  admitted  refused  frames/row  bytes/row")
     env_steps = 0

@@ -2,7 +2,7 @@
 """Ray Tune searches a learning rate and a replay option for DQN on CartPole, with early stopping by ASHA.
 
     python examples/rllib_tune.py           # 8 trials of at most 10,000 environment steps
-    python examples/rllib_tune.py --fast    # 3 trials of at most 400, to see it run
+    python examples/rllib_tune.py --fast    # 2 trials of at most 400, to see it run
 
 ASHA compares trials after equal numbers of environment steps and stops those that are behind (Li et al. 2020,
 https://arxiv.org/abs/1810.05934). Each trial is a process of its own, and its checkpoint holds its replay buffer: the
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="few and short trials")
     parser.add_argument("--directory", type=Path, default=Path("runs/rllib_tune"))
     options = parser.parse_args()
-    trials, steps, warmup_steps = (3, 400, 100) if options.fast else (8, 10_000, 500)
+    trials, steps, warmup_steps = (2, 400, 100) if options.fast else (8, 10_000, 500)
 
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)  # trials that run at once
     config = make_config(steps // 4, warmup_steps)

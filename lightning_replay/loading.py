@@ -12,7 +12,7 @@ from lightning_replay.checkpoint.replay import MANIFEST, read_replay
 from lightning_replay.replay import Replay
 from lightning_replay.saving.serialization import MALFORMED, DamagedFileError
 from lightning_replay.saving.spec import NotRebuildableError, build
-from lightning_replay.storage.packed import MissingDeviceError
+from lightning_replay.storage.devices import MissingDeviceError
 from lightning_replay.validation import check_kind, checked_entries
 
 

@@ -16,6 +16,7 @@ Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
+from lightning_replay.seeded import Seeded
 
 __all__ = [
     "BufferHooks",
@@ -34,6 +37,7 @@ __all__ = [
     "ReplayTransform",
     "ReplayWriter",
     "SamplerHooks",
+    "Seeded",
     "WriterHooks",
     "declared_sampler",
     "declared_writer",
@@ -129,6 +133,7 @@ class WriterHooks(Drawing):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` takes for this writer.
+    checks_rows: bool = False  #: Whether :meth:`insert` has the storage check all rows before it changes anything.
     may_refuse: bool = False  #: Whether rows are left out that a storage has room for.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
@@ -202,7 +207,19 @@ class ReplayTransform(Drawing, Transform):
         """Forgets the rows kept back; called when the buffer is emptied."""
 
 
-class ReplaySampler(SamplerHooks, Sampler):
+class _Saved:
+    """A part that is written to a directory by itself, as TorchRL's buffers do it."""
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes ``state_dict()`` into the directory ``path``."""
+        write_state(path, self.state_dict(), of=type(self).__name__)  # type: ignore[attr-defined]
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        load_state(path, self.load_state_dict)  # type: ignore[attr-defined]
+
+
+class ReplaySampler(_Saved, SamplerHooks, Sampler):
     """Draws slots; base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
@@ -211,7 +228,7 @@ class ReplaySampler(SamplerHooks, Sampler):
     """
 
 
-class ReplayWriter(WriterHooks, Writer):
+class ReplayWriter(_Saved, WriterHooks, Writer):
     """Stores rows and chooses which ones leave; base class of the writers of this library.
 
     A subclass defines TorchRL's ``extend(data)`` for rows ``[N]``, which writes into ``self._storage``, calls
@@ -222,6 +239,11 @@ class ReplayWriter(WriterHooks, Writer):
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         return _last_rows(self.extend(data), data.shape[0])
+
+    def add(self, data: TensorDictBase) -> Any:
+        """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
+        index = self.extend(data.unsqueeze(0))
+        return int(index) if index.numel() else -1
 
 
 class _TorchRLSampler(SamplerHooks):

@@ -1,177 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD errors checked before any part takes them, and counted."""
+"""TD errors, priorities and the rows they belong to, validated: the one place where what is fed back is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.storage.packed import PackedStorage, occupancy_of
+
+def magnitudes(td_error: Tensor) -> Tensor:
+    """Returns ``|δ|``, float32 ``[B]``, of signed TD errors ``[B]`` or ``[B, 1]``."""
+    return td_error.reshape(-1).abs().to(torch.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Feedback that no part refuses.
+def given_priority(td_error: Tensor, count: int) -> Tensor:
+    """Magnitudes, float32 ``[N]``, of the TD errors that came with ``count`` new rows.
 
-    Attributes:
-        index: int64 ``[B]`` or ``[B, 2]``, -1 where the row has left since.
-        magnitude: float32 ``[B]``.
-        num_late: rows of the batch that have left.
+    Raises:
+        ValueError: NaN or infinite ones, or another number of them than of rows.
     """
+    if td_error.numel() != count:
+        raise ValueError(
+            f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
+            "Nothing was stored"
+        )
+    magnitude = magnitudes(real_numbers("td_error", td_error, "Nothing was stored"))
+    if not bool(magnitude.isfinite().all()):
+        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"the TD errors given with rows {rows[:10]} are NaN or infinite. Nothing was stored; leave the column "
+            "out, or pass update_priority=False"
+        )
+    return magnitude
 
-    index: Tensor
-    magnitude: Tensor
-    num_late: int
 
+def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
+    """Refuses TD errors that are not finite and slots that hold nothing.
 
-class Feedback:
-    """Checks TD errors on their way to the sampler, drops late ones, and counts them."""
-
-    def __init__(self) -> None:
-        self.draws_since_update = 0
-        self.last_index: Tensor | None = None
-        self.received = 0
-        self._late = 0
-
-    def check(
-        self,
-        index: Tensor,
-        td_error: Tensor | None,
-        generation: Tensor | None,
-        storage: Storage,
-        *,
-        sampler_checks: bool,
-    ) -> Checked:
-        """Returns rows that still hold what was drawn, and the magnitudes of their TD errors; changes nothing.
-
-        Args:
-            index: int64 ``[B]`` or ``[B, 2]``.
-            td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
-            generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` to trust the index.
-            storage: where the rows are.
-            sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
-        """
-        index = torch.as_tensor(index, device=storage.device)
-        magnitude = self._magnitude(index, td_error, storage)
-        if generation is None or not isinstance(storage, PackedStorage):
-            self.check_values(index, magnitude, len(storage))
-            return _without(index, magnitude, _released(storage, index))
-        if not sampler_checks:
-            self.check_values(index, magnitude, storage.capacity)
-        generation = torch.as_tensor(generation, device=storage.device)
-        slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
-        if slots.shape != generation.shape:
-            raise ValueError(
-                f"generation must be the batch's own, of shape {list(slots.shape)}; got {list(generation.shape)}. "
-                "No priority was changed"
-            )
-        try:
-            late = storage.generation_of(slots) != generation
-            released = _released(storage, slots)
-        except IndexError:
-            self.check_values(index, magnitude, len(storage))
-            raise
-        late = late if released is None else late | released
-        if not bool(late.any()):
-            return Checked(index, magnitude, 0)
-        # Not the length: slots emptied since hold nothing and are late like those written since.
-        self.check_values(index, magnitude, storage.capacity)
-        return _without(index, magnitude, late)
-
-    def count(self, checked: Checked) -> None:
-        """Counts an update that every part has taken."""
-        self.draws_since_update = 0
-        self.received += checked.index.shape[0]
-        self._late += checked.num_late
-
-    @staticmethod
-    def _magnitude(index: Tensor, td_error: Tensor | None, storage: Storage) -> Tensor:
-        if index.dtype != torch.int64 or index.ndim not in (1, 2):
-            raise ValueError(
-                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
-            )
-        if td_error is None:
-            return torch.zeros(index.shape[0], device=index.device)
-        td_error = td_error.to(storage.device)
-        if td_error.numel() != index.shape[0]:
-            raise ValueError(
-                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
-                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
-            )
-        return _magnitude(td_error)
-
-    @staticmethod
-    def given_priority(td_error: Tensor, count: int) -> Tensor:
-        """Magnitudes, float32 ``[N]``, of the TD errors that came with ``count`` new rows.
-
-        Raises:
-            ValueError: NaN or infinite ones, or another number of them than of rows.
-        """
-        if td_error.numel() != count:
-            raise ValueError(
-                f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
-                "Nothing was stored"
-            )
-        magnitude = _magnitude(real_numbers("td_error", td_error, "Nothing was stored"))
-        if not bool(magnitude.isfinite().all()):
-            rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
-            raise ValueError(
-                f"the TD errors given with rows {rows[:10]} are NaN or infinite. Nothing was stored; leave the column "
-                "out, or pass update_priority=False"
-            )
-        return magnitude
-
-    def forget(self) -> None:
-        """Drops what refers to drawn rows, which are gone; the counts stay."""
-        self.draws_since_update = 0
-        self.last_index = None
-
-    @staticmethod
-    def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
-        """Refuses TD errors that are not finite and slots that hold nothing.
-
-        Raises:
-            ValueError, IndexError: with what was given; nothing has been changed.
-        """
-        if index.numel() == 0:
-            return
-        # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
-        if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
-            rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
-            raise ValueError(
-                f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
-                "Look for a diverging loss before this update"
-            )
-        lowest, highest = torch.aminmax(index)
-        if int(lowest) < 0 or int(highest) >= length:
-            raise IndexError(
-                f"index must lie in 0..{length - 1}, the rows stored; got {int(lowest)}..{int(highest)}. "
-                "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
-            )
-
-    def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
-        """Counts, and ages of the rows of the last batch in transitions written since."""
-        stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
-        ages = None if self.last_index is None else age_of(self.last_index)
-        if ages is not None:
-            stats["drawn_age_mean"] = float(ages.float().mean())
-            stats["drawn_age_max"] = float(ages.max())
-        return stats
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters."""
-        return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
-        self.received, self._late = state_dict["received"], state_dict["late"]
-        self.draws_since_update = state_dict["draws_since_update"]
-        self.last_index = None
+    Raises:
+        ValueError, IndexError: with what was given; nothing has been changed.
+    """
+    if index.numel() == 0:
+        return
+    # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
+    if not bool(magnitude.sum(dtype=torch.float64).isfinite()):
+        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+        raise ValueError(
+            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
+            "Look for a diverging loss before this update"
+        )
+    lowest, highest = torch.aminmax(index)
+    if int(lowest) < 0 or int(highest) >= length:
+        raise IndexError(
+            f"index must lie in 0..{length - 1}, the rows stored; got {int(lowest)}..{int(highest)}. "
+            "No priority was changed. Pass the 'index' of a batch drawn from this buffer"
+        )
 
 
 def row_numbers(name: str, value: Any, accepted: str) -> Tensor:
@@ -219,21 +105,76 @@ def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     return tensor
 
 
-def _magnitude(td_error: Tensor) -> Tensor:
-    return td_error.reshape(-1).abs().to(torch.float32)
+def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
+    """Slots as contiguous int64 ``[n]`` on ``device``.
+
+    Args:
+        index: int, ``[n]``, or for a storage of d dimensions ``[n, d]`` or a tuple of d tensors ``[n]``.
+        device: of the result.
+        storage: whose shape flattens an index of several dimensions; a row with a negative entry becomes -1.
+    """
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(axis) for axis in index], -1)
+    index = torch.as_tensor(index, device=device)
+    if index.dtype is not torch.int64:
+        if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool):
+            raise TypeError(f"index is {index.dtype}; slots must be integers, as in batch['index']")
+        index = index.to(torch.int64)
+    if index.ndim == 1:
+        return index.contiguous()
+    if index.ndim == 0:
+        return index.reshape(1)
+    shape = (1,) if storage is None or storage.ndim == 1 else tuple(storage.shape)
+    if index.ndim != 2 or index.shape[1] != len(shape):
+        raise ValueError(
+            f"index has shape {list(index.shape)}; a storage of {len(shape)} dimension(s) is indexed by [n] slots"
+            + (f" or [n, {len(shape)}] coordinates" if len(shape) > 1 else ", one per priority")
+        )
+    if len(shape) == 1:
+        return index.reshape(-1)
+    flat, is_outside = torch.zeros_like(index[:, 0]), (index < 0).any(-1)
+    for axis, size in enumerate(shape):
+        flat = flat * size + index[:, axis]
+    return flat.masked_fill(is_outside, -1)
 
 
-def _released(storage: Storage, slots: Tensor) -> Tensor | None:
-    """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
-    drawable = occupancy_of(storage).drawable(slots)
-    return None if drawable is None else ~drawable
+def matching_priority(priority: Any, index: Tensor) -> Tensor:
+    """Priorities as contiguous float32 ``[n]`` beside ``index``; one number stands for all."""
+    priority = torch.as_tensor(priority, device=index.device).detach()
+    if priority.is_complex():
+        raise TypeError(f"priority is {priority.dtype}; it must be real, the magnitudes of TD errors")
+    priority = priority.to(torch.float32)
+    if priority.shape == index.shape:
+        return priority.contiguous()
+    if priority.numel() == index.numel() and priority.ndim <= 2:
+        return priority.reshape(-1)
+    if priority.numel() == 1:
+        return priority.reshape(1).repeat(index.numel())
+    raise ValueError(
+        f"{priority.numel()} priorities of shape {list(priority.shape)} for {index.numel()} slots; give one number, "
+        "or [n] or [n, 1] with one per slot"
+    )
 
 
-def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:
-    """Returns ``index`` with -1, which samplers skip, in place of late rows."""
-    if late is None:
-        return Checked(index, magnitude, 0)
-    if late.ndim < index.ndim:
-        late = late.unsqueeze(1).expand_as(index)
-    rows = late if late.ndim == 1 else late[:, 0]
-    return Checked(torch.where(late, -1, index), magnitude, int(rows.sum()))
+def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | None) -> Exception:
+    """The error for the first entry that is not sound; says what it is, what is accepted and what to do."""
+    if priority is not None:
+        refused = (~(torch.isfinite(priority) & (priority >= 0))).nonzero()
+        if refused.numel():
+            first = int(refused[0])
+            return ValueError(
+                f"priority is {float(priority[first])} at position {first}; priorities must be finite and >= 0. "
+                "Give magnitudes of TD errors; nothing was changed."
+            )
+    outside = ((index < -1) | (index >= limit)).reshape(-1).nonzero()
+    if outside.numel():
+        first = int(outside[0])
+        slot = int(index.reshape(-1)[first])
+        what = f"the sampler has {limit} slots" if stored is None or stored > limit else f"{stored} rows are stored"
+        return IndexError(
+            f"index is {slot} at position {first}, but {what}; accepted are 0 to {limit - 1}, and -1 to skip. "
+            "Give batch['index'], and build the sampler with the capacity of its storage; nothing was changed."
+        )
+    return ValueError(
+        "a priority raised to priority_exponent does not fit float32; give smaller priorities. Nothing was changed."
+    )

@@ -21,13 +21,15 @@ from lightning_replay.argument_names import method_for, with_named_arguments
 from lightning_replay.checkpoint.replay import SavedReplay
 from lightning_replay.episodes.running import newest_running
 from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.late_updates import Feedback
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
-from lightning_replay.priority_updates import Feedback, real_numbers, row_generations, row_numbers
+from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import EntryState, PackedStorage, device_of, occupancy_of
+from lightning_replay.storage.access import device_of, occupancy_of
+from lightning_replay.storage.packed import EntryState, PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
@@ -327,8 +329,10 @@ class Replay(BufferHooks, SavedReplay):
         self._sampler_hooks.check_rows(rows)
         if self._episodes is not None:
             self._episodes.check_rows(rows)
-        if self._packed is None:  # which checks them beside their layout
+        if self._packed is None:
             self._check_columns(rows)
+        elif not self._writer_hooks.checks_rows:
+            self._packed.checked_values(rows)
         if first_rows and len(self._transforms):
             self._try_transforms(rows)
         self.last_insertion = index, stored = self._writer_hooks.insert(rows)
@@ -359,7 +363,7 @@ class Replay(BufferHooks, SavedReplay):
         td_error = rows.get(self.priority_key, None)
         if td_error is None:
             return None
-        priority = self._feedback.given_priority(td_error, rows.shape[0])
+        priority = given_priority(td_error, rows.shape[0])
         self._sampler_hooks.check_priority(priority)
         return priority
 
@@ -535,7 +539,7 @@ class Replay(BufferHooks, SavedReplay):
                 try:
                     self._sampler.update_priority(checked.index, checked.magnitude, storage=self._storage)
                 except (ValueError, IndexError):
-                    self._feedback.check_values(checked.index, checked.magnitude, len(self._storage))  # names what
+                    check_values(checked.index, checked.magnitude, len(self._storage))  # names what
                     raise
             if needs_feedback:
                 writer.update_priority(checked.index, feedback, both=sampler.update_partners)

@@ -17,8 +17,8 @@ from lightning_replay.analysis.plotting import make_figure, save_figure
 from lightning_replay.loading import load_replay
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
+from lightning_replay.storage.access import read_columns
 from lightning_replay.storage.frames.storage import FrameStorage
-from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.validation import check_kind, check_option, checked_choice, checked_count
 

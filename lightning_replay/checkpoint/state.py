@@ -13,10 +13,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.late_updates import Feedback
 from lightning_replay.locking import LockedReplay
 from lightning_replay.memory import free_bytes
 from lightning_replay.parts import declared_sampler, declared_writer
-from lightning_replay.priority_updates import Feedback
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind

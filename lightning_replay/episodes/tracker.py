@@ -12,14 +12,10 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.links import (
-    EpisodeLinks,
-    bootstrap_discounts,
-    n_step_returns,
-    trajectory_name,
-    trajectory_of,
-)
-from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
+from lightning_replay.episodes.links import EpisodeLinks, trajectory_name, trajectory_of
+from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
+from lightning_replay.storage.access import device_of, occupancy_of, read_columns, stored_before
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_count, checked_share
 
 

@@ -16,7 +16,7 @@ from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.episodes.tracker import read_trajectory, require_one_each
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import read_columns
+from lightning_replay.storage.access import read_columns
 from lightning_replay.validation import checked_key
 
 

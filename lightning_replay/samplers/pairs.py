@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.parts import ReplaySampler, declared_sampler
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
+from lightning_replay.storage.access import device_of, occupancy_of, stored_before
 from lightning_replay.validation import check_kind, checked_flag
 
 
@@ -228,14 +226,6 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     def load_learned_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`learned_state` returned."""
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)
 
     @property
     def _rng(self) -> torch.Generator:

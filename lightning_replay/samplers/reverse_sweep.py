@@ -18,7 +18,7 @@ from lightning_replay.episodes.tracker import require_one_each
 from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import read_columns, stored_before
+from lightning_replay.storage.access import read_columns, stored_before
 from lightning_replay.validation import checked_key, checked_share
 
 

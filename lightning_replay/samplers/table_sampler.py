@@ -13,11 +13,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
-from lightning_replay.samplers.validation import flat_index, matching_priority, refusal
 from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import occupancy_of
+from lightning_replay.storage.access import occupancy_of
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.schedules import Schedule, checked_schedule
 
 
@@ -78,11 +75,3 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
 
     def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
         """Nothing to do: :meth:`mark_update` came first."""
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.parts import ReplaySampler
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import device_of, occupancy_of
+from lightning_replay.storage.access import device_of, occupancy_of
 
 
 @recorded
@@ -71,11 +69,3 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up the draws where :meth:`state_dict` was read."""
         self.set_generator_state(state_dict["generator"])
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)

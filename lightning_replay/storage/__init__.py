@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from lightning_replay.storage.access import occupancy_of
 from lightning_replay.storage.packed import PackedStorage
 
-__all__ = ["PackedStorage"]
+__all__ = ["PackedStorage", "occupancy_of"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it."""
+"""Transitions as packed rows of bytes: one gather per batch, every leaf a view of it.
+
+Longer than other files because rows are written, read, saved and restored through the same few arrays.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,12 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.memory import allocate_rows
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage import forking
+from lightning_replay.storage.devices import check_present, checked_device
+from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
 from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
@@ -37,7 +38,7 @@ class EntryState(NamedTuple):
 
 
 @recorded
-class PackedStorage(LazyTensorStorage):
+class PackedStorage(ForkableStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
     A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
@@ -64,7 +65,6 @@ class PackedStorage(LazyTensorStorage):
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
-    fork_rank = 1  # buffers hold their locks while they write here
     chosen_when_loaded = ("memmap",)  # a save of another machine's does not decide where files are made
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
@@ -75,7 +75,7 @@ class PackedStorage(LazyTensorStorage):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
         if memmap is not None and kind != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
-        _check_present(known)
+        check_present(known)
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
@@ -97,63 +97,12 @@ class PackedStorage(LazyTensorStorage):
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()
 
-    def _begin_life(self) -> None:
-        """Sets what belongs to this object in this process alone: a lock, and what a fork changes."""
-        self.snapshots = Snapshots()
-        self._shared_writes = None if self._memmap is None else forking.SharedWrites()
-        self._refusal: str | None = None
-        self._is_held = False
-        forking.register(self)
-
-    def before_fork(self) -> None:
-        """Called in the thread that forks: waits until no row is half-written."""
-        self._is_held = forking.acquired(self.snapshots.lock)
-        if self._shared_writes is not None:
-            self._shared_writes.before_fork()
-
-    def after_fork(self, *, in_child: bool) -> None:
-        """Called in parent and child after a fork."""
-        if self._is_held:
-            self.snapshots.lock.release()
-        if in_child:
-            self.snapshots = Snapshots()  # those who read the open ones are in the parent
-            if not self._is_held:
-                self._refusal = (
-                    f"this process was forked while another thread was writing into this {type(self).__name__}, whose "
-                    "rows are half-written here. Fork when nobody writes, or build a storage in this process"
-                )
-            elif self._shared_writes is not None and self._rows is not None:
-                self._shared_writes.forked()
-                self._refusal = (
-                    f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
-                    "parent, so they cannot be written here; nothing was changed. Write in the parent, or build a "
-                    "storage in this process"
-                )
-
-    def check_read(self) -> None:
-        """Refuses what was just read from rows that another process may have changed meanwhile.
-
-        Raises:
-            RuntimeError: this is a forked process, and the parent has written into the file since.
-        """
-        if self._shared_writes is not None and self._shared_writes.came_since:
-            raise RuntimeError(
-                f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
-                "which has written into it since the fork: what is read here is of no one moment. Save the buffer in "
-                "the parent and load it here, or fork when nothing is written any more"
-            )
-
-    def check_writable(self) -> None:
-        """Refuses to write where that would change another process's rows.
-
-        Raises:
-            RuntimeError: this is a forked process, and the rows are the parent's.
-        """
-        if self._refusal is not None:
-            raise RuntimeError(self._refusal)
-
     def __len__(self) -> int:
         return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call
+
+    @property
+    def _has_rows(self) -> bool:
+        return self._rows is not None
 
     @property
     def nbytes(self) -> int:
@@ -560,80 +509,6 @@ class PackedStorage(LazyTensorStorage):
 
     def __repr__(self) -> str:
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
-
-
-class MissingDeviceError(ValueError):
-    """A device that this machine, or torch as it is installed, does not have."""
-
-
-def checked_device(device: Any) -> torch.device:
-    """Returns a device of torch that keeps data.
-
-    Raises:
-        TypeError: no device and no name of one.
-        ValueError: an unknown name, or a device without data.
-    """
-    if not isinstance(device, str | torch.device):
-        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
-    try:
-        known = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
-    if known.type == "meta":
-        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
-    return known
-
-
-def _check_present(device: torch.device) -> None:
-    """Refuses a CUDA device that is not there: torch would raise an ``AssertionError``, or fail at the first rows."""
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise MissingDeviceError(
-                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
-                "torch that supports the GPU of this machine"
-            )
-
-
-def occupancy_of(storage: Storage) -> Occupancy:
-    """Returns which slots hold a row; of TorchRL's storages all below the length."""
-    return storage.occupancy if isinstance(storage, PackedStorage) else FirstSlots(len(storage))
-
-
-def device_of(storage: Storage) -> torch.device | None:
-    """Returns the device of the rows; ``None`` where a storage of TorchRL has none, or not yet."""
-    device = getattr(storage, "device", None)  # a list of rows has none, and "auto" is no device
-    return device if isinstance(device, torch.device) else None
-
-
-def stored_before(storage: Storage, new: Tensor) -> Tensor:
-    """Slots that held a row before those in ``new``, int64 ``[N]``, were written; ascending, on the device of these."""
-    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
-    earlier[occupancy_of(storage).slots().to(new.device)] = True
-    earlier[new] = False
-    return earlier.nonzero().squeeze(1)
-
-
-def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
-    """Single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
-
-    Raises:
-        KeyError: a key is not stored; the message names the stored ones.
-    """
-    packed = isinstance(storage, PackedStorage)
-    everything = storage.all_rows if packed else storage.get(slice(0, len(storage)))
-    if not isinstance(everything, TensorDictBase):
-        raise TypeError(
-            f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
-        )
-    columns = []
-    for key in keys:
-        column = storage.column(key, index) if packed else everything.get(key, None)
-        if column is None:
-            stored = list(everything.keys(include_nested=True, leaves_only=True))
-            raise KeyError(f"no column {key!r} is stored; stored are {stored}")
-        columns.append(column if packed else column[index])
-    return columns
 
 
 def _as_slots(cursor: Any, capacity: int) -> slice | Tensor:

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks, bootstrap_discounts, n_step_returns, trajectory_of
+from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
+from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
 from lightning_replay.episodes.tracker import require_columns
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.parts import Insertion, ReplayWriter
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -31,6 +29,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
     """
 
+    checks_rows = True
     keeps_order = True
     _cursor: int
     _write_count: int
@@ -130,11 +129,3 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Takes over what :meth:`state_dict` gave."""
         self._cursor = state_dict["cursor"] % self._storage.max_size
         self._write_count = state_dict["write_count"]
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)

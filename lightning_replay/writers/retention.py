@@ -7,7 +7,6 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
 from lightning_replay.retention.index import RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -73,6 +71,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         [[0], [1], [], [1]]
     """
 
+    checks_rows = True
     may_refuse = True
     _write_count: int
     set_again = ("initial_surprise",)
@@ -244,11 +243,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def _admits_all(self) -> bool:
         return self.always_admit or self.rule.always_admits
 
-    def add(self, data: TensorDictBase) -> int:
-        """Offers one transition of batch size ``[]``; its slot, or -1 where it was refused."""
-        index = self.extend(data.unsqueeze(0))
-        return int(index) if len(index) else -1
-
     def _first_factors(self, data: TensorDictBase) -> Factors:
         """Surprise (NaN where unknown) and on-policyness of new rows, or the priority that the rule gives them."""
         count = data.shape[0]
@@ -378,11 +372,3 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 "the saved buffer asked a function for the surprise of new rows, and this one has none: they get the "
                 "largest priority seen until replay.writer.initial_surprise is set"
             )
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import ReplayWriter, declared_sampler
-from lightning_replay.saving import load_state, write_state
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import Column
@@ -33,6 +31,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         tables: where the slots are kept.
     """
 
+    checks_rows = True
     tables: Tables
 
     def __init__(self, tables: Tables) -> None:
@@ -72,10 +71,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     @abstractmethod
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
-
-    def add(self, data: TensorDictBase) -> int:
-        """Writes one transition of batch size ``[]``; see :meth:`extend`."""
-        return int(self.extend(data.unsqueeze(0)))
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> None:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
@@ -138,14 +133,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Takes over what :meth:`state_dict` gave."""
         self.tables.load_state_dict(state_dict["tables"])
         self._write_count = int(state_dict.get("write_count", self.tables.rows_written))  # early saves have none
-
-    def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)
 
 
 def _refuse_other_samplers(sampler: Any, writer: TableWriter) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.samplers.pairs import PairSampler
-from lightning_replay.storage.packed import read_columns
+from lightning_replay.storage.access import read_columns
 from rllib_ext.episodes.columns import Columns
 
 if TYPE_CHECKING:

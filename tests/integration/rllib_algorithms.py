@@ -66,6 +66,7 @@ def small(algorithm: type[AlgorithmConfig], env: Any, recipe: str, **options: An
         )
         .rl_module(model_config=SMALL)
         .reporting(min_sample_timesteps_per_iteration=40, min_time_s_per_iteration=0)
+        .debugging(log_sys_usage=False)  # its thread sleeps, and stop() waits for it
     )
 
 

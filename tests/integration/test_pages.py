@@ -12,11 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORTER = {  # the same code, fewer environment steps and EnvRunners
+SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners
     "env_steps=6_000": "env_steps=1_050",
     "env_steps=6_200": "env_steps=1_100",
+    "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
+    "num_env_runners=2, num_envs_per_env_runner=2": "num_env_runners=0, num_envs_per_env_runner=2",
     "num_env_runners=2": "num_env_runners=1",
-    "learners(num_learners=2)": "learners(num_learners=2).training(num_steps_sampled_before_learning_starts=80)"
+    "config.copy(copy_frozen=False)": "config.copy(copy_frozen=False).env_runners(num_env_runners=0)",
+    "learners(num_learners=2)": "learners(num_learners=1).training(num_steps_sampled_before_learning_starts=80)"
     ".reporting(min_sample_timesteps_per_iteration=100)",
 }
 
@@ -56,16 +59,11 @@ def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), NEEDS_RAY, ids=lambda value: value.splitlines()[0])
+@pytest.mark.usefixtures("shared_ray")
 def test_the_rllib_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as of a script in the folder
-    ray.shutdown()  # the page starts its own
-    try:
-        _run(name, code)
-    finally:
-        ray.shutdown()
+    _run(name, code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

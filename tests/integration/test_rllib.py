@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
 
 CONFIGS = {
-    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=2),
+    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=1),
     "dqn_n_step": lambda: small(DQNConfig, "CartPole-v1", "uniform", layout="rows").training(n_step=(1, 3)),
     "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4).learners(num_learners=1),
     "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
@@ -79,8 +79,8 @@ def test_config_seed_decides_the_draws() -> None:
         algorithm.stop()
         return state
 
-    assert torch.equal(generator_state(3), generator_state(3))
-    assert not torch.equal(generator_state(3), generator_state(4))
+    state = generator_state(3)
+    assert torch.equal(generator_state(3), state) and not torch.equal(generator_state(4), state)
 
 
 def test_tune_runs_the_config(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ class ScaleRewards(ConnectorV2):
 
 
 CONFIGS = {
-    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized").training(n_step=(1, 3)).learners(num_learners=2),
+    "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized").training(n_step=(1, 3)),
     "sac": lambda: (
         small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4)
         .env_runners(num_env_runners=1)
-        .learners(num_learners=2)
+        .learners(num_learners=1)
     ),
     "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
 }
@@ -66,10 +66,16 @@ def test_two_iterations(name: str) -> None:
     buffer = algorithm.local_replay_buffer
     assert algorithm.results_seen == 2
     algorithm.stop()
+    check_figures(config, buffer, result)
+
+
+def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
+    """Asserts that steps, rows, updates and priorities add up in the last result."""
+    drawn_for_an_update = config.train_batch_size_per_learner * max(config.num_learners, 1)
     assert buffer.num_learners == config.num_learners
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
     assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"] == len(buffer)
-    assert result["num_updates_lifetime"] == buffer.get_sampled_timesteps() / (16 * max(config.num_learners, 1)) > 1
+    assert result["num_updates_lifetime"] == buffer.get_sampled_timesteps() / drawn_for_an_update > 1
     learner = result["learners"]["default_policy"]
     assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
     if buffer.replay.is_prioritized:
@@ -78,19 +84,20 @@ def test_two_iterations(name: str) -> None:
     assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
 
 
-@pytest.mark.parametrize("num_learners", [0, 2])
-def test_every_td_error_reaches_its_row(num_learners: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(DQNConfig, Counting, "prioritized")
-    config.learners(num_learners=num_learners, learner_class=EchoLearner).training(train_batch_size_per_learner=25)
+@pytest.mark.parametrize(("num_learners", "n_step"), [(0, 1), (2, (1, 3))])
+def test_every_td_error_reaches_its_row(num_learners: int, n_step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(DQNConfig, Counting, "prioritized").training(n_step=n_step, train_batch_size_per_learner=25)
+    config.learners(num_learners=num_learners, learner_class=EchoLearner)
     algorithm = rllib_ext.configure(config).build_algo()
     buffer = algorithm.local_replay_buffer
     home = watch_td_errors(algorithm, monkeypatch)
     for layout in ("flagged", "blocks", "rows"):
         home.clear()
         buffer.use_layout(layout)
-        trained(algorithm)
+        result = trained(algorithm)
         assert len(home) >= 25 * 20 and all(home), layout
         assert buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean() > 0.4
+        check_figures(config, buffer, result)
     algorithm.stop()
 
 

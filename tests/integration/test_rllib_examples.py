@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of the RLlib integration and its command line, shortened, as a user starts them."""
+"""The examples of the RLlib integration and its command line, shortened."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-
-
-def run(folder: Path, example: str, *arguments: str) -> list[str]:
-    """The lines an example prints with ``--fast``, started in ``folder``."""
-    return printed(folder, str(ROOT / "examples" / example), "--fast", *arguments)
 
 
 def printed(folder: Path, *command: str) -> list[str]:
@@ -43,14 +39,14 @@ def rows(lines: list[str], header: str) -> list[list[str]]:
     return [line.split() for line in lines[start + 1 :] if re.match(r" *[a-z_0-9.]+ +[-\d.nan]+ ", line)]
 
 
-def test_sac_with_neighborhood_mixup(tmp_path: Path) -> None:
-    lines = run(tmp_path, "rllib_sac_nmer.py")
+def test_sac_with_neighborhood_mixup(run_example: Any) -> None:
+    lines = run_example("rllib_sac_nmer.py")
     table = rows(lines, "env_steps  return  stored  drawn")
     assert len(table) == 10 and [table[-1][0], table[-1][2]] == ["100", "100"] and int(table[-1][3]) >= 80 * 32
 
 
-def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(tmp_path: Path) -> None:
-    lines = run(tmp_path, "rllib_dqn_prioritized.py")
+def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(run_example: Any, tmp_path: Path) -> None:
+    lines = run_example("rllib_dqn_prioritized.py")
     table = rows(lines, "env_steps  return  stored  steps/second")
     steps, stored = ([int(line[place]) for line in table] for place in (0, 2))
     assert steps == stored and len(steps) == 6 and steps[3] >= 200
@@ -58,16 +54,16 @@ def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "rllib_dqn_prioritized" / "replay_buffer").is_dir()
 
 
-def test_rllibs_own_buffer_for_comparison(tmp_path: Path) -> None:
-    lines = run(tmp_path, "rllib_dqn_prioritized.py", "--buffer", "rllib")
+def test_rllibs_own_buffer_for_comparison(run_example: Any) -> None:
+    lines = run_example("rllib_dqn_prioritized.py", "--buffer", "rllib")
     assert len(rows(lines, "env_steps  return  stored  steps/second")) == 6
     assert re.fullmatch(r"2\d\d rows saved, 0 restored", lines[-1])
 
 
-def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(tmp_path: Path) -> None:
-    lines = run(tmp_path, "rllib_tune.py", "--directory", str(tmp_path / "trials"))
+def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(run_example: Any, tmp_path: Path) -> None:
+    lines = run_example("rllib_tune.py", "--directory", str(tmp_path / "trials"))
     table = rows(lines, "lr  ")
-    assert len(table) == 3 and len({line[0] for line in table}) == 3
+    assert len(table) == 2 and len({line[0] for line in table}) == 2
     assert all(1e-4 <= float(lr) <= 1e-2 and 0.0 <= float(exponent) <= 0.9 for lr, exponent, *_ in table)
     assert all(int(line[2]) in (100, 200, 300, 400) and int(line[3]) == int(line[2]) - 99 for line in table)
     best = max(table, key=lambda line: float(line[4]))
@@ -78,7 +74,7 @@ def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(tmp_
 
 
 def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
-    lines = run(tmp_path, "lightning_to_rllib.py")
+    lines = printed(tmp_path, str(ROOT / "examples" / "lightning_to_rllib.py"), "--fast")  # starts a Ray of its own
     assert lines[0].startswith("Lightning: 600 rows, return -")
     assert "RLlib: 600 rows filled in" in lines
     table = rows(lines, "env_steps")
@@ -86,14 +82,14 @@ def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
     assert int(table[0][3]) >= 32 * 42  # from the first step on
 
 
-def test_event_tables(tmp_path: Path) -> None:
-    table = rows(run(tmp_path, "rllib_event_tables.py"), "env_steps  return  stored  goal  gap")
+def test_event_tables(run_example: Any) -> None:
+    table = rows(run_example("rllib_event_tables.py"), "env_steps  return  stored  goal  gap")
     assert len(table) == 12 and int(table[-1][0]) >= 1_500 and int(table[-1][2]) >= 1_500
     assert 0 < int(table[-1][4]) <= 1_500 and float(table[-1][6]) > 0.2  # the gap is found by chance
 
 
-def test_a_curriculum(tmp_path: Path) -> None:
-    lines = run(tmp_path, "rllib_parallel_curriculum.py")
+def test_a_curriculum(run_example: Any) -> None:
+    lines = run_example("rllib_parallel_curriculum.py")
     table = rows(lines, "env_steps")
     assert (
         len(table) == 10 and int(table[-1][0]) >= 800 and sum(map(float, table[-1][5:])) == pytest.approx(1, abs=0.02)
@@ -101,15 +97,15 @@ def test_a_curriculum(tmp_path: Path) -> None:
     assert lines[-1] == "rows of each task: {'target': 200, 'far': 200, 'near': 200, 'nearest': 200}"
 
 
-def test_retention_of_atari_frames(tmp_path: Path) -> None:
+def test_retention_of_atari_frames(run_example: Any) -> None:
     pytest.importorskip("ale_py")
-    lines = run(tmp_path, "rllib_surprise_retention.py")
+    lines = run_example("rllib_surprise_retention.py")
     table = rows(lines, "env_steps  return  stored  admitted  refused")
     env_steps, _, stored, admitted, refused, frames, _ = (float(cell.replace(",", "")) for cell in table[-1])
-    assert len(table) == 10 and env_steps >= 1_000 and stored == 300 and refused > 0
+    assert len(table) == 10 and env_steps >= 500 and stored == 150 and refused > 0
     assert env_steps - 2 * 4 <= admitted + refused <= env_steps  # the last steps wait for their returns
     assert 0.5 < frames < 8
-    assert lines[-1] == f"would take {300 * 8 * 84 * 84:,} bytes"
+    assert lines[-1] == f"would take {150 * 8 * 84 * 84:,} bytes"
 
 
 ENVIRONMENT = """

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
 import shutil
 import sys
 import time
@@ -30,7 +29,7 @@ import rllib_ext
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.levels.scores import L1ValueLoss
 
-from .test_rllib_examples import ROOT, rows
+from .test_rllib_examples import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -76,7 +75,7 @@ def small(algorithm: type[AlgorithmConfig], runners: int, **options: Any) -> Alg
         .training(gamma=DISCOUNT, train_batch_size_per_learner=40, lr=0.01)
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .reporting(min_sample_timesteps_per_iteration=40, min_time_s_per_iteration=0)
-        .debugging(seed=0, log_level="ERROR")
+        .debugging(seed=0, log_level="ERROR", log_sys_usage=False)
     )
     if algorithm is PPOConfig:
         config.training(lambda_=LAMBDA, num_epochs=1, minibatch_size=20)
@@ -341,10 +340,8 @@ def test_an_algorithm_that_is_built_again_goes_on(scores_new_levels: Algorithm, 
     scores_new_levels.restore_from_path(path, restore_levels=False)
 
 
-def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    example = runpy.run_path(str(ROOT / "examples" / "rllib_plr_ppo.py"))  # its main() would start another Ray
-    example["train"](uniform=False, total_steps=3_000, batch_size=600, epochs=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
+def test_the_example(run_example: Any) -> None:
+    lines = run_example("rllib_plr_ppo.py")
     table = rows(lines, "env_steps  mazes_scored  replayed  staleness")
     assert len(table) == 5 and int(table[-1][0]) >= 3_000 and int(table[-1][1]) >= 60 and float(table[-1][2]) > 0
     assert all(abs(float(held_out) + float(gap) - float(trained)) < 0.02 for *_, held_out, trained, gap in table)

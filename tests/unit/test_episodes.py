@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks, bootstrap_discounts, n_step_returns
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
 
 CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
 

@@ -16,7 +16,17 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 ORDER = (
     *("moved", "validation", "extras", "shipped_configs", "argument_names", "memory", "saving", "schedules", "seeded"),
     *("parts", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
-    *("priority_updates", "retention", "samplers", "writers", "transforms", "locking", "checkpoint", "replay"),
+    *(
+        "priority_updates",
+        "late_updates",
+        "retention",
+        "samplers",
+        "writers",
+        "transforms",
+        "locking",
+        "checkpoint",
+        "replay",
+    ),
     *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),
 )
 RLLIB_ORDER = (

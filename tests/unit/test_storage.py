@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import TensorDictReplayBuffer
 
-from lightning_replay.storage.packed import PackedStorage, read_columns
+from lightning_replay.storage.access import read_columns
+from lightning_replay.storage.packed import PackedStorage
 from tests.transitions import numbered_steps
 
 MIXED = {

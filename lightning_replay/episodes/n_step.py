@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Returns over several steps and what is bootstrapped after them; Sutton and Barto 2018, section 7.1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["bootstrap_discounts", "n_step_returns"]
+
+
+def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tensor:
+    """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of each row.
+
+    Args:
+        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; what lies after ``steps_used`` is ignored.
+        steps_used: int64 ``[B]``, 1 to n.
+        discount: γ.
+
+    Returns:
+        ``[B]`` of the dtype of the rewards; float32 for integer ones.
+
+    Example:
+        >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
+        tensor([2.])
+    """
+    if not reward.is_floating_point():
+        reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
+    step = torch.arange(reward.shape[1], device=reward.device)
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=reward.device), step).to(reward.dtype)
+    # where, not a product: the ignored rewards may be anything, NaN included.
+    return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
+
+
+def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
+    """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
+
+    Args:
+        steps_used: int64 ``[B]``.
+        terminated: bool ``[B]``, of the last step used; truncation does not count.
+        discount: γ.
+
+    Returns:
+        float64 ``[B]``.
+
+    Example:
+        >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
+        tensor([0.2500, 0.0000], dtype=torch.float64)
+    """
+    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
+    return factors.masked_fill(terminated, 0.0)

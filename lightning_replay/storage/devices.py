@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that can keep rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["MissingDeviceError", "check_present", "checked_device"]
+
+
+class MissingDeviceError(ValueError):
+    """A device that this machine, or torch as it is installed, does not have."""
+
+
+def checked_device(device: Any) -> torch.device:
+    """Returns a device of torch that keeps data.
+
+    Raises:
+        TypeError: no device and no name of one.
+        ValueError: an unknown name, or a device without data.
+    """
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+    try:
+        known = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known.type == "meta":
+        raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
+    return known
+
+
+def check_present(device: torch.device) -> None:
+    """Refuses a CUDA device that is not there: torch would raise an ``AssertionError``, or fail at the first rows."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise MissingDeviceError(
+                f"device is {str(device)!r}, and torch finds {count} CUDA devices here; use device='cpu', or install a "
+                "torch that supports the GPU of this machine"
+            )
