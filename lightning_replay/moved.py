@@ -116,6 +116,13 @@ MOVED = {
     "rllib_ext.learner_signals": "rllib_ext.learner.signals",
     "rllib_ext.flags": "rllib_ext.learner.done_flags_connector",
     "rllib_ext.gates": "rllib_ext.rllib_compat",
+    "rllib_ext.algorithm_files": "rllib_ext.checkpoint.files",
+    "rllib_ext.checkpoint_folders": "rllib_ext.checkpoint.files",
+    "rllib_ext.clocks": "rllib_ext.hooks",
+    "rllib_ext.levels.config": "rllib_ext.levels.building",
+    "rllib_ext.levels.fragment": "rllib_ext.levels.episodes",
+    "rllib_ext.levels.install": "rllib_ext.hooks",
+    "rllib_ext.levels.scored_only": "rllib_ext.levels.scoring",
     "rllib_ext.space_fit": "rllib_ext.buffer.action_normalization",
 }
 
@@ -129,6 +136,9 @@ _NAMES = {
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",
+    "rllib_ext.levels.config:configure_levels": "rllib_ext.api",
+    "rllib_ext.task_assignment:num_actors": "rllib_ext.rllib_compat",
+    "rllib_ext.task_assignment:tell_recreated": "rllib_ext.hooks",
 }
 
 
