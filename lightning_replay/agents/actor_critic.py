@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_replay.agents.networks import checked_sides
+
 __all__ = ["ActorCritic", "ImagePlanes"]
 
 
@@ -63,8 +65,13 @@ class ActorCritic(nn.Module):
         size = observation_shape[0]
         if len(observation_shape) == 3:
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers = [planes, *_convolutions(planes.count, channels, kernel_sizes, strides), nn.Flatten()]
-            size = _flat_size(observation_shape, channels, kernel_sizes, strides)
+            height, width = checked_sides(observation_shape, (0, 1), channels, kernel_sizes, strides)
+            size = height * width * channels[-1]
+            layers = [planes]
+            inputs = (planes.count, *channels)
+            for before, after, kernel_size, stride in zip(inputs, channels, kernel_sizes, strides, strict=False):
+                layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
+            layers.append(nn.Flatten())
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
             layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
         self.trunk = nn.Sequential(*layers)
@@ -115,39 +122,6 @@ class ImagePlanes(nn.Module):
         if self.has_names:
             return (observation[..., self.channel] == self.name).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)
-
-
-def _convolutions(
-    planes: int, channels: Sequence[int], kernel_sizes: Sequence[int], strides: Sequence[int]
-) -> list[nn.Module]:
-    if not len(channels) == len(kernel_sizes) == len(strides) > 0:
-        raise ValueError(
-            f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have one "
-            "number for each convolution, of which images need at least one."
-        )
-    layers: list[nn.Module] = []
-    for (before, after), kernel_size, stride in zip(
-        itertools.pairwise([planes, *channels]), kernel_sizes, strides, strict=True
-    ):
-        layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-    return layers
-
-
-def _flat_size(
-    shape: Sequence[int], channels: Sequence[int], kernel_sizes: Sequence[int], strides: Sequence[int]
-) -> int:
-    """Numbers the convolutions make of an image."""
-    sides = []
-    for side in shape[:2]:
-        for kernel_size, stride in zip(kernel_sizes, strides, strict=True):
-            side = (side - kernel_size) // stride + 1
-        sides.append(side)
-    if min(sides) < 1:
-        raise ValueError(
-            f"convolutions with kernel_sizes {list(kernel_sizes)} and strides {list(strides)} leave nothing of images "
-            f"{list(shape)} (height, width, channels). Give fewer or smaller ones."
-        )
-    return sides[0] * sides[1] * channels[-1]
 
 
 def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.modules import QValueActor
@@ -15,17 +14,17 @@ from torchrl.objectives import DQNLoss, SoftUpdate
 from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import QNetwork
-from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.schedules import Constant, Linear, Schedule
 
 __all__ = ["DQN"]
 
-# Checkpoints hold the hyperparameters, and torch.load reads only classes it knows to be harmless.
+# Checkpoints hold the hyperparameters, and torch.load reads only classes that are registered as safe.
 torch.serialization.add_safe_globals([Constant, Linear])
 
 
-class DQN(OffPolicyAgent):
+class DQN(ExploringAgent):
     """Double deep Q-learning: ``Q target = r + γ Q'(s', argmax Q(s', ·))``, epsilon-greedy exploration.
 
     ``priority_weight`` multiplies each row of the loss, which is smooth L1.
@@ -55,7 +54,9 @@ class DQN(OffPolicyAgent):
         torch.Size([5])
     """
 
+    explored_key = "dqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
+    read_sizes = staticmethod(discrete_sizes)
 
     def __init__(
         self,
@@ -74,13 +75,7 @@ class DQN(OffPolicyAgent):
         super().__init__()
         self.save_hyperparameters()
         self._conflict_aversion = conflict_aversion  # of a command line the hyperparameters hold its class path
-        self._explored_steps = 0
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length and number of actions."""
-        return discrete_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""
@@ -101,33 +96,24 @@ class DQN(OffPolicyAgent):
         c = self._conflict_aversion
         self._averse_step = None if c == 0 else ConflictAverseStep(network.parameters(), c)
 
-    @property
-    def exploration_rate(self) -> float:
-        """Share of random actions now."""
-        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
-        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
-        return start + (end - start) * done
-
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
         greedy = self._network[0](observation).argmax(dim=-1)
         if not explore:
             return greedy
-        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
-        self._explored_steps += len(greedy)
+        is_random = self.draw_random(greedy)
         return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         rows = self.loss(batch)["loss"]
-        optimizer.zero_grad()
         if self._averse_step is None:
             loss = weighted_mean(rows, batch)
-            self.take_gradients(loss)
+            self.descend(optimizer, loss)
         else:
             loss = self._averse_step.backward(*_weighted_parts(rows, batch))
-        optimizer.step()
+            optimizer.step()
         self._target_update.step()
         # TorchRL's "td_error", written into the batch, is the square
         return {"loss": loss.detach(), "td_error": batch["td_error"].detach().squeeze(-1).sqrt()}
@@ -147,13 +133,13 @@ class DQN(OffPolicyAgent):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the places in the schedules of exploration and conflict aversion."""
-        checkpoint["dqn_explored_steps"] = self._explored_steps
+        super().on_save_checkpoint(checkpoint)
         if self._averse_step is not None:
             checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` kept."""
-        self._explored_steps = checkpoint.get("dqn_explored_steps", 0)
+        """Restores the places in both schedules."""
+        super().on_load_checkpoint(checkpoint)
         if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
             self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear
 
+from lightning_replay.agents.networks import checked_sides
+
 __all__ = ["ImageNetwork", "with_noise"]
 
 
@@ -59,12 +61,7 @@ class ImageNetwork(nn.Module):
         noise_deviation: float | None,
     ) -> None:
         super().__init__()
-        if not len(channels) == len(kernel_sizes) == len(strides) > 0:
-            raise ValueError(
-                f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have "
-                "one number for each convolution, of which there is at least one."
-            )
-        _check_sides(observation_shape, kernel_sizes, strides)
+        checked_sides(observation_shape, (1, 2), channels, kernel_sizes, strides)
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), persistent=False)
         convolutions = {
             "num_cells": list(channels),
@@ -86,16 +83,3 @@ class ImageNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Values or logits of images ``[B, C, H, W]``."""
         return self.body(observation * self.scale)
-
-
-def _check_sides(shape: Sequence[int], kernel_sizes: Sequence[int], strides: Sequence[int]) -> None:
-    for side in shape[1:]:
-        left = side
-        for kernel_size, stride in zip(kernel_sizes, strides, strict=True):
-            left = (left - kernel_size) // stride + 1
-            if left < 1:
-                raise ValueError(
-                    f"convolutions with kernel_sizes {list(kernel_sizes)} and strides {list(strides)} leave nothing of "
-                    f"images {list(shape)} (channels, height, width). Give smaller ones; for MinAtar's 10 x 10 "
-                    "channels=(16,), kernel_sizes=(3,), strides=(1,)."
-                )

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
@@ -15,13 +14,13 @@ from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.multi_pass import MultiPassLoss
-from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import parameterized_sizes
 
 __all__ = ["MPDQN"]
 
 
-class MPDQN(OffPolicyAgent):
+class MPDQN(ExploringAgent):
     """Multi-pass deep Q-network: ``Q target = r + γ max_k Q_k'(s', x'(s'))``, where x gives all actions' parameters.
 
     Acts in ``Tuple(Discrete(K), Box, ..., Box)``, or a Dict of these: :meth:`act` returns the discrete actions and the
@@ -68,7 +67,9 @@ class MPDQN(OffPolicyAgent):
         (torch.Size([5]), torch.Size([5, 3]))
     """
 
+    explored_key = "mpdqn_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
+    read_sizes = staticmethod(parameterized_sizes)
 
     def __init__(
         self,
@@ -96,13 +97,7 @@ class MPDQN(OffPolicyAgent):
             )
         super().__init__()
         self.save_hyperparameters()
-        self._explored_steps = 0
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length, the actions' numbers of parameters and their bounds."""
-        return parameterized_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates both networks, their targets and the losses."""
@@ -135,13 +130,6 @@ class MPDQN(OffPolicyAgent):
         # in a tuple: their parameters already belong to the loss
         self._networks = (list(value_network.parameters()), list(parameter_network.parameters()))
 
-    @property
-    def exploration_rate(self) -> float:
-        """Share of random actions now."""
-        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
-        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
-        return start + (end - start) * done
-
     def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Discrete actions int64 ``[N]`` and, in the environment's units, the parameters of all actions ``[N, P]``.
 
@@ -150,8 +138,7 @@ class MPDQN(OffPolicyAgent):
         with torch.no_grad():
             discrete, parameters = self.loss.policy(observation)
             if explore:
-                is_random = torch.rand(discrete.shape, device=discrete.device) < self.exploration_rate
-                self._explored_steps += len(discrete)
+                is_random = self.draw_random(discrete)
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
                 parameters = torch.where(is_random.unsqueeze(-1), 2 * torch.rand_like(parameters) - 1, parameters)
@@ -194,14 +181,6 @@ class MPDQN(OffPolicyAgent):
             torch.optim.Adam(parameters, lr=rate, fused=True)
             for parameters, rate in zip(self._networks, rates, strict=True)
         ]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the place in the exploration schedule."""
-        checkpoint["mpdqn_explored_steps"] = self._explored_steps
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the place in the exploration schedule."""
-        self._explored_steps = checkpoint.get("mpdqn_explored_steps", 0)
 
 
 def _network(input_size: int, hidden_sizes: tuple[int, ...], output_size: int) -> MLP:

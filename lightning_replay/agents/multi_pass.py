@@ -115,7 +115,7 @@ class MultiPassLoss(LossModule):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What the losses read of a batch."""
+        """Keys that the losses read of a batch."""
         keys = self.tensor_keys
         following = (keys.observation, keys.reward, keys.terminated)
         return [keys.observation, keys.discrete, keys.parameters, *(unravel_key(("next", key)) for key in following)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multilayer perceptrons of the agents, over flat observations."""
+"""Multilayer perceptrons of the agents, over flat observations, and the output sizes of convolutions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "perceptron"]
+__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "perceptron"]
 
 
 def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
@@ -19,6 +19,35 @@ def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -
     for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], output_size))
+
+
+def checked_sides(
+    shape: Sequence[int],
+    axes: tuple[int, int],
+    channels: Sequence[int],
+    kernel_sizes: Sequence[int],
+    strides: Sequence[int],
+) -> list[int]:
+    """Height and width of the output of convolutions over images of this shape.
+
+    Raises:
+        ValueError: not one number of each kind for each convolution, no convolution, too small an image.
+    """
+    if not len(channels) == len(kernel_sizes) == len(strides) > 0:
+        raise ValueError(
+            f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must have one "
+            "number for each convolution, of which images need at least one."
+        )
+    sides = [shape[axis] for axis in axes]
+    for kernel_size, stride in zip(kernel_sizes, strides, strict=True):
+        sides = [(side - kernel_size) // stride + 1 for side in sides]
+        if min(sides) < 1:
+            raise ValueError(
+                f"convolutions with kernel_sizes {list(kernel_sizes)} and strides {list(strides)} leave nothing of "
+                f"images {list(shape)}. Give fewer or smaller ones; for MinAtar's 10 x 10 channels=(16,), "
+                "kernel_sizes=(3,), strides=(1,)."
+            )
+    return sides
 
 
 class BoundedActor(nn.Module):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TD3, SAC, DQN and MP-DQN have in common: one update per batch, priority feedback."""
+"""Common base of TD3, SAC, DQN, MP-DQN and Rainbow: one update per batch, priority feedback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
+from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.sized_agent import SizedAgent
-from lightning_replay.lit.callbacks.priorities import UpdatePriorities
-from lightning_replay.lit.datamodules.stream import UpdateBatches
 
-__all__ = ["OffPolicyAgent", "weighted_mean"]
+__all__ = ["ExploringAgent", "OffPolicyAgent", "weighted_mean"]
 
 
 def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
@@ -31,7 +31,7 @@ def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
 class OffPolicyAgent(SizedAgent):
     """Learns from replayed batches by manual optimisation; ``global_step`` equals the updates.
 
-    A subclass gives ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
+    A subclass defines ``build`` (networks, loss), ``update`` (one gradient step on one batch), ``act`` and
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.sized_agent.SizedAgent`.
     """
 
@@ -40,7 +40,7 @@ class OffPolicyAgent(SizedAgent):
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
-        """Feeds the TD errors back to the replay, so that nobody forgets it."""
+        """Returns the callback that passes TD errors to the replay, so that none is forgotten."""
         return [UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
@@ -55,7 +55,8 @@ class OffPolicyAgent(SizedAgent):
 
     def on_fit_start(self) -> None:
         """Refuses a replay whose n-step returns are discounted differently."""
-        replay: Any = getattr(getattr(self.trainer, "datamodule", None), "replay", None)
+        data = training_data(self.trainer)
+        replay: Any = None if data is None else data.replay
         transforms = getattr(getattr(replay, "_transform", None), "transforms", ())
         for part in (replay, *transforms):  # returns are formed when rows are drawn, or before they are stored
             built_with = getattr(part, "init_arguments", {})
@@ -72,3 +73,37 @@ class OffPolicyAgent(SizedAgent):
         if not isinstance(wrapped, list):
             return wrapped, []
         return wrapped[0], list(self.optimizers(use_pl_optimizer=False)[1:])
+
+
+class ExploringAgent(OffPolicyAgent):
+    """Takes random actions, at first and then ever fewer; the place in their schedule is part of the checkpoint.
+
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
+    """
+
+    explored_key: str  # of the checkpoint
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._explored_steps = 0
+
+    @property
+    def exploration_rate(self) -> float:
+        """Share of random actions now."""
+        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
+        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
+        return start + (end - start) * done
+
+    def draw_random(self, greedy: Tensor) -> Tensor:
+        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the step."""
+        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
+        self._explored_steps += len(greedy)
+        return is_random
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the place in the exploration schedule."""
+        checkpoint[self.explored_key] = self._explored_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the place in the exploration schedule."""
+        self._explored_steps = checkpoint.get(self.explored_key, 0)

@@ -16,10 +16,10 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents.actor_critic import ActorCritic
+from lightning_replay.agents.foreign import discounts_of, scales_gradients, training_data
 from lightning_replay.agents.hyperparameters import check_hyperparameters
+from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.sized_agent import SizedAgent
-from lightning_replay.lit.datamodules.levels import LevelDataModule
-from lightning_replay.lit.datamodules.replay import ReplayDataModule
 
 __all__ = ["PPO"]
 
@@ -230,42 +230,39 @@ class PPO(SizedAgent):
             ValueError: such a precision, a rollout with fewer rows than ``minibatches``, other discounts.
             TypeError: a data module that replays transitions.
         """
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+        if scales_gradients(self.trainer):
             raise ValueError(
                 f"precision is {self.trainer.precision}, which scales gradients between steps; PPO takes many steps "
                 "per training step. Use precision 32-true or bf16-mixed."
             )
-        datamodule: Any = getattr(self.trainer, "datamodule", None)
-        if isinstance(datamodule, ReplayDataModule):
+        data = training_data(self.trainer)
+        if data is None:
+            return
+        if data.rollout_rows == 0:
             raise TypeError(
-                "PPO learns from rollouts of its own policy, and ReplayDataModule replays transitions; give PPO a "
-                "LevelDataModule (LevelDataModule(..., levels=UniformLevels(None)) for levels without end)."
+                f"PPO learns from rollouts of its own policy, and {type(data).__name__} replays transitions; give PPO "
+                "a LevelDataModule (LevelDataModule(..., levels=UniformLevels(None)) for levels without end)."
             )
-        if isinstance(datamodule, LevelDataModule):
-            rows = datamodule.pace.num_envs * datamodule.pace.rollout_length
-            if rows < self.hparams["minibatches"]:
-                raise ValueError(
-                    f"minibatches is {self.hparams['minibatches']}, and a rollout of the data module has {rows} rows "
-                    "(num_envs times rollout_length); give as many rows at least."
-                )
-        self._check_discounts(datamodule)
+        if data.rollout_rows is not None and data.rollout_rows < self.hparams["minibatches"]:
+            raise ValueError(
+                f"minibatches is {self.hparams['minibatches']}, and a rollout of the data module has "
+                f"{data.rollout_rows} rows (num_envs times rollout_length); give as many rows at least."
+            )
+        self._check_discounts(data)
 
-    def _check_discounts(self, datamodule: Any) -> None:
-        """Refuses others than the agent's, all at once, and says what to give."""
-        score = getattr(getattr(datamodule, "levels", None), "score", None)
-        normalization = getattr(datamodule, "return_normalization", None)
+    def _check_discounts(self, data: TrainingData) -> None:
+        """Refuses discounts other than the agent's, all at once, and names the options to give."""
         found: list[str] = []
         options: list[str] = []
-        parts = {"return_normalization": normalization, "levels.score": score}
-        for owner, part in parts.items():
+        for owner, part in data.discounting_parts.items():
             option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
-            expected = {name: self.hparams[name] for name in ("discount", "gae_lambda") if hasattr(part, name)}
-            wrong = {name: value for name, value in expected.items() if getattr(part, name) != value}
-            if wrong and part is score:  # a file may have none
+            wrong = {name: value for name, value in discounts_of(part).items() if value != self.hparams[name]}
+            if wrong and owner == "levels.score":  # a file may have none
                 options.append(f"{option}={type(part).__module__}.{type(part).__name__}")
             for name, value in wrong.items():
-                found.append(f"{owner} of the data module has {name} {getattr(part, name)}, the agent {value}")
-                options.append(f"{option}.init_args.{name}={value}")
+                expected = self.hparams[name]
+                found.append(f"{owner} of the data module has {name} {value}, the agent {expected}")
+                options.append(f"{option}.init_args.{name}={expected}")
         if found:
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.image_network import ImageNetwork, with_noise
-from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
+from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, kl_divergence
@@ -23,7 +22,7 @@ __all__ = ["Rainbow"]
 _ROWS_PER_PASS = 256  # of initial_surprise: the warm-up stores 1,024 rows at once, a step after it a few
 
 
-class Rainbow(OffPolicyAgent):
+class Rainbow(ExploringAgent):
     """Double, dueling, distributional Q-learning with noisy layers on prioritized n-step transitions.
 
     The replay brings the last two: ``priority_weight`` multiplies each row of the loss, and the column ``discount``,
@@ -77,7 +76,9 @@ class Rainbow(OffPolicyAgent):
         torch.Size([5])
     """
 
+    explored_key = "rainbow_explored_steps"
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "observation_high", "num_actions")
+    read_sizes = staticmethod(image_sizes)
 
     def __init__(
         self,
@@ -115,13 +116,7 @@ class Rainbow(OffPolicyAgent):
                 f"value_low is {value_low} and value_high {value_high}; the atoms of a distribution lie between "
                 "ascending bounds."
             )
-        self._explored_steps = 0
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Shape and range of the images and number of actions."""
-        return image_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""
@@ -152,11 +147,7 @@ class Rainbow(OffPolicyAgent):
     @property
     def exploration_rate(self) -> float:
         """Share of random actions now; 0 where the noise explores."""
-        if self.hparams["noisy"]:
-            return 0.0
-        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
-        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
-        return start + (end - start) * done
+        return 0.0 if self.hparams["noisy"] else super().exploration_rate
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Actions, int64 ``[N]``: the most valuable; exploring, under new noise, or some at random without noise."""
@@ -167,8 +158,7 @@ class Rainbow(OffPolicyAgent):
             with with_noise():
                 return self._greedy(observation)
         greedy = self._greedy(observation)
-        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
-        self._explored_steps += len(greedy)
+        is_random = self.draw_random(greedy)
         return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def _greedy(self, observation: Tensor) -> Tensor:
@@ -218,11 +208,11 @@ class Rainbow(OffPolicyAgent):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the places in the schedules of exploration and target updates."""
-        checkpoint["rainbow_explored_steps"] = self._explored_steps
+        super().on_save_checkpoint(checkpoint)
         checkpoint["rainbow_target_update"] = self._target_update.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores what :meth:`on_save_checkpoint` kept."""
-        self._explored_steps = checkpoint["rainbow_explored_steps"]
+        super().on_load_checkpoint(checkpoint)
         self.configure_model()
         self._target_update.load_state_dict(checkpoint["rainbow_target_update"])

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
@@ -65,6 +64,7 @@ class SAC(OffPolicyAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -85,11 +85,6 @@ class SAC(OffPolicyAgent):
         super().__init__()
         self.save_hyperparameters()
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length and action bounds."""
-        return continuous_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""
@@ -136,19 +131,13 @@ class SAC(OffPolicyAgent):
         critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
         rows, details = self.loss.qvalue_v2_loss(batch)
         loss = weighted_mean(rows, batch)
-        critic_optimizer.zero_grad()
-        self.take_gradients(loss)
-        critic_optimizer.step()
+        self.descend(critic_optimizer, loss)
         actor_rows, actor_details = self.loss.actor_loss(batch)
-        actor_optimizer.zero_grad()
         actor_loss = actor_rows.mean()
         if self.hparams["actor_regularization"] > 0:
             actor_loss = actor_loss + self._actor_penalty()
-        self.take_gradients(actor_loss)
-        actor_optimizer.step()
-        entropy_optimizer.zero_grad()
-        self.take_gradients(self.loss.alpha_loss(actor_details["log_prob"]).mean())
-        entropy_optimizer.step()
+        self.descend(actor_optimizer, actor_loss)
+        self.descend(entropy_optimizer, self.loss.alpha_loss(actor_details["log_prob"]).mean())
         self._target_update.step()
         return {"loss": loss.detach(), "td_error": details["td_error"]}
 

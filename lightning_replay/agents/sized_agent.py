@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent needs before it learns: sizes from the environment, networks built once, gradients without overhead."""
+"""Base class of the agents: sizes from the environment, networks built once, gradients without overhead."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, ClassVar, Self
 
 import gymnasium
 import lightning as L
+import torch
 from gymnasium.spaces import Space
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from lightning_replay.agents.foreign import training_data
+from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.spaces import spaces_of
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 
 __all__ = ["SizedAgent"]
 
@@ -22,9 +24,9 @@ __all__ = ["SizedAgent"]
 class SizedAgent(L.LightningModule):
     """A LightningModule with manual optimisation whose networks fit the environment's spaces.
 
-    A subclass gives ``build`` (networks, loss), ``act``, ``training_step`` and ``configure_optimizers``, and names in
+    A subclass defines ``build`` (networks, loss), ``act``, ``training_step`` and ``configure_optimizers``, and names in
     ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
-    trainer attaches a data module that knows its spaces.
+    trainer attaches a data module that has an environment.
     """
 
     size_names: ClassVar[tuple[str, ...]] = ()
@@ -34,10 +36,19 @@ class SizedAgent(L.LightningModule):
         self.automatic_optimization = False
         self.is_built = False
 
+    @staticmethod
+    def read_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+        """A function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
+        raise NotImplementedError
+
     @classmethod
     def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """The arguments the spaces determine, or an error where the agent cannot act in such spaces."""
-        raise NotImplementedError
+        """The arguments the spaces determine.
+
+        Raises:
+            ValueError: the agent cannot act in such spaces.
+        """
+        return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(
@@ -60,38 +71,32 @@ class SizedAgent(L.LightningModule):
 
     def configure_model(self) -> None:
         """Builds the networks once, with the sizes of the attached data module's spaces if none were given."""
+        data = None if self._trainer is None else training_data(self.trainer)
         if self.is_built:
-            self._refuse_other_sizes()
+            if data is not None and data.steps_environments:
+                self._refuse_other_sizes(data)
             return
         missing = [name for name in self.size_names if self.hparams.get(name) is None]
         if missing:
-            datamodule = self._datamodule
-            if not hasattr(datamodule, "observation_space"):
+            if data is None or data.observation_space is None or data.action_space is None:
                 raise ValueError(
                     f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
                     f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit, which "
                     "knows its spaces."
                 )
-            sizes = self.sizes_from(datamodule.observation_space, datamodule.action_space)
+            sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
         self.build()
         self.is_built = True
 
-    @property
-    def _datamodule(self) -> Any:
-        """The trainer's data module, of this library or the user's; ``None`` without one."""
-        return None if self._trainer is None else getattr(self.trainer, "datamodule", None)
-
-    def _refuse_other_sizes(self) -> None:
+    def _refuse_other_sizes(self, data: TrainingData) -> None:
         """Raises ``ValueError`` where the attached data module has an environment of other sizes than the agent's."""
-        datamodule = self._datamodule
-        if not isinstance(datamodule, EnvStepDataModule):
-            return
-        sizes = self.sizes_from(datamodule.observation_space, datamodule.action_space)
+        assert data.observation_space is not None and data.action_space is not None
+        sizes = self.sizes_from(data.observation_space, data.action_space)
         given = {name: self.hparams.get(name) for name in self.size_names}
         other = [name for name in self.size_names if _size(name, given[name]) != _size(name, sizes[name])]
         if other:
-            name, module = type(self).__name__, type(datamodule).__name__
+            name, module = type(self).__name__, type(data).__name__
             raise ValueError(
                 f"{name} was built with {_listed(given, other)}, and the environment of {module} has "
                 f"{_listed(sizes, other)}. Give both the same environment, or leave these out: {name}() reads them."
@@ -105,6 +110,12 @@ class SizedAgent(L.LightningModule):
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Records the return of one evaluation episode."""
         self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """Takes one step on a loss."""
+        optimizer.zero_grad()
+        self.take_gradients(loss)
+        optimizer.step()
 
     def take_gradients(self, loss: Tensor) -> None:
         """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""
@@ -121,7 +132,7 @@ class SizedAgent(L.LightningModule):
 
 
 def _size(name: str, value: Any) -> Any:
-    """What of an option has to fit the environment: of bounds, which may be narrower, only how many there are."""
+    """The part of an option that has to fit the environment: the length of bounds, which may be narrower."""
     if name.endswith(("_low", "_high")):
         return len(value) if isinstance(value, list | tuple) else None
     return list(value) if isinstance(value, list | tuple) else value

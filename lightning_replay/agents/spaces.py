@@ -19,7 +19,7 @@ __all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_s
 def spaces_of(
     env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],
 ) -> tuple[Space, Space]:
-    """Observation and action space of one environment, given as an id, itself, a vector of them, or what builds one.
+    """Observation and action space of an environment: an id, itself, a vector of them, or a callable that makes one.
 
     Raises:
         TypeError: something else.

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
@@ -54,6 +53,7 @@ class TD3(OffPolicyAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -75,11 +75,6 @@ class TD3(OffPolicyAgent):
         self.save_hyperparameters()
         self._updates = 0
         self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Observation length and action bounds."""
-        return continuous_sizes(observation_space, action_space, cls.__name__)
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""
@@ -118,15 +113,11 @@ class TD3(OffPolicyAgent):
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
         rows, details = self.loss.value_loss(batch)
         loss = weighted_mean(rows, batch)
-        critic_optimizer.zero_grad()
-        self.take_gradients(loss)
-        critic_optimizer.step()
+        self.descend(critic_optimizer, loss)
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
             actor_rows, _ = self.loss.actor_loss(batch)
-            actor_optimizer.zero_grad()
-            self.take_gradients(actor_rows.mean())
-            actor_optimizer.step()
+            self.descend(actor_optimizer, actor_rows.mean())
             self._target_update.step()
         # TorchRL's "td_error" is the square
         return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRL's DQN losses, extended by what a replay learns from: signed TD errors, surprise and the values."""
+"""TorchRL's DQN losses, extended by the signals of a replay: signed TD errors, surprise and the values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CategoricalValueLoss", "RowErrors", "ScalarValueLoss", "categorical_
 
 
 class RowErrors(NamedTuple):
-    """What one forward pass says of each transition of a batch.
+    """Results of one forward pass for each transition of a batch.
 
     Attributes:
         loss: float32 ``[B]``, with its graph; not weighted.
@@ -35,7 +35,7 @@ class RowErrors(NamedTuple):
 
 
 class _FeedbackLoss:
-    """What is added to a loss of TorchRL: :meth:`rows`, which leaves weighting and averaging to the caller."""
+    """Adds :meth:`rows` to a loss of TorchRL, which leaves weighting and averaging to the caller."""
 
     value_network: nn.Module
     value_network_params: Any
@@ -44,14 +44,14 @@ class _FeedbackLoss:
     discount: float
 
     def outputs(self, observation: Tensor, *, of_target: bool = False) -> Tensor:
-        """What the network, or the target network, says of observations: ``[B, A]``, or log probabilities."""
+        """Output of the network, or the target network: values ``[B, A]``, or log probabilities ``[B, N, A]``."""
         parameters = self.target_value_network_params if of_target else self.value_network_params
         batch = TensorDict({"observation": observation}, [len(observation)])
         with parameters.to_module(self.value_network):
             return self.value_network(batch).get("action_value")
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Action values ``[B, A]`` of what the network says."""
+        """Action values ``[B, A]`` of the network's outputs."""
         raise NotImplementedError
 
     def compare(
@@ -140,8 +140,8 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
 class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
     """Cross-entropy between the projected target distribution and the current one (C51).
 
-    TorchRL's own forward pass is inherited and gives the same loss; it does not say the target distribution, of which
-    the surprise and the TD error are made, computes the target on the CPU and always is double.
+    TorchRL's own forward pass is inherited and gives the same loss; it does not return the target distribution, from
+    which the surprise and the TD error are computed, computes the target on the CPU and always is double.
 
     Args:
         network: observations to logits ``[B, N, A]``.
@@ -183,7 +183,7 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
     def compare(
         self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, difference of the means, and what the measure says."""
+        """Cross-entropy, difference of the means, and the measured surprise."""
         target = categorical_projection(following.exp(), reward, discount, self.support)
         log_current = current.detach()
         td_error = ((target - log_current.exp()) * self.support).sum(-1)
@@ -191,6 +191,6 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
 
 
 def _of_action(outputs: Tensor, action: Tensor) -> Tensor:
-    """``[B]`` or ``[B, N]``: what was said of one action per row."""
+    """Selects the outputs of one action per row, ``[B]`` or ``[B, N]``."""
     index = action.reshape(-1, *[1] * (outputs.ndim - 1)).expand(*outputs.shape[:-1], 1)
     return outputs.gather(-1, index).squeeze(-1)

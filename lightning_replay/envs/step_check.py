@@ -42,7 +42,8 @@ def checked_step(returned: Any, env: gymnasium.Env) -> Step:
     """
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
-    checked_reward(returned[1], env)
+    if not isinstance(returned[1], Real):
+        checked_reward(returned[1], env)
     return returned
 
 
@@ -75,21 +76,22 @@ class CheckedSteps(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A reset of the environment."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
-        self._check_shape(returned[0], "reset")
+        if self._shape is not None and np.shape(returned[0]) != self._shape:
+            raise self._other_shape(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
         """A step of the environment."""
         returned = checked_step(self.env.step(action), self.env)
-        self._check_shape(returned[0], "step")
+        if self._shape is not None and np.shape(returned[0]) != self._shape:
+            raise self._other_shape(returned[0], "step")
         return returned
 
-    def _check_shape(self, observation: Any, method: str) -> None:
-        if self._shape is not None and np.shape(observation) != self._shape:
-            raise ValueError(
-                f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
-                f"observation_space has the shape {list(self._shape)}. Return what the space describes, or correct it"
-            )
+    def _other_shape(self, observation: Any, method: str) -> ValueError:
+        return ValueError(
+            f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
+            f"observation_space has the shape {list(self._shape or ())}. Return what the space describes, or correct it"
+        )
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env]) -> CheckedSteps:

@@ -27,7 +27,10 @@ class LevelSelector(ABC):
 
     Attributes:
         running: the active episodes.
+        score: of a segment of an episode; ``None`` where levels have no scores.
     """
+
+    score: Any = None
 
     def __init__(self) -> None:
         self.running = ActiveEpisodes()

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
     from lightning_replay.lit.callbacks import (
         Evaluate,
         GeneralizationGap,
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
         ReplayCheckpoint,
         ReplayProgressBar,
         ScoreAgainstStaleness,
-        UpdatePriorities,
     )
     from lightning_replay.lit.datamodules.levels import LevelDataModule
     from lightning_replay.lit.datamodules.replay import ReplayDataModule
-    from lightning_replay.lit.datamodules.stream import UpdateBatches, UpdateStream
-    from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
+    from lightning_replay.lit.datamodules.stream import UpdateStream
+    from lightning_replay.lit.evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
 
 __all__ = [
@@ -47,17 +47,18 @@ __all__ = [
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
 _MODULES = {
-    "LevelDataModule": "datamodules.levels",
-    "ReplayDataModule": "datamodules.replay",
-    "ReturnNormalization": "return_normalization",
-    "UpdateBatches": "datamodules.stream",
-    "UpdateStream": "datamodules.stream",
-    "level_returns": "level_evaluation",
-    "stochastic_policy": "level_evaluation",
+    "LevelDataModule": "lit.datamodules.levels",
+    "ReplayDataModule": "lit.datamodules.replay",
+    "ReturnNormalization": "lit.return_normalization",
+    "UpdateBatches": "agents.feedback",
+    "UpdatePriorities": "agents.feedback",
+    "UpdateStream": "lit.datamodules.stream",
+    "level_returns": "lit.evaluation",
+    "stochastic_policy": "lit.evaluation",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'callbacks')}"), name)
+    return getattr(importlib.import_module(f"lightning_replay.{_MODULES.get(name, 'lit.callbacks')}"), name)

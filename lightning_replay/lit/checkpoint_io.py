@@ -8,18 +8,16 @@ import re
 import shutil
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_replay.checkpoint.replay import save_id
 from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
+from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
-
-if TYPE_CHECKING:
-    from lightning_replay.lit.datamodules.replay import ReplayDataModule
 
 __all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay", "unwrapped"]
 
@@ -61,25 +59,35 @@ class CheckedCheckpointIO(CheckpointIO):
         self.wrapped.remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Closes what it wraps."""
+        """Closes the wrapped plug-in."""
         self.wrapped.teardown()
+
+
+class _ReplayOwner(Protocol):
+    """A data module whose replay is saved beside its checkpoints."""
+
+    replay: Replay
+
+    def replay_stamp(self) -> Hashable: ...
+
+    def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None: ...
 
 
 class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
-    A folder that is there is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
-    checkpoint holds the folder's name and what the save in it is recognised by, so both can be moved together, and
-    another buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old buffer
-    goes: killed at any time, the file finds the buffer it was saved with. What a killed save left is removed by the
-    next one. :class:`~lightning_replay.lit.ReplayDataModule` installs it.
+    A folder that exists is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
+    buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old one is removed:
+    killed at any time, the file finds the buffer it was saved with. The next save removes the remains of a killed one.
+    :class:`~lightning_replay.lit.ReplayDataModule` installs it.
 
     Args:
         wrapped: writes and reads the checkpoint file itself.
         datamodule: whose replay is saved.
     """
 
-    def __init__(self, wrapped: CheckpointIO, datamodule: ReplayDataModule) -> None:
+    def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
         super().__init__(wrapped)
         self.datamodule = datamodule
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
@@ -143,7 +151,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             return None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file, and lets the data module find the replay beside it before anything is restored.
+        """Reads the file and finds the replay beside it, before anything is restored.
 
         Raises:
             DamagedFileError: it is not what was saved, or the replay is another.

@@ -118,7 +118,11 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _import_classes() -> None:
-    """Imports what may be named without its path."""
+    """Imports the modules whose classes may be named without their paths."""
+    import lightning_replay.agents
+    import lightning_replay.lit.callbacks
+    import lightning_replay.lit.datamodules.levels
+    import lightning_replay.lit.datamodules.replay  # noqa: F401
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loggers import Logger
-
-if TYPE_CHECKING:
-    from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 
 __all__ = ["EnvStepAxis"]
 
 
 class EnvStepAxis:
-    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, whoever logs.
+    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for what others log.
 
     Lightning logs against the number of batches: ``self.log``, ``LearningRateMonitor`` and callbacks would put losses
     and returns into the same file with two units on one axis. ``ModelCheckpoint`` reads ``trainer.global_step`` and not
@@ -27,11 +24,11 @@ class EnvStepAxis:
     in ``trainer.loggers``, because callbacks look for their types and ``trainer.log_dir`` reads their folder.
 
     Args:
-        source: the data module whose clocks are recorded.
+        clocks: returns the environment steps and the updates done.
     """
 
-    def __init__(self, source: EnvStepDataModule) -> None:
-        self._source = source
+    def __init__(self, clocks: Callable[[], tuple[int, int]]) -> None:
+        self._clocks = clocks
         self._restorations = ExitStack()
 
     def attach(self, loggers: Sequence[Logger]) -> None:
@@ -50,5 +47,5 @@ class EnvStepAxis:
         self._restorations.close()
 
     def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        clocks = {"updates": self._source.updates_done}
-        log_metrics({**metrics, **clocks}, step=self._source.env_steps_done)
+        env_steps, updates = self._clocks()
+        log_metrics({**metrics, "updates": updates}, step=env_steps)

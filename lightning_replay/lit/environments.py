@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-import lightning_replay.envs  # noqa: F401  so that Gymnasium knows the library's own ids
+import lightning_replay.envs  # noqa: F401  registers the library's own ids
+from lightning_replay.agents.foreign import entry_point_of
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment
 from lightning_replay.envs.step_check import with_checked_steps
@@ -66,8 +67,7 @@ def make_environments(
 def _importable(env: str) -> str:
     """The id of one of the library's own environments with the module that registers it, for a new process."""
     package = "lightning_replay.envs"
-    entry_point = getattr(gymnasium.registry.get(env), "entry_point", None)
-    return f"{package}:{env}" if str(entry_point).startswith(f"{package}.") else env
+    return f"{package}:{env}" if entry_point_of(env).startswith(f"{package}.") else env
 
 
 def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:

@@ -1,67 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns of an agent that does not explore, in an environment of its own."""
+"""Returns of an agent in environments of their own: without exploration, or on levels under its policy in training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import gymnasium
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
+from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.envs.step_check import checked_reset, checked_step
-from lightning_replay.lit.policy import ActionReader, act_on, acting
+from lightning_replay.levels import SequentialLevels
+from lightning_replay.levels.environments.level_wrappers import make_level_vector
+from lightning_replay.lit.policy import ActionReader, act_on, acting, as_array, as_input
 
-if TYPE_CHECKING:
-    from lightning_replay.lit.datamodules.replay import ReplayDataModule
+__all__ = ["EvaluationStream", "episode_returns", "level_returns", "stochastic_policy"]
 
-__all__ = ["EvaluationStream", "episode_returns"]
+Policy = Callable[[np.ndarray], Any]
 
 
 def episode_returns(agent: L.LightningModule, environment: gymnasium.Env, episodes: int, seed: int) -> Iterator[float]:
     """Plays whole episodes and yields the return of each; episode ``i`` starts from ``seed + i``."""
-    space = environment.action_space
-    actions = ParameterizedActions.of(space) if is_parameterized(space) else None
-    read = ActionReader(space)
+    policy, read = acting_agent(agent), ActionReader(environment.action_space)
     for episode in range(episodes):
         observation, _ = checked_reset(environment.reset(seed=seed + episode), environment)
         total, done = 0.0, False
-        with acting(agent):
+        with acting(policy):
             while not done:
-                given = act_on(agent, observation[None], False, read)
-                action = given[0] if actions is None else actions.for_one(*given)
+                given = act_on(policy, observation[None], False, read)
+                action = given[0] if read.actions is None else read.actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = checked_step(environment.step(action), environment)
                 total += float(reward)
                 done = terminated or truncated
         yield total
 
 
+def level_returns(
+    policy: Policy,
+    env: str | Callable[[], gymnasium.Env],
+    level_ids: Sequence[int],
+    num_envs: int = 16,
+    seed: int | None = None,
+) -> np.ndarray:
+    """Return of one episode on each level, float64 ``[L]``.
+
+    Args:
+        policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
+        env: Gymnasium id, or a callable that builds one environment.
+        level_ids: distinct; each is played once.
+        num_envs: episodes played at a time.
+        seed: of the environments' own randomness, where levels are set by ``set_level``.
+
+    Raises:
+        TypeError, ValueError: the policy returned no actions of the environment's space.
+
+    Example:
+        >>> level_returns(lambda observations: np.zeros(len(observations), dtype=int), "CartPole-v1", [3, 4, 5])
+        array([9., 8., 9.])
+    """
+    count = min(num_envs, len(level_ids))
+    environments = make_level_vector(env, count, SequentialLevels(level_ids), seed=seed, check=False)
+    source = policy.source if isinstance(policy, _StochasticPolicy) else "policy"
+    read = ActionReader(environments.single_action_space)
+    try:
+        returns = np.zeros(len(level_ids))
+        is_played = np.zeros(len(level_ids), dtype=np.bool_)
+        # which of the levels each environment plays; a second round, begun while others finish, does not count
+        place, total, following = np.arange(count), np.zeros(count), count
+        observation, _ = environments.reset()
+        while not is_played.all():
+            observation, reward, terminated, truncated, _ = environments.step(read(policy(observation), count, source))
+            total += reward
+            for i in np.flatnonzero(terminated | truncated):
+                if place[i] < len(level_ids):
+                    returns[place[i]], is_played[place[i]] = total[i], True
+                place[i], total[i], following = following, 0.0, following + 1
+        return returns
+    finally:
+        environments.close()
+
+
+@contextmanager
+def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
+    """The agent's policy with its exploration, on random numbers of its own: training goes on as if nothing was played.
+
+    Args:
+        agent: has ``act(observation, explore)``.
+        seed: of the actions drawn.
+    """
+    devices = [agent.device] if agent.device.type == "cuda" else []
+    with acting(acting_agent(agent)), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield _StochasticPolicy(agent)
+
+
+class _StochasticPolicy:
+    """An agent's actions with exploration, as arrays."""
+
+    def __init__(self, agent: L.LightningModule) -> None:
+        self.source = f"{type(agent).__name__}.act"
+        self._agent = acting_agent(agent)
+
+    def __call__(self, observation: np.ndarray) -> Any:
+        returned = self._agent.act(as_input(observation).to(self._agent.device), explore=True)
+        return as_array(returned) if isinstance(returned, Tensor) else returned
+
+
 class EvaluationStream:
     """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode played.
 
     Args:
-        source: the data module whose environment and agent are evaluated.
+        agent: that plays.
         episodes: how many.
-        seed: of the first episode.
+        play: plays them with the agent and returns their returns.
     """
 
-    def __init__(self, source: ReplayDataModule, episodes: int, seed: int = 10_000) -> None:
-        self._source = source
+    def __init__(
+        self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]
+    ) -> None:
+        self._agent = agent
         self._episodes = episodes
-        self._seed = seed
+        self._play = play
 
     def __len__(self) -> int:
         return self._episodes
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        assert self._source.trainer is not None
-        agent = self._source.trainer.lightning_module
-        environment = self._source.make_environment()
-        try:
-            for episode_return in episode_returns(agent, environment, self._episodes, self._seed):
-                yield {"return": torch.tensor(episode_return, device=agent.device)}
-        finally:
-            environment.close()
+        for episode_return in self._play(self._agent):
+            yield {"return": torch.tensor(episode_return, dtype=torch.float32, device=self._agent.device)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns from what the environments say beside observation and reward."""
+"""Columns of a replay from the infos that environments return beside observation and reward."""
 
 from __future__ import annotations
 
@@ -51,23 +51,11 @@ class InformationColumns:
         columns = {key: np.zeros(len(done), np.float32) for key in self.keys}
         for key, column in columns.items():
             for source, where in sources:
-                self._take(column, key, source, where)
+                has_key = _has(key, source, where)
+                if has_key.any():
+                    self.missing.discard(key)
+                    column[has_key] = _numbers(key, source[key], has_key)
         return columns
-
-    def _take(self, column: np.ndarray, key: str, infos: dict[str, Any], where: np.ndarray) -> None:
-        has_key = _has(key, infos, where)
-        if not has_key.any():
-            return
-        self.missing.discard(key)
-        values = infos[key]
-        if isinstance(values, dict):
-            raise _not_a_number(key, values)
-        taken = values[has_key]
-        if taken.dtype == object:  # as Gymnasium keeps what is no plain number; NumPy would make NaN of None
-            taken = np.array([_number(key, value) for value in taken])
-        if taken.ndim != 1 or taken.dtype.kind not in "biuf":
-            raise _not_a_number(key, taken[0])
-        column[has_key] = taken
 
     def check(self) -> None:
         """Called once episodes have ended: every key must have been seen.
@@ -92,9 +80,21 @@ class InformationColumns:
 
 
 def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
-    """Which of the environments ``where`` said the key, bool ``[N]``; Gymnasium keeps that under the key with a _."""
-    said = infos.get(f"_{key}")
-    return np.zeros_like(where) if said is None else said & where
+    """Which of the environments ``where`` gave the key, bool ``[N]``; Gymnasium keeps that under the key with a _."""
+    given = infos.get(f"_{key}")
+    return np.zeros_like(where) if given is None else given & where
+
+
+def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
+    """One number for each environment that has the key."""
+    if isinstance(values, dict):
+        raise _not_a_number(key, values)
+    taken = values[has_key]
+    if taken.dtype == object:  # as Gymnasium keeps other values than numbers; NumPy would make NaN of None
+        taken = np.array([_number(key, value) for value in taken])
+    if taken.ndim != 1 or taken.dtype.kind not in "biuf":
+        raise _not_a_number(key, taken[0])
+    return taken
 
 
 def _number(key: str, value: Any) -> float:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 
 __all__ = ["Action", "ActionReader", "act_on", "act_with_value_on", "acting", "as_array", "as_input", "values_of"]
@@ -23,13 +23,8 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 
 @contextmanager
-def acting(agent: L.LightningModule) -> Iterator[None]:
+def acting(agent: Any) -> Iterator[None]:
     """Evaluation mode without gradients; Lightning's training loop has both the other way round."""
-    if not callable(getattr(agent, "act", None)):
-        raise TypeError(
-            f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
-            "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
-        )
     was_training = agent.training
     agent.eval()
     try:
@@ -46,7 +41,7 @@ def as_input(observation: np.ndarray) -> Tensor:
 
 
 class ActionReader:
-    """Turns what an agent returned into an array ``[N, *space.shape]`` of the action space's dtype.
+    """Converts actions that an agent returned to an array ``[N, *space.shape]`` of the action space's dtype.
 
     Tensors on any device, arrays, numbers and lists of numbers are accepted. Dimensions of size 1 may be missing or
     added, so that for one observation an action without batch dimension is accepted, and a plain number where an action
@@ -64,10 +59,11 @@ class ActionReader:
     """
 
     def __init__(self, space: Space) -> None:
-        self._space, self._parameters = space, None
-        if is_parameterized(space):
-            actions = ParameterizedActions.of(space)
-            self._space, self._parameters = Discrete(len(actions.boxes)), Box(actions.low, actions.high)
+        self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
+        self._space = space
+        if self.actions is not None:
+            self._parameters = Box(self.actions.low, self.actions.high)
+            self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
     def __call__(self, returned: Any, count: int, source: str) -> Action:
         """Reads the actions for ``count`` observations.
@@ -81,43 +77,51 @@ class ActionReader:
             TypeError: no numbers, or of another kind than the space's.
             ValueError: another shape, or a discrete action that does not exist.
         """
-        if self._parameters is None:
-            return _read(returned, self._space, count, source)
-        if not isinstance(returned, tuple | list) or len(returned) != 2:
-            raise TypeError(
-                f"{source} returned {_shown(returned)} for a batch of {count}; an action with parameters is the pair "
-                f"(discrete, parameters): integers [{count}] and the parameters of all actions "
-                f"[{count}, {self._parameters.shape[0]}], in the order of the space {self._parameters}."
-            )
-        discrete, parameters = returned
-        return _read(discrete, self._space, count, source), _read(parameters, self._parameters, count, source)
+        if self.actions is not None:
+            if not isinstance(returned, tuple | list) or len(returned) != 2:
+                raise TypeError(
+                    f"{source} returned {_shown(returned)} for a batch of {count}; an action with parameters is the "
+                    f"pair (discrete, parameters): integers [{count}] and the parameters of all actions "
+                    f"[{count}, {self._parameters.shape[0]}], in the order of the space {self._parameters}."
+                )
+            parts: Any = [read(part, count, source) for read, part in zip(self._parts, returned, strict=True)]
+            return parts[0], parts[1]
+        space, array = self._space, as_array(returned)
+        dtype, expected = space.dtype, (count, *(space.shape or ()))
+        if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
+            raise TypeError(_refusal(returned, space, count, source))
+        if array.shape != expected:
+            if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
+                raise ValueError(_refusal(returned, space, count, source))
+            array = array.reshape(expected)
+        array = array.astype(dtype, copy=False)
+        if isinstance(space, Discrete):
+            numbers = array.tolist()  # of a few environments, faster than NumPy's minimum
+            if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
+                raise ValueError(_refusal(numbers, space, count, source))
+        return array
 
 
-def act_on(agent: L.LightningModule, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
+def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
     """Actions ``[N, ...]`` for observations ``[N, ...]``; floats reach the agent as float32.
 
     Raises:
         TypeError, ValueError: the agent returned something else, see :class:`ActionReader`.
     """
-    returned = agent.act(as_input(observation).to(agent.device), explore=explore)  # type: ignore[operator]
+    returned = agent.act(as_input(observation).to(agent.device), explore=explore)
     return read(returned, len(observation), f"{type(agent).__name__}.act")
 
 
-def act_with_value_on(agent: L.LightningModule, observation: np.ndarray, read: ActionReader) -> TensorDictBase:
-    """Actions for observations ``[N, ...]`` with what is recorded of them: TensorDict ``[N]`` on the CPU.
+def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: ActionReader) -> TensorDictBase:
+    """Actions for observations ``[N, ...]`` and the columns recorded with them: TensorDict ``[N]`` on the CPU.
 
     Raises:
-        TypeError: the agent lacks ``act_with_value`` or ``value``, or returned no TensorDict and no dictionary.
+        TypeError: the agent returned no TensorDict and no dictionary.
         ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
     """
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
-    if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
-        raise TypeError(
-            f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
-            "collected with; add both as in lightning_replay.agents.PPO, or use that."
-        )
     given = as_input(observation)
-    recorded = agent.act_with_value(given.to(agent.device))  # type: ignore[operator]
+    recorded: Any = agent.act_with_value(given.to(agent.device))
     if isinstance(recorded, dict):
         try:
             recorded = TensorDict(recorded, [count])
@@ -140,13 +144,13 @@ def act_with_value_on(agent: L.LightningModule, observation: np.ndarray, read: A
     return row
 
 
-def values_of(agent: L.LightningModule, observation: np.ndarray) -> Tensor:
+def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:
     """Values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
 
     Raises:
         TypeError, ValueError: ``agent.value`` returned something else than one number each.
     """
-    found = agent.value(as_input(observation).to(agent.device))  # type: ignore[operator]
+    found: Any = agent.value(as_input(observation).to(agent.device))
     source = f"{type(agent).__name__}.value"
     if not isinstance(found, Tensor):
         raise TypeError(
@@ -171,25 +175,8 @@ def _recorded_columns(count: int) -> str:
     )
 
 
-def _read(returned: Any, space: Space, count: int, source: str) -> np.ndarray:
-    """The actions of one space without parameters; see :class:`ActionReader`."""
-    array, dtype, expected = as_array(returned), space.dtype, (count, *(space.shape or ()))
-    if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
-        raise TypeError(_refusal(returned, space, count, source))
-    if array.shape != expected:
-        if _without_ones(array.shape) != _without_ones(expected):
-            raise ValueError(_refusal(returned, space, count, source))
-        array = array.reshape(expected)
-    array = array.astype(dtype, copy=False)
-    if isinstance(space, Discrete):
-        numbers = array.tolist()  # of a few environments, faster than NumPy's minimum
-        if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
-            raise ValueError(_refusal(numbers, space, count, source))
-    return array
-
-
 def as_array(returned: Any) -> np.ndarray | None:
-    """An array of what an agent returned; ``None`` where that is none."""
+    """Converts what an agent returned to an array; ``None`` where that is impossible."""
     if isinstance(returned, Tensor):
         tensor = returned.detach()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
@@ -197,10 +184,6 @@ def as_array(returned: Any) -> np.ndarray | None:
         return np.asarray(returned)
     except (TypeError, ValueError, RuntimeError):  # lists of unequal lengths, or of tensors on a GPU
         return None
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def _refusal(returned: Any, space: Space, count: int, source: str) -> str:

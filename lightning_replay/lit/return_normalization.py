@@ -40,11 +40,11 @@ class ReturnNormalization:
 
     @property
     def scale(self) -> float:
-        """What rewards are divided by; 1 before the first."""
+        """Divisor of the rewards; 1 before the first."""
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Takes one step's rewards ``[N]`` up and returns them normalised, float32 ``[N]``.
+        """Adds one step's rewards ``[N]`` to the returns, and normalises them, float32 ``[N]``.
 
         Args:
             reward: of each environment.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which environment plays which task of a curriculum, and what their episodes tell its scheduler."""
+"""Assignment of a curriculum's tasks to environments, and progress signals from the episodes they play."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TaskAssignment", "check_tasks"]
 
 
 class TaskAssignment:
-    """Tells each environment its task ahead of the reset that begins it; environments reset when an episode ends.
+    """Sets each environment's task ahead of the reset that begins it; environments reset when an episode ends.
 
     Args:
         replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
@@ -46,9 +46,9 @@ class TaskAssignment:
                 self._replay.progress(names[task], signal)
         self.running[ended] = np.array(self._next)[ended]
         assert self._environments is not None
-        wanted = list(self._replay.actor_tasks(self._environments.num_envs))
-        if wanted != self._next:
-            self._assign(wanted)
+        tasks = list(self._replay.actor_tasks(self._environments.num_envs))
+        if tasks != self._next:
+            self._assign(tasks)
 
     def _assign(self, tasks: Sequence[int]) -> None:
         assert self._environments is not None
@@ -71,7 +71,7 @@ def check_tasks(environment: gymnasium.Env, tasks: Sequence[str]) -> None:
     """Refuses an environment that cannot play these tasks.
 
     Raises:
-        ValueError: it has no ``TASKS``, does not know one of the names, or its ``task`` cannot be set.
+        ValueError: it has no ``TASKS``, lacks one of the names, or its ``task`` cannot be set.
     """
     if not (environment.has_wrapper_attr("TASKS") and environment.has_wrapper_attr("task")):
         raise ValueError(

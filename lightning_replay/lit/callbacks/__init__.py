@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning callbacks: priority feedback, evaluation, checkpoints, statistics, progress, pictures."""
 
+from lightning_replay.agents.feedback import UpdatePriorities
 from lightning_replay.lit.callbacks.checkpoint import ReplayCheckpoint
 from lightning_replay.lit.callbacks.evaluate import Evaluate
 from lightning_replay.lit.callbacks.generalization import GeneralizationGap
@@ -11,10 +12,8 @@ from lightning_replay.lit.callbacks.level_pictures import (
     draw_level_curriculum,
     draw_score_against_staleness,
 )
-from lightning_replay.lit.callbacks.levels import LogLevelStats
-from lightning_replay.lit.callbacks.priorities import UpdatePriorities
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.callbacks.statistics import LogReplayStats
+from lightning_replay.lit.callbacks.statistics import LogLevelStats, LogReplayStats
 
 __all__ = [
     "Evaluate",

@@ -115,7 +115,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         source = self._source = source_of(trainer, self)
         resumed = trainer.ckpt_path
         if not (source.env_steps_done if resumed is None else _is_same(resumed, self.last_model_path)):
-            # What lies in the folder is not this run's past: it gets names of its own.
+            # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
         if resumed is not None or not source.env_steps_done:

@@ -38,7 +38,7 @@ class Evaluate(L.Callback):
         self.history: list[tuple[int, float]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluates the untrained agent, or gives the last evaluation back after a resume."""
+        """Evaluates the untrained agent, or publishes the last evaluation again after a resume."""
         if self.history and self.history[-1][0] <= source_of(trainer, self).env_steps_done > 0:
             self._publish(trainer)
         else:
@@ -63,7 +63,7 @@ class Evaluate(L.Callback):
         for episode_return in episode_returns(agent, environment, self.episodes, self.seed):
             returns.append(episode_return)
             if isinstance(bar, ReplayProgressBar):  # games may be long
-                bar.say(
+                bar.describe(
                     "" if len(returns) == self.episodes else f"evaluating, {len(returns)} of {self.episodes} played"
                 )
         environment.close()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -12,10 +11,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.callbacks.levels import level_source_of
-from lightning_replay.lit.datamodules.levels import LevelDataModule
-from lightning_replay.lit.environments import make_environment
-from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
+from lightning_replay.lit.datamodules.levels import level_source_of
 
 __all__ = ["GeneralizationGap"]
 
@@ -62,18 +58,12 @@ class GeneralizationGap(Evaluate):
                 f"{len(both)} of held_out_levels have been trained on meanwhile; they are left out from now."
             )
         trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
-        self.history.append((source.env_steps_done, self._mean_return(source, agent, held_out)))
-        if played:
-            mean = self._mean_return(source, agent, trained_on)
-            self.training_history.append((source.env_steps_done, mean))
+        for history, level_ids in ((self.history, held_out), (self.training_history, trained_on)):
+            if level_ids:
+                history.append((source.env_steps_done, float(source.returns_on(level_ids, agent, self.seed).mean())))
         self._publish(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self._metrics())
-
-    def _mean_return(self, source: LevelDataModule, agent: L.LightningModule, level_ids: list[int]) -> float:
-        env = partial(make_environment, source.env, source.evaluation_env_kwargs)
-        with stochastic_policy(agent, self.seed) as policy:
-            return float(level_returns(policy, env, level_ids, source.pace.num_envs, self.seed).mean())
 
     def _metrics(self) -> dict[str, float]:
         metrics = {"eval/return": self.history[-1][1]}

@@ -50,11 +50,11 @@ class LearningCurve(L.Callback):
         self._newest: Episode | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds out before the training, not after it, that matplotlib is missing."""
+        """Imports matplotlib, so that it is missing before the training and not after it."""
         import_pyplot(_PICTURE)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forgets the episodes of another run."""
+        """Removes the episodes of another run."""
         if self.history and self.history[-1][0] > source_of(trainer, self).env_steps_done:
             self.history.clear()
 

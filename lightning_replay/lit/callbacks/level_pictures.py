@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of which levels were replayed: the curriculum over time, scores against staleness at the end."""
+"""Pictures of the levels that were replayed: the curriculum over time, scores against staleness at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_replay.analysis.plotting import (
     save_figure,
 )
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
-from lightning_replay.lit.callbacks.levels import level_source_of
+from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.validation import check_callable, check_kind, checked_count
 
@@ -40,12 +40,12 @@ class LevelCurriculum(L.Callback):
     """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
 
     At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
-    without scores have no such probabilities; for them nothing is drawn, and a line says so.
+    without scores have no such probabilities; for them nothing is drawn, and one line is printed.
     Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
         difficulty: of a level's id, one of a few numbers; if absent, ``info["difficulty"]`` of a reset to that level in
-            an environment of its own. Each level is asked once.
+            an environment of its own. Computed once per level.
         every_n_rollouts: rollouts between two records.
         path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
 
@@ -67,11 +67,11 @@ class LevelCurriculum(L.Callback):
         self._environment: gymnasium.Env | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds out before the training, not after it, that matplotlib is missing."""
+        """Imports matplotlib, so that it is missing before the training and not after it."""
         import_pyplot(_CURRICULUM)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forgets the records of another run."""
+        """Removes the records of another run."""
         if self.history and self.history[-1][0] > level_source_of(trainer, self).env_steps_done:
             self.history.clear()
 
@@ -113,10 +113,10 @@ class LevelCurriculum(L.Callback):
         if self.history:
             draw_level_curriculum(self.history, _path(self.path, trainer, "level_curriculum.png"))
         else:
-            _say_why_not(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
+            _print_reason(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Closes the environment that was asked."""
+        """Closes the environment whose infos were read."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None
@@ -135,7 +135,7 @@ class LevelCurriculum(L.Callback):
 class ScoreAgainstStaleness(L.Callback):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
-    For sources without scores nothing is drawn, and a line says so. Needs matplotlib:
+    For sources without scores nothing is drawn, and one line is printed. Needs matplotlib:
     ``pip install 'lightning-replay[plots]'``.
 
     Args:
@@ -147,7 +147,7 @@ class ScoreAgainstStaleness(L.Callback):
         self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds out before the training, not after it, that matplotlib is missing."""
+        """Imports matplotlib, so that it is missing before the training and not after it."""
         import_pyplot(_SCATTER)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -156,7 +156,7 @@ class ScoreAgainstStaleness(L.Callback):
         if len(levels):
             draw_score_against_staleness(levels, _path(self.path, trainer, "score_against_staleness.png"))
         else:
-            _say_why_not(self, trainer)
+            _print_reason(self, trainer)
 
 
 def draw_level_curriculum(history: Curriculum, path: Path) -> None:
@@ -210,7 +210,7 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _say_why_not(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
+def _print_reason(callback: L.Callback, trainer: L.Trainer, where_there_are_scores: str = "") -> None:
     levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
     reason = where_there_are_scores if len(levels) else "no level has a score"
     rank_zero_info(f"{type(callback).__name__} drew nothing, because {reason}: {levels!r}")

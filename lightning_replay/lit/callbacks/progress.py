@@ -36,7 +36,7 @@ class ReplayProgressBar(ProgressBar):
         self._bar: tqdm | None = None
         self._last_updates = 0
         self._last_time = 0.0
-        self._last_said = 0.0
+        self._last_described = 0.0
 
     def enable(self) -> None:
         """Shows the bar."""
@@ -53,7 +53,7 @@ class ReplayProgressBar(ProgressBar):
             return
         self._bar = tqdm(total=source.pace.env_steps, initial=source.env_steps_done, unit="step", dynamic_ncols=True)
         self._last_updates, self._last_time = source.updates_done, time.perf_counter()
-        self._last_said = self._last_time
+        self._last_described = self._last_time
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -63,13 +63,13 @@ class ReplayProgressBar(ProgressBar):
         if self._bar is not None and now - self._last_time >= self.refresh_seconds:
             self._refresh(trainer, now)
 
-    def say(self, what: str) -> None:
-        """Shows what goes on between two steps, when a refresh is due; an empty text ends it."""
+    def describe(self, activity: str) -> None:
+        """Shows an activity between two steps, when a refresh is due; an empty text ends it."""
         now = time.perf_counter()
-        if self._bar is None or (what and now - self._last_said < self.refresh_seconds):
+        if self._bar is None or (activity and now - self._last_described < self.refresh_seconds):
             return
-        self._last_said = now
-        self._bar.set_description_str(what, refresh=bool(what))
+        self._last_described = now
+        self._bar.set_description_str(activity, refresh=bool(activity))
 
     def _refresh(self, trainer: L.Trainer, now: float) -> None:
         source = source_of(trainer, self)

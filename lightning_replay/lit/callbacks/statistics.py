@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs what the replay holds and how training goes, against environment steps."""
+"""Logs the contents of the replay, or the levels that are replayed, and the progress of training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,36 @@ from typing import Any
 import lightning as L
 import torch
 
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
+from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
 from lightning_replay.validation import checked_count
 
-__all__ = ["LogReplayStats"]
+__all__ = ["LogLevelStats", "LogReplayStats"]
 
 
-class LogReplayStats(L.Callback):
+class _LogStats(L.Callback):
+    """Writes a record every so many updates, with the speed since the last one."""
+
+    def __init__(self) -> None:
+        self._last = (0, 0.0)
+
+    def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
+        """Adds the recent return, the scalars among a training step's outputs and the speed of a clock."""
+        source: EnvStepDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        now, (last_clock, last_time) = time.perf_counter(), self._last
+        for name, value in dict(outputs or {}).items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                stats[f"train/{name}"] = float(value)
+        if source.collection.episodes:
+            stats["train/return"] = source.collection.recent_return
+        stats[rate] = (clock - last_clock) / (now - last_time)
+        for logger in trainer.loggers:
+            logger.log_metrics(stats)
+        self._last = (clock, now)
+
+
+class LogReplayStats(_LogStats):
     """Every ``every_n_updates`` writes ``replay/*`` and ``train/*`` to the trainer's loggers.
 
     Of buffers with tables ``replay/tables/<name>/*``, of a curriculum ``replay/probability/<task>`` as well. The
@@ -28,14 +51,13 @@ class LogReplayStats(L.Callback):
     """
 
     def __init__(self, every_n_updates: int = 500) -> None:
+        super().__init__()
         self.every_n_updates = checked_count("every_n_updates", every_n_updates)
-        self._last_updates = 0
-        self._last_time = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
         source = trainer.datamodule  # type: ignore[attr-defined]
-        self._last_updates, self._last_time = getattr(source, "updates_done", 0), time.perf_counter()
+        self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -44,22 +66,42 @@ class LogReplayStats(L.Callback):
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not trainer.loggers or not isinstance(source, ReplayDataModule):
             return
-        updates = source.updates_done
-        if updates // self.every_n_updates == self._last_updates // self.every_n_updates:
+        if source.updates_done // self.every_n_updates == self._last[0] // self.every_n_updates:
             return
-        now = time.perf_counter()
-        metrics = _numbers(source.replay.stats(), "replay")
+        stats = _numbers(source.replay.stats(), "replay")
         if hasattr(source.replay, "probabilities"):
-            metrics |= _numbers(source.replay.probabilities(), "replay/probability")
-        metrics |= {f"train/{name}": float(value) for name, value in dict(outputs or {}).items() if _is_scalar(value)}
+            stats |= _numbers(source.replay.probabilities(), "replay/probability")
         if isinstance(outputs, dict) and "td_error" in outputs:
-            metrics["train/td_error"] = float(outputs["td_error"].abs().mean())
-        if source.collection.episodes:
-            metrics["train/return"] = source.collection.recent_return
-        metrics["updates_per_second"] = (updates - self._last_updates) / (now - self._last_time)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics)
-        self._last_updates, self._last_time = updates, now
+            stats["train/td_error"] = float(outputs["td_error"].abs().mean())
+        self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
+
+
+class LogLevelStats(_LogStats):
+    """Every ``every_n_rollouts`` writes ``levels/*`` and ``train/*`` to the trainer's loggers.
+
+    ``levels/*`` are the figures of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return
+    of the last ten episodes. The data module adds both clocks.
+
+    Args:
+        every_n_rollouts: rollouts between two records.
+    """
+
+    def __init__(self, every_n_rollouts: int = 10) -> None:
+        super().__init__()
+        self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock."""
+        self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records when due."""
+        source = level_source_of(trainer, self)
+        if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
+            stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}
+            self._write(trainer, source.env_steps_done, "env_steps_per_second", stats, outputs)
 
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -71,7 +113,3 @@ def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             numbers[f"{prefix}/{name}"] = value
     return numbers
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +12,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from lightning_replay.agents.foreign import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
-from lightning_replay.lit.collectors.vector import Episode
-from lightning_replay.lit.policy import ActionReader, act_with_value_on, acting, values_of
+from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.policy import act_with_value_on, acting, values_of
 from lightning_replay.lit.return_normalization import ReturnNormalization
 
 __all__ = ["LevelCollection", "LevelEpisode"]
@@ -32,7 +31,7 @@ class LevelEpisode(Episode):
     level_id: int
 
 
-class LevelCollection:
+class LevelCollection(Collector):
     """Clock and state of collecting rollouts. Environments are built at the first step, and anew after :meth:`close`.
 
     New environments begin new episodes: every actor chooses a level first, then what it played before is abandoned.
@@ -51,29 +50,18 @@ class LevelCollection:
         seed: int | None,
         normalization: ReturnNormalization | None = None,
     ) -> None:
+        super().__init__(seed, kept_episodes=100_000)
         self._levels = levels
         self._make = environments
-        self._generator = np.random.default_rng(seed)
         self._normalization = normalization
-        self._environments: LevelVectorWrapper | None = None
-        self._observation = np.zeros(0)
-        self._return = np.zeros(0)
-        self._length = np.zeros(0, dtype=np.int64)
+        self._running: RunningEpisodes | None = None
         self._is_trained = np.zeros(0, dtype=np.bool_)
         self._played: dict[int, None] = {}  # in order of the last episode's start
-        self.env_steps = 0
-        self.episodes: deque[LevelEpisode] = deque(maxlen=100_000)
 
     @property
     def played_levels(self) -> list[int]:
         """Different levels played so far, at most the 10,000 played last."""
         return list(self._played)
-
-    @property
-    def recent_return(self) -> float:
-        """Mean return of the last ten episodes, NaN before the first."""
-        recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
-        return float(np.mean(recent)) if recent else math.nan
 
     def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
         """Plays ``length`` steps in every environment with the agent's policy as it is.
@@ -84,42 +72,55 @@ class LevelCollection:
             is_trained bool, whether the learner may learn from the episode; of ``next`` reward, as normalised,
             state_value, terminated, truncated, done, each ``[N, length, 1]``.
         """
+        policy = rollout_agent(agent)
         rows: list[TensorDictBase] = []
         cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
-        with acting(agent):
-            environments = self._begin() if self._environments is None else self._environments
+        with acting(policy):
+            running = self._begin() if self._running is None else self._running
             for step in range(length):
-                row = act_with_value_on(agent, self._observation, self._read_actions)
-                following, reward, terminated, truncated, infos = environments.step(row["action"].numpy())
-                for i in np.flatnonzero(truncated & ~terminated):
-                    cut.append((int(i), step, infos["final_obs"][i]))
-                rows.append(self._note(row, reward, terminated, truncated, infos["step_level_id"]))
-                self._observation = following
-            rollout = torch.stack(rows, dim=1)
-            self._add_next_values(agent, rollout, cut)
+                row = act_with_value_on(policy, running.observation, running.read_actions)
+                following, reward, terminated, truncated, infos = running.environments.step(row["action"].numpy())
+                done, level_id = terminated | truncated, infos["step_level_id"].astype(np.int64)
+                trained = reward if self._normalization is None else self._normalization(reward, done)
+                columns = {"reward": trained.astype(np.float32), "done": done}
+                columns |= {"terminated": terminated, "truncated": truncated}
+                columns = {name: torch.from_numpy(column).unsqueeze(-1) for name, column in columns.items()}
+                row["next"] = TensorDict(columns, row.shape)
+                row["level_id"] = torch.from_numpy(level_id)
+                row["is_trained"] = torch.from_numpy(self._is_trained.copy())
+                rows.append(row)
+                for i in np.flatnonzero(truncated & ~terminated).tolist():
+                    cut.append((i, step, infos["final_obs"][i]))
+                running.observation = following
+                self.env_steps += len(reward)
+                ended = running.count_step(reward, done)
+                for i, episode_return, steps in ended:
+                    self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
+                self._start_episodes(running, [i for i, _, _ in ended])
+            rollout: Any = torch.stack(rows, dim=1)
+            # values of the observations that followed: the next row's, or the last one's where time ran out
+            followed = [running.observation, *(last[None] for _, _, last in cut)]
+            found = values_of(policy, np.concatenate(followed))
+        count = running.num_envs
+        values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
+        for (i, step, _), value in zip(cut, found[count:], strict=True):
+            values[i, step] = value
+        rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
         return rollout
 
-    def _begin(self) -> LevelVectorWrapper:
-        environments = self._make(int(self._generator.integers(2**31)))
-        try:
-            self._observation, _ = environments.reset()
-        except Exception:
-            environments.close()
-            raise
-        self._environments = environments
-        self._read_actions = ActionReader(environments.single_action_space)
-        count = environments.num_envs
-        self._return, self._length = np.zeros(count), np.zeros(count, dtype=np.int64)
-        self._is_trained = np.ones(count, dtype=np.bool_)
-        self._start_episodes(np.arange(count))
+    def _begin(self) -> RunningEpisodes:
+        running = RunningEpisodes(self._make(int(self._generator.integers(2**31))))
+        self._running = running
+        self._is_trained = np.ones(running.num_envs, dtype=np.bool_)
+        self._start_episodes(running, range(running.num_envs))
         if self._normalization is not None:
             self._normalization.restart()
-        return environments
+        return running
 
-    def _start_episodes(self, began: np.ndarray) -> None:
+    def _start_episodes(self, running: RunningEpisodes, began: Iterable[int]) -> None:
         """Records the levels of episodes that begin, and whether they are trained on or only scored."""
-        assert self._environments is not None
-        actors, level_ids = self._environments.actors, self._environments.level_ids.tolist()
+        environments: Any = running.environments
+        actors, level_ids = environments.actors, environments.level_ids.tolist()
         for i in began:
             self._is_trained[i] = self._levels.trains_on(actors[i], level_ids[i])
             self._played.pop(level_ids[i], None)
@@ -127,69 +128,22 @@ class LevelCollection:
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
 
-    def _note(
-        self,
-        row: TensorDictBase,
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        level_id: np.ndarray,
-    ) -> TensorDictBase:
-        """Adds what a step gave; counts it and the episodes it ended."""
-        done = terminated | truncated
-        trained = reward if self._normalization is None else self._normalization(reward, done)
-        columns = {"reward": trained.astype(np.float32), "terminated": terminated, "truncated": truncated, "done": done}
-        row["next"] = TensorDict(
-            {name: torch.from_numpy(np.asarray(column)).unsqueeze(-1) for name, column in columns.items()}, row.shape
-        )
-        row["level_id"] = torch.from_numpy(level_id.astype(np.int64))
-        row["is_trained"] = torch.from_numpy(self._is_trained.copy())
-        self.env_steps += len(reward)
-        self._return += reward
-        self._length += 1
-        ended = np.flatnonzero(done)
-        for i in ended:
-            self.episodes.append(
-                LevelEpisode(self.env_steps, float(self._return[i]), int(self._length[i]), int(level_id[i]))
-            )
-        self._return[ended] = 0.0
-        self._length[ended] = 0
-        self._start_episodes(ended)
-        return row
-
-    def _add_next_values(
-        self, agent: L.LightningModule, rollout: TensorDictBase, cut: list[tuple[int, int, np.ndarray]]
-    ) -> None:
-        """Values of the observations that followed: the next row's, or the last observation's where time ran out."""
-        behind = [self._observation, *(last[None] for _, _, last in cut)]
-        found = values_of(agent, np.concatenate(behind))
-        count = len(self._observation)
-        values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
-        for (i, step, _), value in zip(cut, found[count:], strict=True):
-            values[i, step] = value
-        rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
-
     def close(self) -> None:
-        """Closes the environments; their episodes are given up when the next ones begin."""
-        if self._environments is not None:
-            self._environments.close()
-            self._environments = None
+        """Closes the environments; their episodes are abandoned when the next ones begin."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
 
     def state_dict(self) -> dict[str, Any]:
         """Clock, generator, moments of the returns and the levels played: a tensor and plain values."""
-        return {
-            "env_steps": self.env_steps,
-            "generator": self._generator.bit_generator.state,
+        return super().state_dict() | {
             "normalization": None if self._normalization is None else self._normalization.state_dict(),
             "played": torch.tensor(self.played_levels, dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; environments begin anew."""
-        self.close()
-        self.env_steps = state["env_steps"]
-        self._generator.bit_generator.state = state["generator"]
-        self.episodes.clear()
+        super().load_state_dict(state)
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:
             self._normalization.load_state_dict(state["normalization"])

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +12,8 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from lightning_replay.lit.collectors.vector import Episode, Rollout
+from lightning_replay.agents.foreign import acting_agent
+from lightning_replay.lit.collectors.vector import Collector, Rollout
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import act_on, acting
@@ -26,12 +25,11 @@ __all__ = ["ROWS_PER_WRITE", "Collection"]
 ROWS_PER_WRITE = 1_024
 
 
-class Collection:
+class Collection(Collector):
     """Clock and state of collecting. Environments are built at the first step, and anew after :meth:`close` or a load.
 
-    Episodes that a close or a load interrupts are marked truncated in the replay just before the next step, and the
-    steps that wait for their returns are stored with what there is of them: until then the buffer is exactly what it
-    was.
+    Just before the next step, episodes that a close or a load interrupted are marked truncated in the replay, and their
+    partial n-step transitions are flushed: until then the buffer is exactly what it was.
 
     Args:
         replay: where the steps go.
@@ -53,11 +51,11 @@ class Collection:
         assignment: TaskAssignment | None = None,
         info_keys: Sequence[str] = (),
     ) -> None:
+        super().__init__(seed, kept_episodes=1_000)
         self._replay = replay
         self._environments = environments
         self._warmup_steps = warmup_steps
         self._last_step = env_steps
-        self._generator = np.random.default_rng(seed)
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
         self._rollout: Rollout | None = None
@@ -65,15 +63,7 @@ class Collection:
         self._newest = np.zeros(0, dtype=np.int64)
         self._is_open = np.zeros(0, dtype=np.bool_)
         self._interrupted: tuple[Tensor, Tensor] | None = None
-        self.env_steps = 0
         self._stored_steps = 0
-        self.episodes: deque[Episode] = deque(maxlen=1_000)
-
-    @property
-    def recent_return(self) -> float:
-        """Mean return of the last ten episodes, NaN before the first."""
-        recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
-        return float(np.mean(recent)) if recent else math.nan
 
     def collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
@@ -82,30 +72,28 @@ class Collection:
         """
         if self.env_steps >= env_steps:
             return
-        with acting(agent):
-            rollout = self._start() if self._rollout is None else self._rollout
+        policy = acting_agent(agent)
+        rollout = self._start() if self._rollout is None else self._rollout
+        with acting(policy):
             try:
-                self._step_until(env_steps, agent, rollout)
+                while self.env_steps < env_steps:
+                    if self.env_steps < self._warmup_steps:
+                        space = rollout.environments.single_action_space
+                        action = random_actions(space, rollout.num_envs, self._generator)
+                    else:
+                        action = act_on(policy, rollout.observation, True, rollout.read_actions)
+                    self.env_steps += rollout.num_envs
+                    self.episodes.extend(rollout.step(action, self.env_steps))
+                    if self.env_steps >= env_steps or rollout.pending_rows >= ROWS_PER_WRITE:
+                        self._store(rollout)
             except BaseException:
                 self._store_finished(rollout)
                 raise
         if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
             self._information.check()
 
-    def _step_until(self, env_steps: int, agent: L.LightningModule, rollout: Rollout) -> None:
-        while self.env_steps < env_steps:
-            if self.env_steps < self._warmup_steps:
-                space = rollout.environments.single_action_space
-                action = random_actions(space, rollout.num_envs, self._generator)
-            else:
-                action = act_on(agent, rollout.observation, True, rollout.read_actions)
-            self.env_steps += rollout.num_envs
-            self.episodes.extend(rollout.step(action, self.env_steps))
-            if rollout.pending_rows >= ROWS_PER_WRITE or self.env_steps >= env_steps:
-                self._store(rollout)
-
     def _store_finished(self, rollout: Rollout) -> None:
-        """Counts the steps that were finished before an exception, and stores those that wait."""
+        """Counts the steps that were finished before an exception, and stores those that are pending."""
         self.env_steps = self._stored_steps + rollout.pending_rows
         try:
             if rollout.pending_rows:
@@ -140,7 +128,7 @@ class Collection:
             # in order of time, so that the newest row of each environment is the one that stays
             self._newest[environment] = index.cpu().numpy()
             self._is_open[environment] = ~rows["next", "done"].squeeze(-1).numpy()
-        else:  # or the writer refused some, so that the slots tell nothing of the newest rows
+        else:  # or the writer refused some, so that the slots do not identify the newest rows
             self._is_open[:] = False
         if excess:
             self.env_steps = self._last_step
@@ -167,10 +155,8 @@ class Collection:
         """Clock, generator and open episodes, as plain values."""
         index, generation = self._open_rows() or (torch.zeros(0), torch.zeros(0))
         rollout = self._rollout
-        return {
-            "env_steps": self.env_steps,
+        return super().state_dict() | {
             "next_trajectory": self._next_trajectory if rollout is None else rollout.next_trajectory,
-            "generator": self._generator.bit_generator.state,
             "open_index": [int(value) for value in index],
             "open_generation": [int(value) for value in generation],
             "tasks": None if self._assignment is None else self._assignment.state_dict(),
@@ -179,12 +165,10 @@ class Collection:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, with the open episodes interrupted."""
-        self.close()
-        self.env_steps = self._stored_steps = state["env_steps"]
+        super().load_state_dict(state)
+        self._stored_steps = self.env_steps
         self._next_trajectory = state["next_trajectory"]
-        self._generator.bit_generator.state = state["generator"]
         self._interrupted = (torch.tensor(state["open_index"]).long(), torch.tensor(state["open_generation"]).long())
-        self.episodes.clear()
         if self._assignment is not None and state.get("tasks") is not None:
             self._assignment.load_state_dict(state["tasks"])
         self._information.load_state_dict(state.get("missing_information", self._information.keys))

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps a vector of environments and turns the steps into rows for a replay."""
+"""Steps a vector of environments: episode statistics, rows for a replay, and the clock of either kind of collecting."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +16,11 @@ from gymnasium.vector import VectorEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.policy import Action, ActionReader
 from lightning_replay.lit.task_assignment import TaskAssignment
 
-__all__ = ["Episode", "Rollout"]
+__all__ = ["Collector", "Episode", "Rollout", "RunningEpisodes"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,82 @@ class Episode:
     length: int
 
 
-class Rollout:
+class Collector(ABC):
+    """Clock, generator and finished episodes of collecting from environments that are built when they are needed.
+
+    Args:
+        seed: of environments and random actions.
+        kept_episodes: finished episodes that are remembered.
+
+    Attributes:
+        env_steps: environment steps collected.
+        episodes: the newest that finished.
+    """
+
+    def __init__(self, seed: int | None, kept_episodes: int) -> None:
+        self._generator = np.random.default_rng(seed)
+        self.env_steps = 0
+        self.episodes: deque[Any] = deque(maxlen=kept_episodes)
+
+    @property
+    def recent_return(self) -> float:
+        """Mean return of the last ten episodes, NaN before the first."""
+        recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
+        return float(np.mean(recent)) if recent else math.nan
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the environments, whose episodes are interrupted; new ones are built at the next step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clock and generator."""
+        return {"env_steps": self.env_steps, "generator": self._generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; environments are built anew."""
+        self.close()
+        self.env_steps = state["env_steps"]
+        self._generator.bit_generator.state = state["generator"]
+        self.episodes.clear()
+
+
+class RunningEpisodes:
+    """Environments in progress, the observation, return and length of the episode that each of them plays.
+
+    Args:
+        environments: reset here; closed if that raises.
+        seed: of the reset.
+    """
+
+    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
+        self.environments = environments
+        self.num_envs: int = environments.num_envs
+        self.read_actions = ActionReader(environments.single_action_space)
+        try:
+            self.observation, _ = environments.reset(seed=seed)
+        except Exception:
+            environments.close()
+            raise
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, dtype=np.int64)
+
+    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
+        """Adds one step; returns environment, return and length of each episode that it ended."""
+        self._return += reward
+        self._length += 1
+        if not done.any():
+            return []
+        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
+        self._return[done] = 0.0
+        self._length[done] = 0
+        return ended
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.environments.close()
+
+
+class Rollout(RunningEpisodes):
     """Environments in progress. Call :meth:`step` per action, :meth:`take_rows` before the replay is drawn from.
 
     The stored next observation at an episode's end is the episode's last one, not the first of the next. Floats are
@@ -40,7 +119,10 @@ class Rollout:
         seed: of the first reset.
         first_trajectory: number of the first episode; the others count on from there.
         assignment: of tasks to environments; ``None`` where there are none.
-        information: what is read of the infos.
+        information: the columns that are read from infos.
+
+    Attributes:
+        next_trajectory: number of the next episode that begins.
     """
 
     def __init__(
@@ -51,26 +133,14 @@ class Rollout:
         assignment: TaskAssignment | None = None,
         information: InformationColumns | None = None,
     ) -> None:
-        self.environments = environments
-        self._assignment = assignment
-        self._information = information or InformationColumns()
-        space = environments.single_action_space
-        self._actions = ParameterizedActions.of(space) if is_parameterized(space) else None
-        self.read_actions = ActionReader(space)
-        count = environments.num_envs
         if assignment is not None:
             assignment.begin(environments)
-        self.observation, _ = environments.reset(seed=seed)
-        self.next_trajectory = first_trajectory + count
-        self._trajectory = np.arange(first_trajectory, first_trajectory + count)
-        self._return = np.zeros(count)
-        self._length = np.zeros(count, dtype=np.int64)
+        super().__init__(environments, seed)
+        self._assignment = assignment
+        self._information = information or InformationColumns()
+        self.next_trajectory = first_trajectory + self.num_envs
+        self._trajectory = np.arange(first_trajectory, self.next_trajectory)
         self._pending: list[dict[str | tuple[str, str], np.ndarray]] = []
-
-    @property
-    def num_envs(self) -> int:
-        """Rows per step."""
-        return self.environments.num_envs
 
     @property
     def pending_rows(self) -> int:
@@ -79,7 +149,8 @@ class Rollout:
 
     def step(self, action: Action, env_steps: int) -> list[Episode]:
         """Applies one action per environment; returns the episodes this ended."""
-        taken = action if self._actions is None else self._actions.for_environments(*action)
+        actions = self.read_actions.actions
+        taken = action if actions is None else actions.for_environments(*action)
         following, reward, terminated, truncated, infos = self.environments.step(taken)
         done = terminated | truncated
         last = following
@@ -105,26 +176,23 @@ class Rollout:
             row |= {("next", key): column for key, column in self._information.read(infos, done).items()}
         self._pending.append(row)
         self.observation = following
-        self._return += reward
-        self._length += 1
-        return self._finish(np.flatnonzero(done), env_steps) if done.any() else []
-
-    def _finish(self, ended: np.ndarray, env_steps: int) -> list[Episode]:
-        episodes = [Episode(env_steps, float(self._return[i]), int(self._length[i])) for i in ended]
+        ended = self.count_step(reward, done)
+        if not ended:
+            return []
         if self._assignment is not None:
-            self._assignment.finish(ended, [episode.episode_return for episode in episodes])
-        self._return[ended] = 0.0
-        self._length[ended] = 0
-        self._trajectory[ended] = np.arange(self.next_trajectory, self.next_trajectory + len(ended))
+            self._assignment.finish(np.flatnonzero(done), [episode_return for _, episode_return, _ in ended])
+        self._trajectory[done] = np.arange(self.next_trajectory, self.next_trajectory + len(ended))
         self.next_trajectory += len(ended)
-        return episodes
+        return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
 
     def take_rows(self, most: int) -> TensorDict:
         """The steps since the last call as ``[N]`` rows in order of time, at most the first ``most``."""
         columns: dict[str, Tensor | TensorDict] = {}
         groups: dict[str, dict[str, Tensor]] = {}
         for key in self._pending[0]:
-            column = _as_column(np.concatenate([step[key] for step in self._pending])[:most])
+            column = torch.from_numpy(np.concatenate(list(map(itemgetter(key), self._pending)))[:most])
+            if column.is_floating_point():
+                column = column.float()
             if isinstance(key, str):
                 columns[key] = column
             else:
@@ -135,12 +203,3 @@ class Rollout:
         for name, group in groups.items():
             columns[name] = TensorDict(group, batch_size=size)
         return TensorDict(columns, batch_size=size)
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self.environments.close()
-
-
-def _as_column(values: np.ndarray) -> Tensor:
-    column = torch.from_numpy(values)
-    return column.float() if column.is_floating_point() else column

@@ -5,70 +5,82 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import gymnasium
 import lightning as L
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
-from lightning_replay.lit.collectors.vector import Episode
+from lightning_replay.agents.foreign import name_of
+from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.envs.building import check_env
+from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO, unwrapped
+from lightning_replay.lit.collectors.vector import Collector
 from lightning_replay.lit.env_step_axis import EnvStepAxis
+from lightning_replay.lit.environments import checked_arguments, make_environment
+from lightning_replay.lit.evaluation import EvaluationStream
+from lightning_replay.validation import checked_flag
 
 __all__ = ["EnvStepDataModule", "source_of"]
 
 
-class _Pace(Protocol):
+class _Schedule(Protocol):
     env_steps: int
 
 
-class _Collection(Protocol):
-    @property
-    def env_steps(self) -> int: ...
-
-    @property
-    def episodes(self) -> Sequence[Episode]: ...
-
-    @property
-    def recent_return(self) -> float: ...
-
-    def close(self) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class EnvStepDataModule(L.LightningDataModule):
+class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
     From ``setup`` to ``teardown`` the trainer's loggers record both, see
     :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`.
 
-    Subclasses set ``env``, ``pace``, whose ``env_steps`` are those of the whole run, and ``collection``, which plays.
+    Subclasses set ``pace``, whose ``env_steps`` are those of the whole run, ``collection``, which plays, and
+    ``evaluation_episodes``, the episodes of ``trainer.validate``.
+
+    Args:
+        env: Gymnasium id, or a callable that builds one environment.
+        asynchronous: whether environments are stepped in processes of their own.
+        env_kwargs: further arguments of the environment.
+        evaluation_env_kwargs: of those, what is otherwise in evaluation.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
         updates_done: batches or rollouts handed to the agent.
         is_update_open: whether the agent may not have learned from the newest of them yet.
-        pause_hooks: called by :meth:`pause`.
+        pause_hooks: called between training steps with ``True``, and while many steps are collected with ``False``;
+            they may save or stop.
     """
 
-    env: str | Callable[..., gymnasium.Env]
-    pace: _Pace
-    collection: _Collection
+    pace: _Schedule
+    collection: Collector
+    evaluation_episodes: int
     updates_per_checkpoint = 10_000
+    steps_environments = True
+    _each_process_would: str  # what every process of a trainer would do on its own
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        env: str | Callable[..., gymnasium.Env],
+        asynchronous: bool,
+        env_kwargs: dict[str, Any] | None,
+        evaluation_env_kwargs: dict[str, Any] | None,
+    ) -> None:
         super().__init__()
+        check_env(env)
+        self.env = env
+        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
+        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
         self.updates_done = 0
         self.is_update_open = False
         self.pause_hooks: list[Callable[[bool], None]] = []
+        self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._limit_val_batches: int | float | None = None
-        self._logging_axis = EnvStepAxis(self)
+        self._logging_axis = EnvStepAxis(lambda: (self.env_steps_done, self.updates_done))
 
     @property
     @abstractmethod
@@ -76,27 +88,33 @@ class EnvStepDataModule(L.LightningDataModule):
         """Description of the replay or the levels, for :meth:`__repr__`."""
 
     def __repr__(self) -> str:
-        env = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
         updates = self.updates_done + self.remaining_updates
         return (
-            f"{type(self).__name__}({env}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
+            f"{type(self).__name__}({name_of(self.env)}, {self.env_steps_done:,} of {self.pace.env_steps:,} env steps, "
             f"{self.updates_done:,} of {updates:,} updates, {self._source})"
         )
 
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
-    @abstractmethod
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
+        return make_environment(self.env, self.evaluation_env_kwargs)
+
+    def _make_probe(self) -> gymnasium.Env:
+        """Builds the environment whose spaces are read, after a check that it can be used."""
+        return self.make_environment()
 
     @abstractmethod
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
 
-    def pause(self, is_between_steps: bool) -> None:
-        """Calls the hooks, which may save or stop: between training steps, and while many steps are collected."""
-        for hook in self.pause_hooks:
-            hook(is_between_steps)
+    @abstractmethod
+    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+        """Plays the episodes of ``trainer.validate`` and returns their returns."""
+
+    def val_dataloader(self) -> EvaluationStream:
+        """Evaluation episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
+        return EvaluationStream(self._agent, self.evaluation_episodes, self._evaluate)
 
     def drop_open_update(self) -> None:
         """Removes an update that failed from the count, so that it is due again."""
@@ -119,21 +137,34 @@ class EnvStepDataModule(L.LightningDataModule):
         """Whether all environment steps are collected and all updates drawn."""
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
-    def _refuse_processes(self, each_would: str) -> None:
-        """Raises ``ValueError`` where the trainer runs several, of which each would do something of its own."""
+    def setup(self, stage: str) -> None:
+        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis; collects nothing yet.
+
+        Raises:
+            ValueError: several processes, or an environment that cannot be used.
+        """
         if self.trainer is not None and self.trainer.world_size > 1:
             raise ValueError(
                 f"the trainer runs {self.trainer.world_size} processes; {type(self).__name__} supports one, because "
-                f"each would {each_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
+                f"each would {self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more "
+                "environments)."
             )
-
-    def _settle_trainer(self, stage: str) -> None:
-        """Changes the trainer. Call last in ``setup``: Lightning does not undo changes if it raises."""
+        if self.observation_space is None:
+            probe = self._make_probe()
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            probe.close()
+        # last: Lightning does not undo changes of the trainer if setup raises
         if self.trainer is not None:
+            strategy = self.trainer.strategy
+            strategy.checkpoint_io = self._checkpoint_io(unwrapped(strategy.checkpoint_io))
             self._logging_axis.attach(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
+        """Wraps the plug-in that writes the trainer's checkpoint files."""
+        return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
         """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""

@@ -3,30 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
+import lightning as L
+import numpy as np
 from tensordict import TensorDictBase
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.envs.building import check_env
 from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments.level_check import checked_probes
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
-from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO, unwrapped
 from lightning_replay.lit.collectors.levels import LevelCollection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 from lightning_replay.lit.datamodules.stream import UpdateStream
-from lightning_replay.lit.environments import checked_arguments, make_environment
-from lightning_replay.lit.level_evaluation import LevelEvaluationStream
+from lightning_replay.lit.environments import make_environment
+from lightning_replay.lit.evaluation import level_returns, stochastic_policy
 from lightning_replay.lit.return_normalization import ReturnNormalization
-from lightning_replay.lit.rollout_pace import RolloutPace
+from lightning_replay.lit.update_schedule import RolloutPace
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 
-__all__ = ["LevelDataModule"]
+__all__ = ["LevelDataModule", "level_source_of"]
 
 _LEVELS = (
     "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels; transitions are "
@@ -83,6 +83,7 @@ class LevelDataModule(EnvStepDataModule):
     pace: RolloutPace
     collection: LevelCollection
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
+    _each_process_would = "choose levels of its own"
 
     @with_named_arguments
     def __init__(
@@ -102,8 +103,7 @@ class LevelDataModule(EnvStepDataModule):
         check: bool | Sequence[int] = True,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        check_env(env)
+        super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         check_kind("levels", levels, LevelSelector, _LEVELS)
         if return_normalization is not None:
             accepted = "a ReturnNormalization(discount=0.999), or None"
@@ -112,15 +112,13 @@ class LevelDataModule(EnvStepDataModule):
             checked_count("seed", seed, 0)
         checked_probes(check)
         self.pace = RolloutPace(env_steps, num_envs, rollout_length)
-        self.env = env
+        self.rollout_rows = num_envs * rollout_length
         self.levels = levels
         self.rollouts_per_epoch = checked_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
         self.held_out_levels = checked_held_out(held_out_levels)
-        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
-        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
-        self._asynchronous = checked_flag("asynchronous", asynchronous)
+        self.evaluation_episodes = len(self.held_out_levels)
         self._check = check
         self._steps_before = 0  # the newest rollout
         self.collection = LevelCollection(levels, self._make_environments, seed, return_normalization)
@@ -140,9 +138,14 @@ class LevelDataModule(EnvStepDataModule):
     def _source(self) -> str:
         return repr(self.levels)
 
+    @property
+    def discounting_parts(self) -> Mapping[str, Any]:
+        """The normalization of rewards and the score of levels."""
+        return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
+
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
-        return LevelWrapper(make_environment(self.env, self.evaluation_env_kwargs), check=False)
+        return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
         """Reads the spaces; collects nothing yet.
@@ -156,23 +159,26 @@ class LevelDataModule(EnvStepDataModule):
                 f"held_out_levels has {len(both)} levels that are trained on, such as {both[:3]}; give levels that are "
                 "not among those of the buffer."
             )
-        self._refuse_processes("choose levels of its own")
-        if not hasattr(self, "observation_space"):
-            probe = self.make_environment()
-            self.observation_space, self.action_space = probe.observation_space, probe.action_space
-            probe.close()
-        if self.trainer is not None:
-            strategy = self.trainer.strategy
-            strategy.checkpoint_io = CheckedCheckpointIO(unwrapped(strategy.checkpoint_io))
-        self._settle_trainer(stage)
+        super().setup(stage)
 
     def train_dataloader(self) -> UpdateStream:
         """A plain iterable with a length, so that each rollout is collected with the newest policy."""
         return UpdateStream(self, self.rollouts_per_epoch)
 
-    def val_dataloader(self) -> LevelEvaluationStream:
-        """The held-out levels for ``trainer.validate``; during ``fit`` ``GeneralizationGap`` plays them."""
-        return LevelEvaluationStream(self)
+    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+        return self.returns_on(self.held_out_levels, agent, seed=10_000)
+
+    def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
+        """Returns of one episode on each level under the agent's policy in training, float64 ``[L]``.
+
+        Args:
+            level_ids: distinct.
+            agent: has ``act(observation, explore)``.
+            seed: of the actions and of the environments' own randomness.
+        """
+        env = partial(make_environment, self.env, self.evaluation_env_kwargs)
+        with stochastic_policy(agent, seed) as policy:
+            return level_returns(policy, env, level_ids, self.pace.num_envs, seed)
 
     @property
     def remaining_updates(self) -> int:
@@ -218,6 +224,21 @@ class LevelDataModule(EnvStepDataModule):
                 "it as it was."
             )
         self.levels.load_state_dict(state["levels"])
-        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now give up theirs when they begin
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now abandon theirs when they begin
             self.levels.abandon(actor)
         super().load_state_dict(state)
+
+
+def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
+    """The trainer's data module.
+
+    Raises:
+        TypeError: it plays no levels.
+    """
+    source = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(source, LevelDataModule):
+        raise TypeError(
+            f"{type(callback).__name__} is about levels, of which {type(source).__name__} has none; fit with a "
+            "LevelDataModule."
+        )
+    return source

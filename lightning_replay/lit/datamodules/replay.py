@@ -4,29 +4,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import lightning as L
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
+from lightning_replay.agents.foreign import surprise_agent
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay, unwrapped
+from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import ROWS_PER_WRITE, Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 from lightning_replay.lit.datamodules.stream import UpdateStream
-from lightning_replay.lit.environments import checked_arguments, make_environment, make_environments
-from lightning_replay.lit.evaluation import EvaluationStream
+from lightning_replay.lit.environments import make_environment, make_environments
+from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.lit.update_schedule import Pace
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers.progress import ReturnProgress
-from lightning_replay.validation import check_kind, checked_count, checked_flag
+from lightning_replay.validation import check_kind, checked_count
 
 __all__ = ["ReplayDataModule"]
 
@@ -83,6 +85,10 @@ class ReplayDataModule(EnvStepDataModule):
 
     pace: Pace
     collection: Collection
+    replay: Replay
+    rollout_rows = 0
+    takes_td_errors = True
+    _each_process_would = "fill a replay of its own"
 
     @with_named_arguments
     def __init__(
@@ -103,23 +109,18 @@ class ReplayDataModule(EnvStepDataModule):
         info_keys: tuple[str, ...] = (),
         evaluation_env_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        check_env(env)
+        super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         check_kind("replay", replay, Replay, _REPLAYS)
         if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
             raise ValueError(
                 f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
                 "out of rows that lie side by side; rows of several environments are stored interleaved. Use num_envs=1"
             )
-        checked_flag("asynchronous", asynchronous)
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
-        self.env = env
         self.replay = replay
         self.updates_per_training_step = checked_count("updates_per_training_step", updates_per_training_step)
         self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
         self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
-        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
-        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
@@ -151,10 +152,19 @@ class ReplayDataModule(EnvStepDataModule):
 
     def make_environment(self) -> gymnasium.Env:
         """One more environment of the same kind, for evaluation."""
-        environment = make_environment(self.env, self.evaluation_env_kwargs)
+        environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
         return environment
+
+    def _make_probe(self) -> gymnasium.Env:
+        probe = make_environment(self.env, self.env_kwargs)
+        if self._tasks:
+            check_tasks(probe, self._tasks)
+        return probe
+
+    def _checkpoint_io(self, plugin: CheckpointIO) -> CheckpointIO:
+        return ReplayCheckpointIO(plugin, self)
 
     def setup(self, stage: str) -> None:
         """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
@@ -162,25 +172,16 @@ class ReplayDataModule(EnvStepDataModule):
         Raises:
             ValueError: several processes, or an environment without the replay's tasks.
         """
-        self._refuse_processes("fill a replay of its own")
-        if not hasattr(self, "observation_space"):
-            probe = make_environment(self.env, self.env_kwargs)
-            if self._tasks:
-                check_tasks(probe, self._tasks)
-            self.observation_space, self.action_space = probe.observation_space, probe.action_space
-            probe.close()
-        self._settle_trainer(stage)
-        if self.trainer is not None:
-            strategy = self.trainer.strategy
-            strategy.checkpoint_io = ReplayCheckpointIO(unwrapped(strategy.checkpoint_io), self)
-            if stage == TrainerFn.FITTING:
-                self._hand_over_surprise()
+        super().setup(stage)
+        if self.trainer is not None and stage == TrainerFn.FITTING:
+            self._hand_over_surprise()
         self._has_drawn = False
 
     def _hand_over_surprise(self) -> None:
         """Sets the agent's ``initial_surprise`` in a replay that needs it for new rows and has no function for it."""
         writer: Any = self.replay.writer
-        measure = getattr(self._agent, "initial_surprise", None)
+        agent = surprise_agent(self._agent)
+        measure = None if agent is None else agent.initial_surprise
         if measure is not None and getattr(writer, "initial_surprise", measure) is None:
             writer.initial_surprise = measure
             self._handed_over = True
@@ -190,9 +191,12 @@ class ReplayDataModule(EnvStepDataModule):
         steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
         return UpdateStream(self, steps, self.updates_per_training_step)
 
-    def val_dataloader(self) -> EvaluationStream:
-        """Evaluation episodes for ``trainer.validate``; during ``fit`` the callback ``Evaluate`` chooses the times."""
-        return EvaluationStream(self, self.evaluation_episodes)
+    def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
+        environment = self.make_environment()
+        try:
+            yield from episode_returns(agent, environment, self.evaluation_episodes, seed=10_000)
+        finally:
+            environment.close()
 
     @property
     def remaining_updates(self) -> int:
@@ -200,22 +204,26 @@ class ReplayDataModule(EnvStepDataModule):
         return self.pace.total_updates - self.updates_done
 
     def start_epoch(self) -> None:
-        """Called by the stream: a run that has nothing left to update still collects what it was asked for."""
+        """Called by the stream: a run that has nothing left to update still collects its ``env_steps``."""
         super().start_epoch()
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps)
 
     def _collect_until(self, env_steps: int) -> None:
         """Collects in pieces, so that a signal need not wait for a whole warm-up."""
-        collection = self.collection
+        assert self.trainer is not None
+        collection, agent = self.collection, self.trainer.lightning_module
         while collection.env_steps < env_steps:
-            collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), self._agent)
+            collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), agent)
             if collection.env_steps < env_steps:
-                self.pause(is_between_steps=False)
+                for hook in self.pause_hooks:
+                    hook(False)
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
-        if self._has_drawn and self.replay.awaits_priorities:
+        assert self.trainer is not None
+        replay, device = self.replay, self.trainer.lightning_module.device
+        if self._has_drawn and replay.awaits_priorities:
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
                 "[UpdatePriorities()] from configure_callbacks (agents of this library do), or call "
@@ -223,16 +231,14 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.is_update_open = False
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
-        replay = self.replay
         replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1
         self.is_update_open = self._has_drawn = True
-        device = self._agent.device
         return batch if batch.get("index").device == device else batch.to(device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Gives the TD errors of a batch and other signals back to the replay, which ignores what it does not use."""
+        """Passes the TD errors of a batch and other signals to the replay, which ignores what it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:

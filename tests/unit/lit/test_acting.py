@@ -16,8 +16,7 @@ from lightning_replay.levels.environments.level_wrappers import make_level_vecto
 from lightning_replay.lit.collectors.levels import LevelCollection
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.environments import make_environments
-from lightning_replay.lit.evaluation import episode_returns
-from lightning_replay.lit.level_evaluation import level_returns, stochastic_policy
+from lightning_replay.lit.evaluation import episode_returns, level_returns, stochastic_policy
 from lightning_replay.lit.policy import ActionReader
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, Tiny, make_replay

@@ -135,12 +135,12 @@ class Interrupting(FirstInFirstOutWriter):
         super().__init__()
         self.row, self.written = row, 0
 
-    def extend(self, data):
-        index = super().extend(data)
-        self.written += len(index)
+    def insert(self, data):
+        insertion = super().insert(data)
+        self.written += len(insertion.slots)
         if self.written == self.row:
             send(signal.SIGINT, 2)()
-        return index
+        return insertion
 
 
 def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines) -> None:

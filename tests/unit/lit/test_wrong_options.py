@@ -18,8 +18,7 @@ from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
 from lightning_replay.lit.callbacks import Evaluate, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
 from lightning_replay.lit.return_normalization import ReturnNormalization
-from lightning_replay.lit.rollout_pace import RolloutPace
-from lightning_replay.lit.update_schedule import Pace
+from lightning_replay.lit.update_schedule import Pace, RolloutPace
 from lightning_replay.schedulers import MeanReturn
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, make_replay, make_trainer

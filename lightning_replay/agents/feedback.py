@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feedback of an agent's training steps to the replay: after each step, or for each of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning as L
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.agents.foreign import training_data
+from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.replay import SIGNALS
+
+__all__ = ["UpdateBatches", "UpdatePriorities"]
+
+
+class UpdateBatches:
+    """Several batches for one ``training_step``, each collected for and drawn when the loop reaches it.
+
+    Update the priorities inside the loop; the callback that does it between steps would come too late.
+
+    Example::
+
+        for batch in batches:
+            outputs = self.update(batch)
+            batches.update_priority(batch, **outputs)
+    """
+
+    def __init__(self, source: TrainingData, count: int) -> None:
+        self._source = source
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        for _ in range(self._count):
+            yield self._source.draw()
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
+        """Passes the TD errors of one batch to the replay, with the signals among a step's other outputs."""
+        self._source.update_priority(batch, td_error, **_signals_of(outputs))
+
+
+class UpdatePriorities(L.Callback):
+    """After each training step calls ``replay.update_priority`` with the step's ``td_error`` and other signals.
+
+    Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
+    detached, ``[B]``, and, where it has them, ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action``
+    ``[B]``, which a replay that keeps transitions by their priority learns from. What a replay does not use it ignores.
+    """
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Updates the rows of this batch."""
+        source = training_data(trainer)
+        if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
+            return
+        if not isinstance(outputs, dict) or "td_error" not in outputs:
+            raise KeyError(
+                f"training_step of {type(pl_module).__name__} returned no 'td_error'; return "
+                "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."
+            )
+        source.update_priority(batch, outputs["td_error"], **_signals_of(outputs))
+
+
+def _signals_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: outputs[name] for name in SIGNALS if name in outputs}

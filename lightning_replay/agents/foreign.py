@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapter for objects of the user's own and of other libraries: the one place where attributes are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import gymnasium
+import lightning as L
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, SurpriseAgent, TrainingData
+
+__all__ = [
+    "acting_agent",
+    "discounts_of",
+    "entry_point_of",
+    "name_of",
+    "rollout_agent",
+    "scales_gradients",
+    "surprise_agent",
+    "training_data",
+]
+
+
+class _UsersData(TrainingData):
+    """A data module of the user's own: those attributes of :class:`TrainingData` that it has."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        for name in ("observation_space", "action_space", "replay"):
+            setattr(self, name, getattr(module, name, None))
+        self.takes_td_errors = hasattr(module, "update_priority")
+
+    @property
+    def discounting_parts(self) -> Mapping[str, Any]:
+        """The normalization of rewards and the score of levels, where it has them."""
+        score = getattr(getattr(self._module, "levels", None), "score", None)
+        return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
+
+    def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        """Passes the TD errors of a batch on."""
+        self._module.update_priority(batch, td_error, **signals)
+
+
+def training_data(trainer: L.Trainer) -> TrainingData | None:
+    """Returns the trainer's data module, or an adapter for one of the user's own; ``None`` without a data module."""
+    module = getattr(trainer, "datamodule", None)
+    return module if module is None or isinstance(module, TrainingData) else _UsersData(module)
+
+
+def acting_agent(agent: L.LightningModule) -> ActingAgent:
+    """Returns the agent, after a check of its method.
+
+    Raises:
+        TypeError: it has no method ``act``.
+    """
+    if not callable(getattr(agent, "act", None)):
+        raise TypeError(
+            f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
+            "evaluation call with a batch of observations; add it, or use an agent of lightning_replay.agents."
+        )
+    return agent
+
+
+def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
+    """Returns the agent, after a check of its methods.
+
+    Raises:
+        TypeError: it lacks ``act``, ``act_with_value`` or ``value``.
+    """
+    if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
+        raise TypeError(
+            f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
+            "collected with; add both as in lightning_replay.agents.PPO, or use that."
+        )
+    acting_agent(agent)
+    return agent
+
+
+def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
+    """Returns the agent if it has a method ``initial_surprise``, else ``None``."""
+    return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
+
+
+def discounts_of(part: Any) -> dict[str, Any]:
+    """Returns ``discount`` and ``gae_lambda`` of a part that may be a function of the user's: those that it has."""
+    return {name: getattr(part, name) for name in ("discount", "gae_lambda") if hasattr(part, name)}
+
+
+def scales_gradients(trainer: L.Trainer) -> bool:
+    """Whether the trainer's precision scales gradients between steps."""
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def entry_point_of(env: str) -> str:
+    """Returns the path that Gymnasium builds an id from; ``"None"`` of an id that is not registered."""
+    return str(getattr(gymnasium.registry.get(env), "entry_point", None))
+
+
+def name_of(env: Any) -> str:
+    """Returns the id of an environment, or the name of what builds one."""
+    return env if isinstance(env, str) else getattr(env, "__name__", repr(env))
