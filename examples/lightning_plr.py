@@ -14,7 +14,7 @@ import gymnasium
 import lightning as L
 
 from lightning_replay.agents import PPO
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.lit import (
     GeneralizationGap,
     LearningCurve,
@@ -33,7 +33,7 @@ ROOMS = {"max_rooms": 2}
 SETTINGS = {"score_temperature": 0.5, "staleness_weight": 0.3}  # broad enough for 16 environments and an unseen clock
 
 
-def make_data(levels: LevelSource, env_steps: int) -> LevelDataModule:
+def make_data(levels: LevelSelector, env_steps: int) -> LevelDataModule:
     return LevelDataModule(
         "MultiRoom-N4-Random-v0",
         levels,
@@ -46,7 +46,7 @@ def make_data(levels: LevelSource, env_steps: int) -> LevelDataModule:
     )
 
 
-def make_levels(uniform: bool) -> LevelSource:
+def make_levels(uniform: bool) -> LevelSelector:
     return UniformLevels(LEVELS, seed=0) if uniform else LevelBuffer(LEVELS, **SETTINGS, seed=0)
 
 

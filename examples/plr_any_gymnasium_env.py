@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from lightning_replay.analysis.plotting import make_figure, save_figure
-from lightning_replay.levels import LevelBuffer, LevelSource, SequentialLevels, UniformLevels, scores, update_rollout
+from lightning_replay.levels import LevelBuffer, LevelSelector, SequentialLevels, UniformLevels, scores, update_rollout
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, make_level_vector
 
 DISCOUNT, GAE_LAMBDA, ENVS, ROLLOUT = 0.95, 0.95, 32, 32
@@ -175,7 +175,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
 
-    levels: LevelSource = UniformLevels(TRAINING_LEVELS, seed=options.seed)
+    levels: LevelSelector = UniformLevels(TRAINING_LEVELS, seed=options.seed)
     if not options.uniform:
         settings = {"score_temperature": 0.5, "staleness_weight": 0.3, "seed": options.seed}
         levels = LevelBuffer(TRAINING_LEVELS, score=scores.L1ValueLoss(DISCOUNT, GAE_LAMBDA), **settings)

@@ -114,7 +114,7 @@ def train(uniform: bool, total_steps: int, batch_size: int, epochs: int, runners
     score = L1ValueLoss(DISCOUNT, GAE_LAMBDA)
     levels = LevelBuffer(TRAINING_LEVELS, score=score, score_temperature=0.5, staleness_weight=0.3, seed=0)
     chosen = UniformLevels(TRAINING_LEVELS, seed=0) if uniform else levels
-    algorithm = rllib_ext.configure_levels(config, chosen, held_out_levels=500).build_algo()
+    algorithm = rllib_ext.configure(config, levels=chosen, held_out_levels=500).build_algo()
 
     print("                                                          return on mazes")
     print("env_steps  mazes_scored  replayed  staleness     held_out  trained_on       gap")

@@ -58,10 +58,15 @@ MOVED = {
     "lightning_replay.samplers.within_tables": "lightning_replay.samplers.table_sampler",
     "lightning_replay.samplers.torchrl_names": "lightning_replay.samplers.torchrl_compat",
     "lightning_replay.samplers.priority_inputs": "lightning_replay.priority_updates",
-    "lightning_replay.levels.fractions": "lightning_replay.levels.rng",
+    "lightning_replay.levels.fractions": "lightning_replay.seeded",
     "lightning_replay.levels.unscored": "lightning_replay.levels.baselines",
     "lightning_replay.levels.new_levels": "lightning_replay.levels.unseen",
     "lightning_replay.levels.level_source": "lightning_replay.levels.selector",
+    "lightning_replay.levels.running_levels": "lightning_replay.levels.episodes",
+    "lightning_replay.levels.scoring": "lightning_replay.levels.episodes",
+    "lightning_replay.levels.score_functions": "lightning_replay.levels.scores",
+    "lightning_replay.levels.value_columns": "lightning_replay.levels.segment",
+    "lightning_replay.levels.key_names": "lightning_replay.levels.segment",
     "lightning_replay.levels.level_buffer": "lightning_replay.levels.buffer",
     "lightning_replay.levels.level_sampler": "lightning_replay.levels.sampler",
     "lightning_replay.levels.level_writer": "lightning_replay.levels.writer",
@@ -115,6 +120,13 @@ MOVED = {
     "rllib_ext.learner_signals": "rllib_ext.learner.signals",
     "rllib_ext.flags": "rllib_ext.learner.done_flags_connector",
     "rllib_ext.gates": "rllib_ext.rllib_compat",
+    "rllib_ext.algorithm_files": "rllib_ext.checkpoint.files",
+    "rllib_ext.checkpoint_folders": "rllib_ext.checkpoint.files",
+    "rllib_ext.clocks": "rllib_ext.hooks",
+    "rllib_ext.levels.config": "rllib_ext.levels.building",
+    "rllib_ext.levels.fragment": "rllib_ext.levels.episodes",
+    "rllib_ext.levels.install": "rllib_ext.hooks",
+    "rllib_ext.levels.scored_only": "rllib_ext.levels.scoring",
     "rllib_ext.space_fit": "rllib_ext.buffer.action_normalization",
 }
 
@@ -124,9 +136,13 @@ _PACKAGES = {
     "lightning_replay.frames": "lightning_replay.storage.frames",
 }
 _NAMES = {
+    "lightning_replay.levels.level_source:LevelSource": "lightning_replay.levels",
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",
+    "rllib_ext.levels.config:configure_levels": "rllib_ext.api",
+    "rllib_ext.task_assignment:num_actors": "rllib_ext.rllib_compat",
+    "rllib_ext.task_assignment:tell_recreated": "rllib_ext.hooks",
 }
 
 

@@ -7,31 +7,28 @@ Longer than other files because the ways of a row in, of a batch out and of a TD
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
 
-from lightning_replay.argument_names import method_for, with_named_arguments
-from lightning_replay.checkpoint.replay import SavedReplay
-from lightning_replay.episodes.running import newest_running
+from lightning_replay.argument_names import method_for
+from lightning_replay.episode_ends import EpisodicReplay
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
+from lightning_replay.parts import Drawing, ReplayTransform, declared_sampler, declared_writer
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.access import device_of, occupancy_of
-from lightning_replay.storage.packed import EntryState, PackedStorage
+from lightning_replay.storage.packed import EntryState
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
-from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -42,7 +39,7 @@ SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(BufferHooks, SavedReplay):
+class Replay(EpisodicReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
@@ -140,36 +137,6 @@ class Replay(BufferHooks, SavedReplay):
         if seed is not None:
             self.seed(seed)
 
-    def _begin_life(self) -> None:
-        super()._begin_life()
-        self._attach_parts()
-
-    def _attach_parts(self) -> None:
-        """Reads once what each part offers: TorchRL's get the defaults of :mod:`lightning_replay.parts`."""
-        self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
-        self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
-        if self._packed is not None:
-            self._packed.row_check = self._row_check
-        self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replaces the sampler; returns the one there was."""
-        before = super().set_sampler(sampler)
-        self._attach_parts()
-        return before
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Replaces the writer; returns the one there was."""
-        before = super().set_writer(writer)
-        self._attach_parts()
-        return before
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
-        """Replaces the storage; returns the one there was."""
-        before = super().set_storage(storage, collate_fn)
-        self._attach_parts()
-        return before
-
     if not TYPE_CHECKING:  # which would then take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
@@ -178,42 +145,6 @@ class Replay(BufferHooks, SavedReplay):
             if ours is None:
                 return object.__getattribute__(self, name)  # raises the error that there was
             raise AttributeError(f"{type(self).__name__} has no {name!r}; {ours}", name=name, obj=self)
-
-    @property
-    def capacity(self) -> int:
-        """Most transitions kept."""
-        return self._storage.max_size
-
-    def __len__(self) -> int:
-        return len(self._storage) if self._packed is None else self._packed.num_held
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of rows, links and of what sampler and writer keep."""
-        own = self._sampler_hooks.nbytes + self._writer_hooks.nbytes
-        own += 0 if self._episodes is None else self._episodes.nbytes
-        return own + (0 if self._packed is None else self._packed.nbytes)
-
-    @property
-    def tables(self) -> Tables | None:
-        """The tables that the writer keeps; ``None`` for other writers."""
-        held = None if self._packed is None else self._packed.occupancy
-        return held if isinstance(held, Tables) else None
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other buffers."""
-        return []
-
-    @property
-    def is_prioritized(self) -> bool:
-        """Whether the sampler learns from TD errors."""
-        return self._sampler_hooks.uses_priorities
-
-    @property
-    def takes_feedback(self) -> bool:
-        """Whether the sampler or the writer learns from :meth:`update_priority`."""
-        return self._sampler_hooks.uses_priorities or self._writer_hooks.needs_feedback
 
     @property
     def awaits_priorities(self) -> bool:
@@ -296,19 +227,13 @@ class Replay(BufferHooks, SavedReplay):
         layout = None if self._packed is None else self._packed.layout
         return layout is None or ("next", "done") in layout.columns
 
-    @property
-    def _transforms(self) -> nn.ModuleList:
-        """The transforms in order, not by ``Transform.__getattr__``, which takes a microsecond."""
-        transforms: Any = self._transform._modules["transforms"]
-        return transforms
-
     def _entry_state(self) -> _EntryState:
         """Returns what rows that are offered may change outside the writer although they are refused."""
         storage, transforms = self._packed, self._transforms
         columns = None if storage is None or storage.has_columns else storage.entry_state()
         if columns is None and not len(transforms):
             return _NOTHING_PENDING
-        pending = [(one, one.pending) for one in transforms if isinstance(one, ReplayTransform) and one.delays_rows]
+        pending = [(one, one.pending) for one in self._own_transforms() if one.delays_rows]
         return _EntryState(pending, columns)
 
     def _undo_entry(self, before: _EntryState) -> None:
@@ -376,20 +301,6 @@ class Replay(BufferHooks, SavedReplay):
                 f"add takes one transition, of batch size []; got {list(data.shape)}. Call extend for several"
             )
         return self.extend(data.unsqueeze(0))
-
-    def mark_update(self, index: Tensor | int) -> None:
-        """Called by the writer when slots were written: sampler and episodes learn of the new rows."""
-        if not isinstance(index, Tensor) or index.ndim != 1:
-            index = torch.as_tensor(index).reshape(-1)
-        if self._episodes is not None:
-            self._episodes.mark_update(index, self._storage)
-        self._sampler.mark_update(index, storage=self._storage)
-
-    def on_evict(self, index: Tensor) -> None:
-        """Called by the storage when rows left without being overwritten: sampler and episodes forget them."""
-        if self._episodes is not None:
-            self._episodes.on_evict(index)
-        self._sampler_hooks.on_evict(index)
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """Draws a batch.
@@ -566,123 +477,6 @@ class Replay(BufferHooks, SavedReplay):
                 )
             self.update_priority(data, td_error)
 
-    def follow_episodes(self, episodes: EpisodeTracker) -> None:
-        """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
-
-        For a caller that learns the length of its returns only when it draws; otherwise give ``n_steps`` when building.
-
-        Raises:
-            ValueError: rows are stored, and the writer keeps no order of them.
-        """
-        with self._replay_lock, self._write_lock:
-            if len(self._storage):
-                episodes.mark_update(self.oldest_first(), self._storage)
-            self._episodes = episodes
-
-    def oldest_first(self) -> Tensor:
-        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
-
-        Raises:
-            ValueError: the writer keeps no order of rows.
-        """
-        slots = occupancy_of(self._storage).slots()
-        slots = slots.to(device_of(self._storage) or "cpu")
-        age = self._writer_hooks.age_of(slots)
-        if age is None:
-            raise ValueError(
-                f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
-                "lightning_replay.parts.ReplayWriter has it, or use a writer of lightning_replay.writers"
-            )
-        return slots[age.to(slots.device).argsort(descending=True)]
-
-    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
-        """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
-
-        Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
-        each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
-        the last step of its episode (a writer that refuses rows, returns formed before they are stored) it stays as it
-        is, and only what comes next is kept apart from it. Looks at all rows once, O(N).
-
-        Args:
-            trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
-
-        Returns:
-            int64, slots of the rows that were stored by this call.
-
-        Raises:
-            TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
-            ValueError: the writer keeps no order of rows, by which the newest of an episode is found.
-        """
-        named = None if trajectories is None else list(trajectories)
-        stored = self.flush(named)
-        with self._changing():
-            if self._packed is None:
-                raise TypeError(
-                    f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
-                    "Build the buffer with storage=PackedStorage(capacity)"
-                )
-            index, running = newest_running(self._packed, self.oldest_first(), named)
-            if self._writer_hooks.may_refuse or self._entry_state().pending:
-                self.break_episodes(running)
-            elif len(index):
-                self._mark_truncated(index)
-            self._writer_hooks.cut(index)
-        return stored
-
-    def _mark_truncated(self, index: Tensor) -> None:
-        assert self._packed is not None
-        self._packed.set_flags([("next", "truncated"), ("next", "done")], index)
-        self.cut(index)
-
-    def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
-
-        Args:
-            index: int64 ``[N]``, the newest row of each interrupted episode.
-            generation: int64 ``[N]``, of these rows.
-        """
-        assert self._packed is not None, "truncate needs a PackedStorage"
-        with self._changing():
-            index = index[self._storage.generation_of(index) == generation]
-            if len(index):
-                self._mark_truncated(index)
-                self._writer_hooks.cut(index)
-
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes at the rows in these slots: nothing follows them."""
-        if self._episodes is not None:
-            self._episodes.cut(index)
-        self._sampler_hooks.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Called by the writer with trajectories of which steps were left out: what comes next follows no row."""
-        if self._episodes is not None:
-            self._episodes.break_episodes(trajectories)
-        self._sampler_hooks.break_episodes(trajectories)
-
-    @with_named_arguments
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules: environment steps collected and updates made, since the start of training.
-
-        Raises:
-            TypeError, ValueError: readings that are no whole numbers from 0 on; nothing is changed.
-        """
-        for name, reading in (("env_steps", env_steps), ("updates", updates)):
-            if reading is not None:
-                checked_count(name, reading, 0)
-        with self._changing():
-            self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
-            self._writer_hooks.advance(env_steps=env_steps, updates=updates)
-
-    def seed(self, seed: int) -> None:
-        """Starts the draws of sampler, transforms and writer anew from ``seed``."""
-        if checked_seed(seed) is None:
-            raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
-        with self._changing():
-            for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
-                if isinstance(part, Drawing):
-                    part.reseed(seed + offset)
-
     def empty(self, empty_write_count: bool = True) -> None:
         """Forgets every transition, the prefetched ones too; the slots' generations go on."""
         with self.unchanged():
@@ -694,9 +488,8 @@ class Replay(BufferHooks, SavedReplay):
             self._check_slices = SliceCheck()
             if self._episodes is not None:
                 self._episodes.clear()
-            for transform in self._transforms:
-                if isinstance(transform, ReplayTransform):
-                    transform.clear()
+            for transform in self._own_transforms():
+                transform.clear()
 
     def stats(self) -> dict[str, Any]:
         """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.

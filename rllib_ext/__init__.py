@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay methods of lightning_replay in Ray RLlib: ``replay_config`` for transitions, ``configure_levels``."""
+"""The replay methods of lightning_replay in Ray RLlib: ``configure``, with ``replay_config`` or with ``levels``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import lightning_replay.moved  # noqa: F401  former import paths, which pickled configs may hold
 
 if TYPE_CHECKING:
-    from rllib_ext.api import configure, replay_config
+    from rllib_ext.api import configure, configure_levels, replay_config
     from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.buffer.fill import fill
     from rllib_ext.from_yaml import load_config
     from rllib_ext.interruption import Interruption
-    from rllib_ext.levels.config import configure_levels
     from rllib_ext.levels.remote import level_buffer
 
 __all__ = [
@@ -32,7 +31,7 @@ _MODULES = {
     "Interruption": "interruption",
     "RecipeEpisodeReplayBuffer": "buffer.episode_buffer",
     "configure": "api",
-    "configure_levels": "levels.config",
+    "configure_levels": "api",
     "fill": "buffer.fill",
     "level_buffer": "levels.remote",
     "load_config": "from_yaml",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``python -m rllib_ext FILE.yaml``: trains what a file describes."""
+"""The command ``python -m rllib_ext FILE.yaml``: trains the algorithm of a file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def _train(options: argparse.Namespace) -> None:
             is_over = False
             while not (is_over or interruption.requested):
                 result = algorithm.train()
-                _print(result, *(_of_levels(result) if levels else _of_steps(result, algorithm)))
+                drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
+                held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
+                _print(result, held, result["levels"]["episodes"] if levels else drawn)
                 is_over = settings.stop.is_reached(result)
         if settings.checkpoint is not None:
             kind = "level" if levels else "replay"
@@ -132,17 +134,8 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _location(path: str) -> str:
-    """RLlib takes absolute paths and URIs."""
+    """Returns an absolute path or a URI, as RLlib takes them."""
     return path if "://" in path else str(Path(path).resolve())
-
-
-def _of_steps(result: dict[str, Any], algorithm: Any) -> tuple[int, float]:
-    drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
-    return len(algorithm.local_replay_buffer), drawn
-
-
-def _of_levels(result: dict[str, Any]) -> tuple[int, float]:
-    return result["levels"]["levels"], result["levels"]["episodes"]
 
 
 def _row(values: Sequence[object]) -> str:
@@ -150,14 +143,14 @@ def _row(values: Sequence[object]) -> str:
 
 
 def _of_evaluation(result: dict[str, Any]) -> list[str]:
-    """Return on held-out levels and how much higher that on training levels is; nothing where neither was measured."""
+    """Returns the return on held-out levels and the gap; empty in iterations without evaluation."""
     figures = result.get("evaluation", {}).get("levels", {})
     found = [figures.get(name) for name in ("held_out_return_mean", "generalization_gap")]
     return [f"{value:.2f}" for value in found if value is not None]
 
 
 def _print(result: dict[str, Any], held: int, taken: float) -> None:
-    from rllib_ext.clocks import NUM_UPDATES_LIFETIME
+    from rllib_ext.hooks import NUM_UPDATES_LIFETIME
 
     runners = result["env_runners"]
     episode_return = runners.get("episode_return_mean", float("nan"))

@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay methods as an RLlib ``replay_buffer_config``, and ``configure``, which prepares the algorithm for it."""
+"""The replay methods as a ``replay_buffer_config``, and ``configure``, which prepares an algorithm for replay."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.validation import checked_flag
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.frame_stacks import choose_module
-from rllib_ext.checks import (
-    check_algorithm,
-    check_buffer,
-    check_capacity,
-    check_cpus,
-    check_curriculum,
-    check_returns,
-    check_room_for_episodes,
-    with_room_for_episodes,
-)
-from rllib_ext.clocks import add_clocks
-from rllib_ext.environments import check_environment
-from rllib_ext.episodes.task_assignment import assigned, begin_episode, num_actors, tell_recreated
-from rllib_ext.hooks import install
-from rllib_ext.learner.done_flags_connector import flags_connector
-from rllib_ext.search_spaces import accepted, sampled_configs, samples_of
+from rllib_ext.checks import check_algorithm, check_config
+from rllib_ext.hooks import add_results, set_hooks
+from rllib_ext.levels.checks import check_evaluated
+from rllib_ext.preparation import prepare_levels, prepare_replay, trial_buffer
+from rllib_ext.search_spaces import accepted, samples_of
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import LevelSelector
 
 C = TypeVar("C", bound=AlgorithmConfig)
+_HELD_OUT = 100
+REPLAY_OPTIONS = ("restore", "incremental", "assign_tasks")
+LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
 
 def _check_options(given: dict[str, Any]) -> None:
     """Builds the replay of every module once."""
-    buffer = _trial(**given)
+    buffer = trial_buffer(**given)
     for name in given.get("modules") or {}:
         if buffer.options.stores(name):
             buffer.options.build(name)
@@ -85,20 +83,24 @@ def _check_options(given: dict[str, Any]) -> None:
 def configure(
     config: C,
     *,
+    levels: LevelSelector | Mapping[str, Any] | None = None,
     restore: bool = True,
     incremental: bool = True,
-    require_cpus: bool = True,
     assign_tasks: bool = True,
+    held_out_levels: int | Iterable[int] | None = None,
+    generalization_gap: bool = True,
+    flush: bool = False,
+    require_cpus: bool = True,
     check_environments: bool = True,
 ) -> C:
-    """Prepares an algorithm for the buffer of its ``replay_buffer_config``; call it last, before ``build_algo()``.
+    """Prepares an algorithm for replay of transitions or of levels; call it last, before ``build_algo()``.
+
+    Transitions, for DQN, SAC and TQC with a ``replay_buffer_config`` of :func:`replay_config`:
 
     * A batch travels to the Learners as one block, with one connector piece that reads it. Where the config has a
       ``learner_connector`` of its own, or leaves RLlib's connectors out, each row travels as an episode instead, which
       is slower; a warning is logged.
     * TD errors reach their rows with any number of Learners.
-    * ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
-      :class:`~rllib_ext.checkpoint.CheckpointedReplay`.
     * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
       are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
       present networks compute for them.
@@ -107,125 +109,108 @@ def configure(
     * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
       were lost and came back, and environments that evaluate play the first: their attribute ``task`` is set.
 
-    Results get ``num_updates_lifetime``, gradient steps, and ``timesteps_total``, environment steps, see
-    :func:`~rllib_ext.clocks.add_clocks`.
+    Levels, for PPO, APPO and IMPALA:
 
-    The config may hold search spaces of Ray Tune, among its settings and among the options of the buffer. They are
-    checked by samples: if none is accepted the config is refused, if some are a warning has the reason, and each trial
-    checks its own values when it is built.
+    * Each episode's level is chosen before its environment is reset, and set by ``reset(seed=level_id)`` or by the
+      environment's method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
+    * Before a Learner learns from an episode's steps, its module values them, and the level buffer gets the values.
+    * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.remote.RemoteLevels`; results
+      have figures under ``levels``.
+    * Evaluation never plays levels of the buffer, but held-out ones, and adds the gap to the returns on training
+      levels, see :class:`~rllib_ext.levels.evaluation.GeneralizationGap`.
 
-    The user's callbacks stay as they are.
+    Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
+    :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get ``num_updates_lifetime``, gradient
+    steps, and ``timesteps_total``, environment steps, see :func:`~rllib_ext.hooks.add_results`. The user's callbacks
+    stay as they are.
+
+    The config may hold search spaces of Ray Tune, among its settings, among the options of the replay buffer, and among
+    levels that are given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``: these become
+    the setting ``levels`` of the config, where Tune finds them. Search spaces are checked by samples: if none is
+    accepted the config is refused, if some are a warning has the reason, and each trial checks its own values when it
+    is built.
 
     Args:
-        config: of DQN, SAC or TQC on the new API stack; changed in place.
-        restore: whether restoring a checkpoint restores the buffer. If not, the algorithm goes on with the rows it has
-            and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
-        incremental: link what has not changed since the last save instead of writing it again; every checkpoint is
-            complete all the same.
+        config: on the new API stack; changed in place.
+        levels: of :mod:`lightning_replay.levels`; the algorithm works on a copy. Or the arguments of
+            :class:`~lightning_replay.levels.LevelBuffer`, or a class path with arguments,
+            ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``, and values may be
+            class paths too: then a ``seed`` that is not given is the config's, and a ``score`` that is not given the L1
+            value loss with the config's ``gamma``, and ``lambda_`` of PPO.
+        restore: whether restoring a checkpoint restores the replay buffer. If not, the algorithm goes on with the rows
+            it has and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
+        incremental: link unchanged files of the last save of the replay buffer instead of writing them again; every
+            checkpoint is complete all the same.
+        assign_tasks: set the tasks of a curriculum in the environments; if not, their infos must have what they play.
+        held_out_levels: ids that evaluation plays, or how many: then the largest ids there are, below 2^31; 100 if
+            absent. They need ``.evaluation(evaluation_interval=...)``, and are warned of without it.
+        generalization_gap: whether evaluations play levels that were trained on too.
+        flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
+            at most one Learner.
         require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
-        assign_tasks: set the tasks of a curriculum in the environments; if not, their infos must have what they play.
-        check_environments: make the environment once, here, and play a step, so that errors are reported; pass
-            ``False`` where only the machines of EnvRunners can make it.
+        check_environments: make the environment once, here, and play a step, or the beginnings of a few levels, so
+            that errors are reported; pass ``False`` where only the machines of EnvRunners can make it.
 
     Returns:
         The config.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
-        ValueError: an environment that cannot be made, an algorithm without a replay buffer, the old API stack, another
+        ValueError: an algorithm that replays neither, or not what is given; options of the other kind; the old API
+            stack; too few CPUs (Ray would wait for ever). Of transitions: an environment that cannot be made, another
             ``replay_buffer_config``, a capacity below what one round brings or a batch takes, histories for fewer
-            episodes than environments run, ``n_step`` an interval where rows are kept by importance, or too few CPUs
-            (Ray would wait for ever).
+            episodes than environments run, ``n_step`` an interval where rows are kept by importance. Of levels: several
+            agents, refused values of the level buffer, an environment that ignores its level, or held-out levels that
+            are trained on.
+        TypeError: an object that is no config, or no level buffer.
+
+    Example:
+        >>> from ray.rllib.algorithms.ppo import PPOConfig
+        >>> config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        >>> config = configure(config, levels={"levels": 200, "staleness_weight": 0.3}, held_out_levels=50)
+        >>> config.callbacks_on_algorithm_init[0].func.__name__
+        'install'
     """
-    checked_flag("restore", restore)
-    checked_flag("incremental", incremental)
+    given = locals()
+    check_config(config)
+    for name in ("restore", "incremental", "assign_tasks", "generalization_gap", "flush"):
+        checked_flag(name, given[name])
     checked_flag("require_cpus", require_cpus)
-    checked_flag("assign_tasks", assign_tasks)
     checked_flag("check_environments", check_environments)
-    check_algorithm(config)
-    samples = sampled_configs(config)
-    in_tune = samples[0] is not config
-    played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
-
-    def check(sample: AlgorithmConfig) -> None:
-        _check(sample, require_cpus=require_cpus, in_tune=in_tune)
-        if check_environments and (sample.env, sample.env_config) not in played:
-            check_environment(sample)
-            played.append((sample.env, sample.env_config))
-
-    samples = accepted(samples, check)
-    environments = max(map(num_actors, samples))
-    config.replay_buffer_config = with_room_for_episodes(config.replay_buffer_config, environments)
-    if config._learner_connector is None:
-        config.learners(learner_connector=flags_connector)
-    choose_module(config, samples)
-    tasks = _tasks(samples)
-    assigns = assign_tasks and bool(tasks) and not config.is_multi_agent
-    ours: dict[str, Any] = {name: None for name in ("on_episode_created", "on_env_runners_recreated")}
-    ours["on_algorithm_init"] = functools.partial(
-        install, restore=restore, incremental=incremental, assign_tasks=assigns
-    )
-    ours["on_train_result"] = functools.partial(add_clocks)
-    if assigns:
-        replay = _trial(**_given(samples[0])).replay
-        first = assigned(replay, samples[0])
-        check_curriculum(samples[0], replay, first)
-        ours["on_episode_created"] = functools.partial(begin_episode, target=tasks[0], first=first)
-        ours["on_env_runners_recreated"] = functools.partial(tell_recreated)
-    for event, hook in ours.items():
-        present = _as_list(getattr(config, f"callbacks_{event}"))
-        others = [one for one in present if not _is_ours(one)]
-        if hook is not None or others != present:
-            config.callbacks(**{event: [*others, *_as_list(hook)]})
+    held_out = checked_held_out(_HELD_OUT if held_out_levels is None else held_out_levels)
+    options = {"require_cpus": require_cpus, "check_environments": check_environments}
+    # No algorithm of RLlib has both a replay buffer and values of whole episodes.
+    if levels is None:
+        check_algorithm(config)
+        _refuse_others(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
+        hooks = prepare_replay(config, restore=restore, incremental=incremental, assign_tasks=assign_tasks, **options)
+    else:
+        _refuse_others(given, REPLAY_OPTIONS, "the replay buffers of DQN, SAC and TQC, and levels are given")
+        hooks = prepare_levels(config, levels, held_out, flush=flush, generalization_gap=generalization_gap, **options)
+        if held_out_levels is not None:
+            check_evaluated(config)
+    set_hooks(config, hooks | {"on_train_result": functools.partial(add_results)})
     return config
 
 
-def _check(config: AlgorithmConfig, *, require_cpus: bool, in_tune: bool) -> None:
-    """Refuses values that cannot work together; the config has no search spaces."""
-    check_buffer(config)
-    check_room_for_episodes(config)
-    check_capacity(config)
-    if require_cpus:
-        check_cpus(config, in_tune=in_tune)
-    check_returns(config, functools.partial(_trial, **_given(config)))
+def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **options: Any) -> C:
+    """Former name of :func:`configure` with ``levels``.
 
-
-def _given(config: AlgorithmConfig) -> dict[str, Any]:
-    """The arguments of :func:`replay_config` in a config without search spaces."""
-    return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
-
-
-def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
-    """Tasks of the curriculum, empty where there is none.
-
-    Raises:
-        ValueError: trials would have different tasks.
+    Args:
+        config, levels, options: as :func:`configure`.
     """
-    found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
-    if any(tasks != found[0] for tasks in found):
-        raise ValueError(
-            f"the search space has buffers of different tasks, such as {found[0]} and "
-            f"{next(tasks for tasks in found if tasks != found[0])}; the environments are prepared for one list. "
-            "Search over each in a Tuner of its own"
-        )
-    return found[0]
+    warnings.warn(
+        "configure_levels(config, levels, ...) is deprecated: call configure(config, levels=levels, ...)",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return configure(config, levels=levels, **options)
 
 
-def _trial(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """Builds a buffer that is thrown away, so that wrong values raise an error here and not inside a Ray actor."""
-    # With a seed, because without one it would draw its own from torch's global generator.
-    trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
-    if "memmap" in options:
-        trial["memmap"] = None
-    return RecipeEpisodeReplayBuffer(recipe, **trial)
-
-
-def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, functools.partial) and hook.func in (install, add_clocks, begin_episode, tell_recreated)
-
-
-def _as_list(hooks: Any) -> list[Any]:
-    if hooks is None:
-        return []
-    return list(hooks) if isinstance(hooks, list | tuple) else [hooks]
+def _refuse_others(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:
+    """Refuses options that would be ignored."""
+    defaults = inspect.signature(configure).parameters
+    wrong = [name for name in names if given[name] is not defaults[name].default]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} is for {purpose}. Leave it out")

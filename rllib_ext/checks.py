@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of an algorithm's config before a replay buffer of this library works in it."""
+"""Checks of an algorithm's config, and of its replay buffer; those of levels are in ``levels/checks.py``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.cql import CQL
+from ray.rllib.algorithms.dqn import DQN
+from ray.rllib.algorithms.iql import IQL
 
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
-from rllib_ext.episodes.task_assignment import num_actors
+from rllib_ext.rllib_compat import algorithm_name, num_actors
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
@@ -23,44 +26,45 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_algorithm(config: AlgorithmConfig) -> None:
-    """Refuses algorithms without a replay buffer, and the old API stack.
-
-    Raises:
-        ValueError: with the reason.
-        TypeError: something that is no config.
-    """
-    from ray.rllib.algorithms.cql import CQL
-    from ray.rllib.algorithms.dqn import DQN
-    from ray.rllib.algorithms.iql import IQL
-
+def check_config(config: AlgorithmConfig) -> None:
+    """Refuses values that are not an algorithm's config, such as levels in its place."""
     if not isinstance(config, AlgorithmConfig):
-        raise TypeError(f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted")
-    algorithm = config.algo_class
-    name = getattr(algorithm, "__name__", str(algorithm))
-    if isinstance(algorithm, type) and issubclass(algorithm, CQL | IQL):
+        raise TypeError(
+            f"config is {config!r}; DQNConfig(), SACConfig() or TQCConfig() is accepted, or PPOConfig(), APPOConfig() "
+            "or IMPALAConfig(), and after it the levels: configure(config, levels=...)"
+        )
+
+
+def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
+    """Refuses the old API stack, for a reason."""
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise ValueError(
+            f"the config is on the old API stack, {reason}. Remove .api_stack(...), or set both of its options to True"
+        )
+
+
+def check_algorithm(config: AlgorithmConfig) -> None:
+    """Refuses algorithms without a replay buffer, and the old API stack."""
+    name = algorithm_name(config)
+    if _is_of(config, CQL, IQL):
         raise ValueError(
             f"{name} reads offline data and has no replay buffer on the new API stack; its data set is given with "
             ".offline_data(...). Replay buffers work with DQN, SAC and TQC"
         )
-    if not (isinstance(algorithm, type) and issubclass(algorithm, DQN)):
+    if not _is_of(config, DQN):
         raise ValueError(
             f"{name} has no replay buffer on the new API stack; DQN, SAC and TQC have one. Levels are replayed with "
-            "PPO, APPO and IMPALA, rllib_ext.configure_levels(config, levels)"
+            "PPO, APPO and IMPALA, rllib_ext.configure(config, levels=...)"
         )
-    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
-        raise ValueError(
-            "the config is on the old API stack, whose buffers are given sample batches and not episodes. Remove "
-            ".api_stack(...), or set both of its options to True"
-        )
+    check_api_stack(config, "whose buffers are given sample batches and not episodes")
+
+
+def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
+    return isinstance(config.algo_class, type) and issubclass(config.algo_class, algorithms)
 
 
 def check_buffer(config: AlgorithmConfig) -> None:
-    """Refuses buffers of another kind.
-
-    Raises:
-        ValueError: with the type that was given.
-    """
+    """Refuses buffers of another kind."""
     kind = config.replay_buffer_config.get("type")
     if kind is not RecipeEpisodeReplayBuffer:
         instead = (
@@ -76,9 +80,6 @@ def check_capacity(config: AlgorithmConfig) -> None:
     """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
 
     Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
-
-    Raises:
-        ValueError: with both numbers.
     """
     given = config.replay_buffer_config
     every = [given, *({**given, **(special or {})} for special in (given.get("modules") or {}).values())]
@@ -101,14 +102,11 @@ def check_capacity(config: AlgorithmConfig) -> None:
 
 
 def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
-    """Refuses returns that cannot be formed before rows are stored, where rows are kept by importance.
+    """Refuses an interval of lengths of returns, or a capacity below, where rows are kept by importance.
 
     Args:
-        config: with its options.
-        trial: builds a buffer of ``replay_buffer_config`` that is thrown away.
-
-    Raises:
-        ValueError: an interval of lengths, or a capacity below the length.
+        config: without search spaces.
+        trial: builds a temporary buffer of ``replay_buffer_config``.
     """
     options = {name: value for name, value in config.replay_buffer_config.items() if name not in ("type", "recipe")}
     modules = ModuleOptions(config.replay_buffer_config.get("recipe"), "blocks", options, options.get("modules") or {})
@@ -117,11 +115,7 @@ def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeRepl
 
 
 def check_room_for_episodes(config: AlgorithmConfig) -> None:
-    """Refuses event tables that hold the histories of fewer episodes than run at once.
-
-    Raises:
-        ValueError: ``max_trajectories`` was given and is below the number of environments.
-    """
+    """Refuses event tables that hold the histories of fewer episodes than run at once."""
     given, environments = config.replay_buffer_config, num_actors(config)
     most = given.get("max_trajectories")
     if given.get("recipe") == "event_tables" and most is not None and most < environments:
@@ -132,25 +126,14 @@ def check_room_for_episodes(config: AlgorithmConfig) -> None:
 
 
 def with_room_for_episodes(given: dict[str, Any], environments: int) -> dict[str, Any]:
-    """Options whose event tables hold the histories of all running episodes and of lost ones.
-
-    Args:
-        given: ``replay_buffer_config``; unchanged where it has ``max_trajectories`` or another recipe.
-        environments: that run at once.
-    """
+    """Returns a ``replay_buffer_config`` whose event tables hold the histories of all running and lost episodes."""
     if given.get("recipe") != "event_tables" or given.get("max_trajectories") is not None:
         return given
     return {**given, "max_trajectories": max(2 * environments, RECIPE_DEFAULTS["event_tables"]["max_trajectories"])}
 
 
 def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: Sequence[str]) -> None:
-    """Warns of a curriculum that will not do what it is for.
-
-    Args:
-        config: with its options.
-        replay: built from them.
-        first: tasks the environments begin with.
-    """
+    """Warns of a curriculum without progress signals, or with tasks that no environment plays ``first``."""
     from lightning_replay.schedulers import Scheduler
 
     listens = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
@@ -174,17 +157,9 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
 
 
 def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
-    """Refuses more actors than Ray has CPUs for: it would wait for ever, without a message.
-
-    Args:
-        config: without search spaces.
-        in_tune: whether a trial of Tune runs it, which takes a CPU of its own.
-
-    Raises:
-        ValueError: with both numbers.
-    """
+    """Refuses more actors than Ray has CPUs for, as it would wait for ever; a trial of Tune takes a CPU too."""
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
-        return  # a cluster that is not known yet
+        return  # a cluster that is not connected yet
     driver, *actors = config.algo_class.default_resource_request(config).bundles
     needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
     if ray.is_initialized():

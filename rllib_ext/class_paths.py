@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an import path in a config names, and calling it with arguments that are checked first."""
+"""Objects built from class paths with arguments, as they stand in an RLlib config or a YAML file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,66 @@ from typing import Any
 
 from lightning_replay.argument_names import hint_for
 
+_EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
 
-def imported(path: Any, name: str, example: str = "lightning_replay.samplers.PrioritizedSampler") -> Any:
-    """The class, function or object that ``path`` names.
+
+def built(
+    value: Any,
+    name: str,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    functions: bool = False,
+    example: str = _EXAMPLE,
+    examples: Mapping[str, str] | None = None,
+) -> Any:
+    """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes; returns any other value as it is.
+
+    Arguments may be class paths too.
+
+    Args:
+        value: of an option.
+        name: of the option, for messages.
+        defaults: arguments for every class that accepts them.
+        functions: whether a path may name a function, which is returned and not called.
+        example, examples: paths for messages; ``examples`` of arguments, by dotted name.
+
+    Raises:
+        ValueError: nothing can be imported from a path, it names no class, or arguments are unknown or missing.
+        TypeError: arguments that are not given by name.
+    """
+    if not (isinstance(value, Mapping) and "class_path" in value):
+        return value
+    cls, arguments = class_and_arguments(value, name, (examples or {}).get(name, example))
+    if not inspect.isclass(cls):
+        if functions:
+            return cls
+        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
+    given = {
+        key: built(item, f"{name}.{key}", defaults=defaults, functions=functions, example=example, examples=examples)
+        for key, item in arguments.items()
+    }
+    accepted = inspect.signature(_constructor(cls)).parameters
+    return call(cls, {key: item for key, item in (defaults or {}).items() if key in accepted} | given, name)
+
+
+def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXAMPLE) -> tuple[Any, dict[str, Any]]:
+    """Returns what a class path names, and its ``init_args``.
+
+    Raises:
+        ValueError: further keys, or nothing can be imported from the path.
+        TypeError: arguments that are not given by name.
+    """
+    beyond = set(value) - {"class_path", "init_args"}
+    if beyond:
+        raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
+    arguments = value.get("init_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"init_args of {name} is {arguments!r}; it must be arguments by name")
+    return imported(value["class_path"], name, example), dict(arguments)
+
+
+def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
+    """Returns the class, function or object that ``path`` names.
 
     Args:
         path: dotted, of a module and something in it.
@@ -35,10 +92,10 @@ def imported(path: Any, name: str, example: str = "lightning_replay.samplers.Pri
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
-    """Builds an object, or calls a function, once its arguments are known to be complete and its own.
+    """Calls a class or function after a check of the arguments against its signature.
 
     Args:
-        function: a class or a function.
+        function: to call.
         arguments: by name.
         name: of the option, for messages.
 
@@ -46,7 +103,7 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
         ValueError: an argument it does not have, or one it needs is missing.
     """
     # Of the constructor: TorchRL's samplers have a __new__ that hides it.
-    signature = inspect.signature(constructor(function) if inspect.isclass(function) else function)
+    signature = inspect.signature(_constructor(function) if inspect.isclass(function) else function)
     accepted = {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
     unknown = [key for key in arguments if key not in accepted]
     if unknown:
@@ -64,6 +121,6 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
     return function(**arguments)
 
 
-def constructor(cls: type) -> Any:
-    """The ``__init__`` that a class has or inherits."""
+def _constructor(cls: type) -> Any:
+    """Returns the ``__init__`` that a class has or inherits."""
     return next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments as an algorithm's config names them: made once before any EnvRunner starts, and given by class path."""
+"""Environments of an algorithm's config: built from class paths, and tried once before any EnvRunner starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
-from lightning_replay.extras import missing_extra_of
+from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
 from rllib_ext.class_paths import imported
 
 logger = logging.getLogger(__name__)
@@ -80,29 +80,24 @@ def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
     """Returns a function that makes one environment as the first EnvRunner does."""
     context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
     if isinstance(config.env, str) and not _is_registered(config.env):
-        return partial(_made_by_gymnasium, config.env, dict(config.env_config))
+        return partial(_made, config.env, dict(config.env_config))
     creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
     return lambda: creator(context)
 
 
-def _made_by_gymnasium(name: str, arguments: dict[str, Any]) -> gymnasium.Env:
+def _made(name: str, arguments: dict[str, Any]) -> gymnasium.Env:
     try:
-        return gymnasium.make(name, **arguments)
-    except gymnasium.error.DependencyNotInstalled as error:
-        missing = missing_extra_of(f"environment {name!r}", error)
-        if missing is None:
-            raise
-        raise missing from error
+        return build_environment(name, arguments)
+    except UnknownEnvironmentError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise error.__cause__ from None  # the module of an own id, or one that it imports
+        raise
 
 
 def check_environment(config: AlgorithmConfig) -> None:
-    """Makes the environment once and plays a step, because RLlib starts EnvRunners again without end where that fails.
+    """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
 
-    Warns of names that only this process has registered.
-
-    Args:
-        config: without search spaces; without an environment, or with one that exists as a vector alone, nothing is
-            made.
+    Warns of names that only this process has registered; without an environment, or with vectors alone, does nothing.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
@@ -126,7 +121,7 @@ def check_environment(config: AlgorithmConfig) -> None:
 
 
 def _warn_of_local_registration(config: AlgorithmConfig) -> None:
-    """Other processes have Gymnasium's own names, and those of a module that the name begins with."""
+    """Warns of a name that other processes lack: they have Gymnasium's, and those that begin with a module."""
     if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
         return
     entry_point = gymnasium.spec(config.env).entry_point

@@ -22,9 +22,8 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from lightning_replay.validation import check_kind, checked_number, did_you_mean
-from rllib_ext.api import configure, replay_config
+from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
 from rllib_ext.environments import set_class_path
-from rllib_ext.levels.config import configure_levels
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
 REPLAY_LEVELS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "APPO": APPOConfig, "IMPALA": IMPALAConfig}
@@ -78,16 +77,16 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """Reads a file such as those in ``configs/rllib``; ``config.build_algo()`` is all that is left to do.
 
     ``algorithm`` is DQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`) and ``configure``
-    (:func:`rllib_ext.configure`); or PPO, APPO or IMPALA with ``levels`` and ``configure``, what
-    :func:`rllib_ext.configure_levels` takes as ``levels`` and beside it. Each other key is a method of the algorithm's
-    config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
+    (:func:`rllib_ext.configure`); or PPO, APPO or IMPALA with ``levels`` and ``configure``, arguments of the same
+    function. Each other key is a method of the algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or
+    ``checkpoint``, a path.
 
     Args:
         path: of the file.
         overrides: values by dotted key, ``{"training.gamma": 0.98}``, put in place of the file's.
 
     Returns:
-        The config, on which ``configure`` or ``configure_levels`` was called, and the other settings.
+        The config, on which ``configure`` was called, and the other settings.
 
     Raises:
         FileNotFoundError: no such file; the message lists those that come with the library.
@@ -104,11 +103,16 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
-    """The algorithm's default config, once the keys that have to be there are."""
+    """Returns the algorithm's default config, after a check of the required keys."""
     algorithm = sections.get("algorithm")
     levels = algorithm in list(REPLAY_LEVELS)  # it may be unhashable
-    _check_kind(algorithm, levels, sections)
-    needed = ("algorithm", "environment", "levels" if levels else "replay", "stop")
+    own, other = ("levels", "replay") if levels else ("replay", "levels")
+    if algorithm in list(ALGORITHMS) and other in sections:
+        raise ValueError(
+            f"the key {other} is for {', '.join(REPLAY_STEPS if levels else REPLAY_LEVELS)}; algorithm is {algorithm}, "
+            f"which takes {own} in its place"
+        )
+    needed = ("algorithm", "environment", own, "stop")
     for name in needed:
         if name not in sections:
             raise ValueError(f"the file has no key {name!r}; {', '.join(needed[:-1])} and {needed[-1]} are needed")
@@ -120,24 +124,13 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     return ALGORITHMS[str(algorithm)]()
 
 
-def _check_kind(algorithm: Any, levels: bool, sections: Mapping[str, Any]) -> None:
-    """Refuses ``replay`` where the algorithm replays levels, and ``levels`` where it replays steps."""
-    own, other = ("levels", "replay") if levels else ("replay", "levels")
-    takes_other = REPLAY_STEPS if levels else REPLAY_LEVELS
-    if algorithm in list(ALGORITHMS) and other in sections:
-        raise ValueError(
-            f"the key {other} is for {', '.join(takes_other)}; algorithm is {algorithm}, which takes {own} in its place"
-        )
-
-
 def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:
-    options = sections.get("configure", {})
-    prepare: Callable[..., AlgorithmConfig] = configure_levels if "levels" in sections else configure
-    _check_names("configure", options, [name for name in _arguments(prepare) if name not in ("config", "levels")])
-    if "levels" in sections:
-        return configure_levels(config, sections["levels"], **options)
-    config.training(replay_buffer_config=replay_config(**sections["replay"]))
-    return configure(config, **options)
+    options, levels = sections.get("configure", {}), sections.get("levels")
+    others = ("config", "levels", *(LEVEL_OPTIONS if levels is None else REPLAY_OPTIONS))
+    _check_names("configure", options, [name for name in _arguments(configure) if name not in others])
+    if levels is None:
+        config.training(replay_buffer_config=replay_config(**sections["replay"]))
+    return configure(config, levels=levels, **options)
 
 
 def _settings(sections: Mapping[str, Any]) -> Settings:
@@ -204,7 +197,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
+    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused.
 
     Example:
         >>> parse("{lr: 3e-4, hiddens: [64, 64], capacity: 50_000}")

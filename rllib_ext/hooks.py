@@ -1,35 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback after an algorithm is built; light, because the config that names it travels to every EnvRunner."""
+"""The callbacks that :func:`rllib_ext.configure` adds; light, because EnvRunners get them with the config."""
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import ALL_MODULES
+from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune.result import TIMESTEPS_TOTAL
+
+from rllib_ext.rllib_compat import callbacks_on, local_replay_buffer, num_actors, values
 
 logger = logging.getLogger(__name__)
 
+EVENTS = (
+    *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
+    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
+)
+NUM_UPDATES_LIFETIME = "num_updates_lifetime"
+_LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
+_LEAST_EPISODES = 1024  # of one environment that may wait for their scores
 
-def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any) -> None:
-    """Fits the buffer to the algorithm's Learners and returns, and makes it a part of the algorithm's checkpoints.
 
-    Where rows are kept by importance, DQN's Learners report surprise and action values, and the surprise of new
-    rows.
+def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Callable[..., None]]) -> None:
+    """Replaces the callbacks of an earlier call; those of the user stay, and run first.
 
     Args:
-        algorithm: just built.
-        restore: whether a restore of the algorithm restores the buffer.
-        incremental: whether saves link what has not changed.
-        assign_tasks: whether the environments get the tasks of the buffer's curriculum.
-        ignored: what else RLlib passes to ``on_algorithm_init`` (a metrics logger).
+        config: changed in place.
+        hooks: by event, :class:`functools.partial` objects of functions of this package.
+    """
+    for event in EVENTS:
+        present = callbacks_on(config, event)
+        kept = [one for one in present if not _is_ours(one)]
+        if event in hooks or kept != present:
+            config.callbacks(**{event: [*kept, *([hooks[event]] if event in hooks else [])]})
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, functools.partial) and hook.func.__module__.startswith("rllib_ext.")
+
+
+def install(
+    algorithm: Any,
+    *,
+    restore: bool | None = None,
+    incremental: bool = True,
+    assign_tasks: bool = False,
+    packed: bytes | None = None,
+    flush: bool | None = None,
+    held_out: Sequence[int] | None = None,
+    **ignored: Any,
+) -> None:
+    """Connects the replay buffer, or the level buffer, to the algorithm; the callback ``on_algorithm_init``.
+
+    Args:
+        restore, incremental, assign_tasks: as :func:`rllib_ext.configure`; ``restore`` is ``None`` without a replay
+            buffer.
+        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments,
+            which held search spaces of Tune.
+        flush: as :func:`rllib_ext.configure`; ``None`` without levels.
+        held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
 
     Raises:
         ValueError: a layout was given that the Learners' connectors do not read, environments without tasks,
             ``n_step`` an interval where rows are kept by importance, or values of a trial of Tune that
             :func:`rllib_ext.configure` would have refused.
     """
-    from rllib_ext.checkpoint import CheckpointedReplay
+    if restore is not None:
+        _install_replay(algorithm, restore, incremental, assign_tasks)
+    if flush is not None:
+        _install_levels(algorithm, packed, flush, held_out)
+    values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
+
+
+def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tasks: bool) -> None:
+    from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
+    from rllib_ext.checkpoint.replay import ReplayPart
     from rllib_ext.checks import check_buffer, check_capacity, check_room_for_episodes
-    from rllib_ext.clocks import count_updates
 
     # Values that were search spaces when configure() checked the config.
     for check in (check_buffer, check_room_for_episodes, check_capacity):
@@ -49,15 +100,14 @@ def install(algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: b
 
         if report_from_all(algorithm.learner_group):
             buffer.measure_newcomers(NewcomersSurprise(algorithm.learner_group))
-    count_updates(algorithm)
     if assign_tasks:
         from rllib_ext.episodes.task_assignment import TaskAssignment
 
         buffer.assignment = TaskAssignment(algorithm)
-    CheckpointedReplay(algorithm, restore=restore, incremental=incremental).install()
+    CheckpointedAlgorithm(algorithm, ReplayPart(algorithm, restore=restore, incremental=incremental))
 
 
-def _reads_flags(config: Any) -> bool:
+def _reads_flags(config: AlgorithmConfig) -> bool:
     """Returns whether the Learners have the connector piece that reads a batch in one block."""
     from rllib_ext.learner.done_flags_connector import flags_connector
 
@@ -71,3 +121,105 @@ def _layout_of_own_connectors() -> str:
         "blocks."
     )
     return "rows"
+
+
+def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out: Sequence[int] | None) -> None:
+    from ray import cloudpickle
+
+    from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
+    from rllib_ext.levels.building import checked_levels
+    from rllib_ext.levels.checkpoint import LevelsPart
+    from rllib_ext.levels.evaluation import GeneralizationGap
+    from rllib_ext.levels.playing import attach_player
+    from rllib_ext.levels.remote import LEVELS, RemoteLevels
+    from rllib_ext.levels.scoring import ScoredOnly, add_scoring
+
+    config = algorithm.config
+    source = config.levels if packed is None else cloudpickle.loads(packed)
+    if held_out is not None:
+        source = checked_levels(source, config, held_out, flush=flush, check_environments=False)
+    packed = cloudpickle.dumps(source) if packed is None else packed
+    environments = num_actors(config)
+    levels = RemoteLevels(
+        packed,
+        GeneralizationGap(config.seed),
+        environments=environments,
+        max_lag=_LEARNER_LAG * max(config.num_learners, 1),
+        # each episode may have a single step
+        max_pending=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),
+        flush=flush,
+    )
+    levels.check()  # an error of its start is raised here
+    LEVELS.set(algorithm, levels)
+    algorithm.env_runner_group.foreach_env_runner(functools.partial(attach_player, server=levels.actor))
+    values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
+    if source.plays_unlearned:
+        ScoredOnly(algorithm.learner_group, levels.actor)
+    CheckpointedAlgorithm(algorithm, LevelsPart(levels, packed))
+    stop = algorithm.cleanup
+
+    def stop_all() -> None:
+        stop()
+        levels.stop()
+
+    algorithm.cleanup = stop_all
+
+
+def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
+    """Sends tasks and the level buffer to EnvRunners that came back; the callback ``on_env_runners_recreated``."""
+    if is_evaluation:
+        return
+    buffer = local_replay_buffer(algorithm)
+    if buffer is not None and buffer.assignment is not None:
+        buffer.assignment.send()
+        return
+    from rllib_ext.levels.playing import attach_player
+    from rllib_ext.levels.remote import LEVELS
+
+    levels = LEVELS.of(algorithm)
+    if levels is not None:
+        # Not waited for: calls of an actor keep their order, so that it has the buffer before it samples again.
+        algorithm.env_runner_group.foreach_env_runner(
+            functools.partial(attach_player, server=levels.actor),
+            remote_worker_ids=list(env_runner_indices),
+            local_env_runner=False,
+            timeout_seconds=0.0,
+        )
+
+
+def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> None:
+    """Adds the clocks to a result, and figures of levels under ``levels``; the callback ``on_train_result``.
+
+    ``num_updates_lifetime`` counts gradient steps over the whole run, those before a restore included.
+    ``timesteps_total`` are the environment steps of ``num_env_steps_sampled_lifetime``, under the name that Tune's
+    loggers take for their horizontal axis; without it they count calls of ``train()``.
+
+    Raises:
+        RuntimeError: levels could not be chosen.
+    """
+    from rllib_ext.levels.remote import LEVELS
+
+    levels = LEVELS.of(algorithm)
+    if levels is not None:
+        runners = set(range(1, algorithm.config.num_env_runners + 1))
+        lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
+        result["levels"] = levels.report(sorted(lost))
+    key = (LEARNER_RESULTS, ALL_MODULES, NUM_UPDATES_LIFETIME)
+    result[NUM_UPDATES_LIFETIME] = int(algorithm.metrics.peek(key, default=0))
+    result[TIMESTEPS_TOTAL] = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
+
+
+def _log_gradient_steps(learner: Any) -> None:
+    """Logs the gradient steps of a Learner, of which RLlib keeps no count."""
+    if learner._learner_index:
+        return  # Learners step together, and RLlib adds up what they log
+    apply_gradients = learner.apply_gradients
+
+    def counted(gradients_dict: Any) -> None:
+        apply_gradients(gradients_dict)
+        learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
+
+    learner.apply_gradients = counted
+
+
+tell_recreated, add_clocks = sync_recreated, add_results  # their names in configs that earlier versions pickled

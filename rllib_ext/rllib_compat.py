@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a replay buffer of our own through the type gates of RLlib.
+"""Adapters to RLlib: its type gates for replay buffers, attributes on its objects, and values read from its configs.
 
-Measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib/test_gates.py``.
+The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib/test_gates.py``.
 
 =============================================  =======================================  ==============================
-gate                                           asks                                     answered by
+gate                                           check                                    passed by
 =============================================  =======================================  ==============================
 ``Algorithm._create_local_replay_buffer_...``  ``"EpisodeReplayBuffer" in type``        :meth:`BufferType.__contains__`
 ``SACConfig.validate``                         ``type in [four literal names]``         :meth:`BufferType.__eq__`
@@ -21,13 +21,20 @@ constructor. So the class equals the one literal name that is no algorithm's def
 
 from __future__ import annotations
 
+import functools
 from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+T = TypeVar("T")
 
 ACCEPTED_NAME = "MultiAgentPrioritizedEpisodeReplayBuffer"
 
 
 class BufferType(ABCMeta):
-    """Metaclass of a buffer class that answers the questions RLlib asks of a class name."""
+    """Metaclass of a buffer class that passes RLlib's checks of a class name."""
 
     def __contains__(cls, text: object) -> bool:
         return isinstance(text, str) and text in ACCEPTED_NAME
@@ -37,3 +44,84 @@ class BufferType(ABCMeta):
 
     def __hash__(cls) -> int:
         return ABCMeta.__hash__(cls)
+
+
+class Attached(Generic[T]):
+    """An attribute of this library on objects of RLlib: an Algorithm, or an EnvRunner in its process.
+
+    Args:
+        name: of the attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def of(self, owner: Any) -> T | None:
+        """Returns the value; ``None`` if none was set."""
+        value: T | None = vars(owner).get(self._name)
+        return value
+
+    def set(self, owner: Any, value: T) -> None:
+        """Attaches a value."""
+        setattr(owner, self._name, value)
+
+
+def num_actors(config: AlgorithmConfig) -> int:
+    """Returns the number of environments of an algorithm that collect."""
+    return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+
+
+def algorithm_name(config: AlgorithmConfig) -> str:
+    """Returns the name of the class of a config's algorithm, which may be absent."""
+    return getattr(config.algo_class, "__name__", str(config.algo_class))
+
+
+def num_aggregators(config: AlgorithmConfig) -> int:
+    """Returns the aggregator actors per Learner, which PPO's config lacks."""
+    return getattr(config, "num_aggregator_actors_per_learner", 0)
+
+
+def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
+    """Returns the functions that a config has for an event."""
+    given = getattr(config, f"callbacks_{event}")
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def local_replay_buffer(algorithm: Any) -> Any:
+    """Returns the replay buffer of an algorithm; ``None`` where there is none, as in PPO, or no algorithm was given."""
+    return getattr(algorithm, "local_replay_buffer", None)
+
+
+def local_environments(vector: Any) -> list[Any]:
+    """Returns the environments of a vector in this process; none if they run in others."""
+    return list(getattr(vector, "envs", ()))
+
+
+def values(results: Any) -> list[Any]:
+    """Returns the values of ``LearnerGroup.foreach_learner``; raises the error of a Learner."""
+    returned = []
+    for result in results:
+        if not result.ok:
+            raise result.get()
+        returned.append(result.get())
+    return returned
+
+
+def call_one_learner(learner_group: Any, function: Callable[..., T], **options: Any) -> T:
+    """Calls a function of a Learner on one of them, as all have the same weights.
+
+    Raises:
+        RuntimeError: every Learner was lost.
+    """
+    if learner_group.is_local:
+        return function(learner_group._learner, **options)
+    first = learner_group._worker_manager.healthy_actor_ids()[:1]
+    if not first:
+        raise RuntimeError(
+            "no Learner is left to value new steps, and RLlib replaces none: go on with "
+            "Algorithm.from_checkpoint(...). The steps were not stored"
+        )
+    (value,) = values(learner_group.foreach_learner(functools.partial(function, **options), remote_actor_ids=first))
+    return value

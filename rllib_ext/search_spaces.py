@@ -35,10 +35,7 @@ def has_search_space(values: Mapping[str, Any]) -> bool:
 
 
 def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Up to eight samples of the values, the same in every process; the values alone where nothing is searched.
-
-    Args:
-        values: by name, as ``param_space`` of ``tune.Tuner``.
+    """Returns up to eight samples of values by name, the same in every process; the values if nothing is searched.
 
     Raises:
         ValueError: a function given to ``tune.sample_from`` raised an exception.
@@ -61,7 +58,7 @@ def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
-    """Samples of a config as Tune's trials get them; the config itself where nothing is searched.
+    """Returns samples of a config as Tune's trials get them; the config itself if nothing is searched.
 
     Raises:
         ValueError: a function given to ``tune.sample_from`` raised an exception.
@@ -79,15 +76,7 @@ def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
 
 
 def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
-    """The samples that a check accepts; warns of the others.
-
-    Args:
-        samples: one or more.
-        check: raises an exception to refuse a sample.
-
-    Raises:
-        Exception: what the check raised for the first sample, if it accepts none.
-    """
+    """Returns the samples for which a check raises nothing, and warns of the others; raises if there are none."""
     passed, refusals = [], []
     for sample in samples:
         try:

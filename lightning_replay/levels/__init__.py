@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels: which environment configuration each actor plays next. Prioritized Level Replay, its relatives, baselines."""
+"""Selection of levels, the environment configurations of episodes: Prioritized Level Replay, relatives, baselines."""
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay.levels import scores
     from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
-    from lightning_replay.levels.buffer import LevelBuffer, LevelEditor
+    from lightning_replay.levels.buffer import LevelBuffer
+    from lightning_replay.levels.editing import LevelEditor
+    from lightning_replay.levels.episodes import EpisodeScore
     from lightning_replay.levels.learning_progress import LearningProgress, tscl
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
     from lightning_replay.levels.rollout import segments, update_rollout
     from lightning_replay.levels.sampler import LevelSampler
-    from lightning_replay.levels.scoring import EpisodeScore
-    from lightning_replay.levels.selector import LevelSource
+    from lightning_replay.levels.selector import LevelSelector
     from lightning_replay.levels.writer import LevelWriter
 
 __all__ = [
@@ -26,7 +28,7 @@ __all__ = [
     "LevelBuffer",
     "LevelEditor",
     "LevelSampler",
-    "LevelSource",
+    "LevelSelector",
     "LevelWriter",
     "Prioritization",
     "Proportional",
@@ -41,13 +43,13 @@ __all__ = [
 
 _MODULES = {
     "Boltzmann": "prioritization",
-    "EpisodeScore": "scoring",
+    "EpisodeScore": "episodes",
     "Greedy": "prioritization",
     "LearningProgress": "learning_progress",
     "LevelBuffer": "buffer",
-    "LevelEditor": "buffer",
+    "LevelEditor": "editing",
     "LevelSampler": "sampler",
-    "LevelSource": "selector",
+    "LevelSelector": "selector",
     "LevelWriter": "writer",
     "Prioritization": "prioritization",
     "Proportional": "prioritization",
@@ -61,6 +63,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "LevelSource":  # its former name
+        warnings.warn(f"{__name__}.{name} has moved: it is named LevelSelector", DeprecationWarning, stacklevel=2)
+        name = "LevelSelector"
     if name == "scores":
         return importlib.import_module(f"{__name__}.scores")
     if name not in _MODULES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels without scores: drawn uniformly, or one after the other. The baselines of level replay."""
+"""Baselines of level replay, which use no scores: levels drawn uniformly, or one after the other."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
-from lightning_replay.levels.rng import seeded_generator
-from lightning_replay.levels.running_levels import Actor, RunningLevel
+from lightning_replay.levels.episodes import ActiveEpisode
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
 from lightning_replay.levels.segment import Segment
-from lightning_replay.levels.selector import LevelSource
+from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.unseen import fingerprint
+from lightning_replay.seeded import seeded_generator
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 
 
-class _Unscored(LevelSource):
-    """Chooses without feedback."""
+class _Unscored(LevelSelector):
+    """Chooses levels without feedback."""
 
     def __init__(self, levels: int | Iterable[int] | None) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class _Unscored(LevelSource):
 
     @property
     def episodes(self) -> int:
-        """Episodes that all actors began."""
+        """Number of episodes that all actors began."""
         return self._episodes
 
     @property
     def count(self) -> int | None:
-        """Of all levels; ``None`` where there is no end of them."""
+        """Number of all levels; ``None`` if the level set is unbounded."""
         return None if self._ids is None else len(self._ids)
 
     def __len__(self) -> int:
@@ -50,11 +50,7 @@ class _Unscored(LevelSource):
         return level_id
 
     def checked(self, level_id: int) -> int:
-        """The id of a level that can be played.
-
-        Raises:
-            ValueError: none of the levels.
-        """
+        """Returns the id of a level that can be played; see :meth:`LevelSelector.checked`."""
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
@@ -62,23 +58,23 @@ class _Unscored(LevelSource):
 
     def _play(self, actor: Actor, level_id: int) -> None:
         self._episodes += 1
-        self.running.begin(actor, RunningLevel(level_id, self._episodes, replayed=False, trains=True))
+        self.running.begin(actor, ActiveEpisode(level_id, self._episodes, replayed=False, trains=True))
 
     @abstractmethod
     def _choose(self) -> int:
-        """The id of the next level."""
+        """Chooses the id of the next level."""
 
-    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> None:
-        """Nothing."""
+    def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> None:
+        """Scores nothing."""
 
     def probabilities(self) -> TensorDict:
-        """No level: none has a score."""
+        """Returns no rows, since no level has a score."""
         whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
         columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
         return TensorDict(columns, [0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, levels in flight and where the choice stands."""
+        """Counters and active episodes."""
         return super().state_dict() | {"episodes": self._episodes, "fingerprint": self._fingerprint}
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -88,14 +84,14 @@ class _Unscored(LevelSource):
 
 
 class UniformLevels(_Unscored):
-    """Each level with the same chance: domain randomisation, the baseline every method is compared with.
+    """Draws every level with the same probability: domain randomisation, the usual baseline.
 
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
-        seed: of its own generator; ``None`` seeds it from torch's global generator.
+        seed: of the selector's own generator; ``None`` seeds it from torch's global generator.
 
     Raises:
-        ValueError: negative ids, or one twice.
+        ValueError: negative or repeated ids.
     """
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
@@ -107,7 +103,7 @@ class UniformLevels(_Unscored):
         return drawn if self._ids is None else self._ids[drawn]
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, levels in flight and generator."""
+        """Counters, active episodes and generator."""
         return super().state_dict() | {"generator": self.generator.get_state()}
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -116,13 +112,13 @@ class UniformLevels(_Unscored):
 
 
 class SequentialLevels(_Unscored):
-    """One level after the other, again and again.
+    """Plays all levels in order, again and again.
 
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...
 
     Raises:
-        ValueError: no ids, negative ones, or one twice.
+        ValueError: no ids, negative or repeated ones.
     """
 
     def __init__(self, levels: int | Iterable[int]) -> None:
@@ -138,7 +134,7 @@ class SequentialLevels(_Unscored):
         return level_id
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, levels in flight and place in the sequence."""
+        """Counters, active episodes and position in the sequence."""
         return super().state_dict() | {"place": self._place}
 
     def _load(self, state: dict[str, Any]) -> None:

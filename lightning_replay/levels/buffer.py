@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prioritized Level Replay: which level each actor plays next."""
+"""Prioritized Level Replay: chooses the level each actor plays next."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,64 +12,63 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.levels.level_ids import checked_level_id
+from lightning_replay.levels.editing import EditedLevels, LevelEditor
+from lightning_replay.levels.episodes import ActiveEpisode, EpisodeScore, Scoring
+from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
-from lightning_replay.levels.rng import fraction
-from lightning_replay.levels.running_levels import Actor, RunningLevel
 from lightning_replay.levels.sampler import LevelSampler
 from lightning_replay.levels.scores import L1ValueLoss, Score
-from lightning_replay.levels.scoring import EpisodeScore, Scoring
 from lightning_replay.levels.segment import Segment
-from lightning_replay.levels.selector import LevelSource
+from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels.table import REFUSED
 from lightning_replay.levels.unseen import LevelGenerator, levels_and_room
-from lightning_replay.levels.writer import REFUSED, LevelWriter
-from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share
+from lightning_replay.levels.writer import LevelWriter
+from lightning_replay.seeded import uniform
+from lightning_replay.validation import ABOVE_ZERO, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
-LevelEditor = Callable[[int, torch.Generator], int]
 _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
-_FIRST_SCORES = ("replace", "smooth")
 
 
-class LevelBuffer(LevelSource):
-    """Replays levels with a high score or that were not played for long, and otherwise plays new ones.
+class LevelBuffer(LevelSelector):
+    """Replays levels of high score or staleness, and otherwise plays new ones.
 
-    Call :meth:`next_level` at every episode start of every actor, and :meth:`update` with the steps of each episode
-    once the learner has valued them, before it changes the policy. A level is an environment's seed, or whatever else
-    an environment makes of a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    Call :meth:`next_level` at the start of every actor's episodes, and :meth:`update` with the steps of each episode
+    and the learner's values of them, before the policy changes. A level is an environment's seed, or whatever else an
+    environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
     https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
     ``episodes`` c.
 
     Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for levels without end, of which the
-            ``capacity`` best are kept.
-        capacity: most levels with a score; needed without ``levels``, and else their number.
-        score: of a segment of an episode: an object of :mod:`~lightning_replay.levels.scores`, a function of the user's
-            own, or an :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
+        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for an unbounded level set, of which the
+            ``capacity`` best levels are kept.
+        capacity: most levels with a score; required without ``levels``, otherwise their number.
+        score: an object of :mod:`~lightning_replay.levels.scores`, a function from a segment to a number, or an
+            :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
         prioritization: how scores become probabilities; ``Rank()`` if absent.
         score_temperature: flattens the distribution of scores; above 0. See :class:`LevelSampler`.
         staleness_weight: share of probability given to staleness.
-        replay_probability: chance of replaying rather than playing a new level. ``None``: the share of the levels that
-            have a score, which the paper does for known levels; without ``levels`` 0.5.
+        replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
+            that have a score, as in the paper for known levels; without ``levels`` 0.5.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
         first_score: ``"replace"`` takes a level's first score as it is, ``"smooth"`` averages it with 0: ``step new``,
-            as the paper's released code does. A level without end then competes for its place with that number.
+            as the paper's released code does. In an unbounded set a level competes for its place with that number.
         train_on_new_levels: whether the learner may learn from episodes on new levels, see :meth:`trains_on`. ``False``
             is robust PLR (Jiang et al. 2021, https://arxiv.org/abs/2110.02439).
-        editor: from a replayed level's id and a generator to the id of a changed one, which is played next, scored and
-            not learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
+        editor: from a replayed level's id and a generator to the id of a changed level, played next, scored and not
+            learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
         seed: of all choices; ``None`` seeds from torch's global generator.
     Raises:
-        TypeError: an option that is not the number, flag or object that it has to be.
+        TypeError: an option that is not the number, flag or object it must be.
         ValueError: ids twice or negative, no capacity, shares outside [0, 1], a temperature of 0, options that
             contradict ``levels``.
 
     Warns:
-        UserWarning: once, where nearly one level is replayed although many have a score, see :class:`LevelSampler`.
+        UserWarning: once, if replays concentrate on few levels although many have a score, see :class:`LevelSampler`.
 
     Example:
         >>> levels = LevelBuffer(levels=range(100), staleness_weight=0.3, seed=0)
@@ -107,10 +105,9 @@ class LevelBuffer(LevelSource):
             checked_share("replay_probability", replay_probability)
         checked_share("min_fill", min_fill)
         checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
-        checked_choice("first_score", first_score, _FIRST_SCORES)
+        checked_choice("first_score", first_score, ("replace", "smooth"))
         check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
-        if editor is not None:
-            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
+        self._edited = EditedLevels(editor, self.capacity, self._is_known)
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
@@ -125,53 +122,43 @@ class LevelBuffer(LevelSource):
             storage=LazyTensorStorage(self.capacity), sampler=self.sampler, writer=self.writer, batch_size=1
         )
         self.replayed = 0
-        self._edited: deque[int] = deque(maxlen=self.capacity)
-        self._unwritten: dict[int, int] = {}
         if self._scoring.initial_score is not None:
-            self._score_all(ids, self._scoring.initial_score)
-
-    def _score_all(self, level_ids: list[int], score: float) -> None:
-        if not level_ids:
-            raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-        for level_id in level_ids:
-            self._keep(level_id, score, timestamp=0)
+            if not ids:
+                raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
+            for level_id in ids:
+                self._keep(level_id, self._scoring.initial_score, timestamp=0)
 
     @property
     def replay(self) -> TensorDictReplayBuffer:
-        """TorchRL's buffer of the levels with a score, made of :attr:`storage`, :attr:`sampler` and :attr:`writer`."""
-        if self._unwritten:  # written together, because writing one row costs more than all else that is done for it
-            rows, level_ids = torch.tensor(list(self._unwritten.items())).unbind(-1)
-            self._replay.storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
-            self._unwritten.clear()
+        """TorchRL's buffer of the levels with a score: :attr:`storage`, :attr:`sampler` and :attr:`writer`."""
+        self.writer.write_pending()
         return self._replay
 
     @property
     def storage(self) -> Any:
-        """TorchRL's storage of the levels with a score: their ids."""
+        """TorchRL's storage of the ids of the levels with a score."""
         return self.replay.storage
 
     @property
     def episodes(self) -> int:
-        """Episodes that all actors began."""
+        """Number of episodes that all actors began."""
         return self.sampler.episodes
 
     @property
     def count(self) -> int | None:
-        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
         return self._new.count
 
     def __len__(self) -> int:
-        """Levels with a score."""
+        """Number of levels with a score."""
         return len(self.sampler)
 
     def _next(self, actor: Actor) -> int:
-        while self._edited and self._is_known(self._edited[0]):
-            self._edited.popleft()  # it was played meanwhile
-        if self._edited:
-            level_id = self._edited.popleft()
+        level_id = self._edited.pop()
+        if level_id is not None:
             self._play(actor, level_id, trains=False)
-        elif self._replays():
-            level_id = self.writer.level_ids[self.sampler.draw()]
+        elif self._is_filled and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
+            level_id = self.sampler.level_ids[self.sampler.draw()]
             self._play(actor, level_id)
             self.replayed += 1
         else:
@@ -180,11 +167,7 @@ class LevelBuffer(LevelSource):
         return level_id
 
     def checked(self, level_id: int) -> int:
-        """The id of a level that can be played.
-
-        Raises:
-            ValueError: none of the levels.
-        """
+        """Returns the id of a level that can be played; see :meth:`LevelSelector.checked`."""
         whole = checked_level_id(level_id)
         self._new.check(whole)
         return whole
@@ -192,22 +175,16 @@ class LevelBuffer(LevelSource):
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
 
-        0 while no level, or a smaller share than ``min_fill``, has a score; 1 where no new level is left that nobody
-        plays; else the replay probability. 0 also while an edited level of ACCEL waits, since it is played next.
+        0 while no level has a score, or a smaller share than ``min_fill``, and while an edited level of ACCEL waits,
+        since it is played next; 1 if every new level is being played; otherwise the replay probability.
         """
-        if not self._is_filled or any(not self._is_known(level_id) for level_id in self._edited):
+        if not self._is_filled or not self._edited.is_empty:
             return 0.0
         if not self._new.has_idle:
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
         return _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / self._new.count
-
-    def _replays(self) -> bool:
-        """Whether the next episode is on a level with a score; called when no edited level waits."""
-        if not self._is_filled:
-            return False
-        return self._new.is_exhausted or fraction(self.sampler.generator) < self.replay_chance()
 
     @property
     def _is_filled(self) -> bool:
@@ -216,37 +193,37 @@ class LevelBuffer(LevelSource):
 
     @property
     def plays_unlearned(self) -> bool:
-        """Whether there may be episodes that are scored and not learned from: on new or on edited levels."""
+        """Whether episodes on new or on edited levels may be scored and not learned from."""
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
-        return self.writer.row_of(level_id) != REFUSED or self.running.plays(level_id)
+        return self.sampler.row_of(level_id) != REFUSED or self.running.plays(level_id)
 
     def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
-        """An actor begins an episode: every level ages, and this one is fresh."""
-        row = self.writer.row_of(level_id)
+        """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
+        row = self.sampler.row_of(level_id)
         trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
-        episode = RunningLevel(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
+        episode = ActiveEpisode(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
         self.running.begin(actor, episode)
         self.sampler.begin_episode()
         self._new.begin(level_id)
         if row != REFUSED:
             self.sampler.touch(row)
 
-    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
+    def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         child = None
-        if is_done and episode.replayed and self.editor is not None:  # before anything is changed: it is the user's
-            child = checked_level_id(self.editor(episode.level_id, self.sampler.generator))
+        if is_done and episode.replayed:  # first, since the user's editor may raise
+            child = self._edited.edit(episode.level_id, self.sampler.generator)
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
-        if child is not None and not self._is_known(child) and child not in self._edited:
-            self._edited.append(child)
+        if child is not None:
+            self._edited.put(child)
         return score
 
-    def _store(self, episode: RunningLevel, score: float) -> float:
-        """Gives a level its new score, and a place among those that are kept, if it is worth one; the score."""
-        row = self.writer.row_of(episode.level_id)
+    def _store(self, episode: ActiveEpisode, score: float) -> float:
+        """Smooths a level's new score, stores it if the level is kept, and returns it."""
+        row = self.sampler.row_of(episode.level_id)
         if row != REFUSED or self.first_score == "smooth":
             old = float(self.sampler.scores[row]) if row != REFUSED else 0.0
             score = (1.0 - self.score_step_size) * old + self.score_step_size * score
@@ -254,10 +231,9 @@ class LevelBuffer(LevelSource):
         return score
 
     def _keep(self, level_id: int, score: float, timestamp: int) -> None:
-        is_new = self.writer.row_of(level_id) == REFUSED
-        place = self.writer.place(level_id, score, timestamp)
+        is_new = self.sampler.row_of(level_id) == REFUSED
+        place = self.sampler.place(level_id, score, timestamp, self.capacity)
         if is_new and place.row != REFUSED:
-            self._unwritten[place.row] = level_id
             self._new.scored(level_id)
         if place.left is not None:
             self._forget_unknown(place.left)
@@ -266,17 +242,16 @@ class LevelBuffer(LevelSource):
         if not self._is_known(level_id):
             self._scoring.forget(level_id)
 
-    def _end(self, actor: Actor, episode: RunningLevel) -> None:
+    def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         super()._end(actor, episode)
         self._new.end(episode.level_id)
         self._forget_unknown(episode.level_id)
 
     def flush(self) -> None:
-        """Makes scores of the non-zero means of unfinished episodes, and begins the means anew.
+        """See :meth:`LevelSelector.flush`.
 
-        The paper's released code does so after every policy update, so that an episode over three rollouts gets three
-        scores; the paper itself joins the pieces of an episode, which is what happens if this is never called. A mean
-        of exactly 0 changes no score, and its level stays new if it had none; its steps are forgotten all the same.
+        An episode over three rollouts then gets three scores. A partial score of exactly 0 changes no score, and a
+        level without one stays new; its steps are dropped too.
         """
         for episode in self.running:
             if episode.mean != 0.0:
@@ -284,13 +259,9 @@ class LevelBuffer(LevelSource):
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
-        """Of the levels with a score, ``[L]``: how likely a replay takes each; all others have probability 0.
-
-        Returns:
-            ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
-        """
+        """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
-            "level_id": torch.tensor(self.writer.level_ids, dtype=torch.int64),
+            "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64),
             "probability": torch.from_numpy(self.sampler.probabilities()),
             "score": torch.from_numpy(self.sampler.scores.copy()),
             "staleness": torch.from_numpy(self.sampler.staleness),
@@ -298,19 +269,19 @@ class LevelBuffer(LevelSource):
         return TensorDict(columns, [len(self)])
 
     def stats(self) -> dict[str, float]:
-        """Figures for a log: counts, and from the first score on those of :meth:`LevelSampler.stats`."""
-        counts = {"replayed": self.replayed, "refused": self.writer.refused, "replaced": self.writer.replaced}
+        """Metrics to log: counts and, once a level has a score, those of :meth:`LevelSampler.stats`."""
+        counts = {"replayed": self.replayed, "refused": self.sampler.refused, "replaced": self.sampler.replaced}
         return super().stats() | counts | self.sampler.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and plain values; see :meth:`LevelSource.state_dict`."""
+        """State as tensors and plain values; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(),
             "sampler": self.sampler.state_dict(),
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
-            "edited": list(self._edited),
+            "edited": self._edited.state_dict(),
             "scoring": self._scoring.state_dict(),
         }
 
@@ -324,6 +295,6 @@ class LevelBuffer(LevelSource):
         self._replay.empty()
         self.writer.load_state_dict(state["writer"])
         self.sampler.load_state_dict(state["sampler"])
-        self._unwritten = dict(enumerate(self.writer.level_ids))
+        self.sampler.pending = dict(enumerate(self.sampler.level_ids))
         self.replayed = int(state["replayed"])
-        self._edited = deque(state["edited"], maxlen=self.capacity)
+        self._edited.load_state_dict(state["edited"])

@@ -11,9 +11,9 @@ from lightning_replay.levels.prioritization import Prioritization
 
 __all__ = ["ReplayConcentration", "effective_number"]
 
-_STRETCH = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
+_WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
 _FEWEST_EFFECTIVE = 5
-_FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # of fewer levels a handful is no small part
+_FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
 
 
 def effective_number(probabilities: np.ndarray) -> float:
@@ -25,11 +25,11 @@ def effective_number(probabilities: np.ndarray) -> float:
 
 
 class ReplayConcentration:
-    """Warns once where replays take the same level as the replay before too often.
+    """Warns once if replays repeat the previous replay's level too often.
 
     The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
-    the probabilities it counts what a learner gets: levels of equal scores that take turns do not repeat, although each
-    has nearly all of the probability in its turn, while a level whose score changes only at the end of a rollout
+    the probabilities it measures what a learner gets: levels of equal scores that take turns do not repeat, although
+    each has nearly all of the probability in its turn; a level whose score changes only at the end of a rollout
     repeats in every environment that starts an episode meanwhile.
 
     Args:
@@ -55,7 +55,7 @@ class ReplayConcentration:
         self._replays += 1
         self._repeats += level == self._last
         self._last = level
-        if self._replays < _STRETCH:
+        if self._replays < _WINDOW:
             return
         replays, repeats = self._replays, self._repeats
         self._replays = self._repeats = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teacher-student curriculum learning: levels whose returns change are played more."""
+"""Teacher-student curriculum learning, which plays levels whose returns change."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class LearningProgress:
         self._q: dict[int, float] = {}
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """The level's new score.
+        """Computes the level's new score.
 
         Args:
-            level_id: that was played.
-            episode: its number among all episodes of all levels.
+            level_id: of the level that was played.
+            episode: number of the episode, among those of all levels.
             episode_return: undiscounted, finite.
         """
         if not math.isfinite(episode_return):
@@ -73,7 +73,7 @@ class LearningProgress:
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
-        """Windows and Q of the levels seen."""
+        """Windows and Q of the levels played."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64),
@@ -104,9 +104,9 @@ def tscl(
     *,
     initial_value: float = 1.0,
 ) -> LevelBuffer:
-    """Teacher-student curriculum over a known set of levels: the largest learning progress, or any with ``epsilon``.
+    """Builds a teacher-student curriculum over a known set of levels, ε-greedy in learning progress.
 
-    The defaults are the best that Jiang et al. 2021 found for it. For the Boltzmann variant build
+    The defaults are the best ones in Jiang et al. 2021. For the Boltzmann variant build
     ``LevelBuffer(levels, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=...)``.
 
     Args:
@@ -128,7 +128,7 @@ def tscl(
 
 
 def _slope(points: deque[tuple[int, float]]) -> float:
-    """Of the least-squares line through (episode, return); 1 for fewer than two episodes."""
+    """Returns the slope of the least-squares line through (episode, return); 1 for fewer than two episodes."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of levels, checked."""
+"""Checks of the ids of levels and actors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any
 
 from lightning_replay.validation import LARGEST_COUNT, check_option
 
-__all__ = ["LEVEL_IDS", "checked_held_out", "checked_level_id", "checked_level_ids"]
+__all__ = ["LEVEL_IDS", "Actor", "checked_actor", "checked_held_out", "checked_level_id", "checked_level_ids"]
 
-LEVEL_IDS = 2**31  # an id below it is a seed that every environment takes
-_MOST_HELD_OUT = 1_000_000  # each is looked up among those trained on
+Actor = int | str
+
+LEVEL_IDS = 2**31  # every environment accepts seeds below it
+_MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
-    """Ids as a list.
+    """Returns ids as a list.
 
     Args:
         levels: ids, or their number for 0, 1, 2, ...
 
     Raises:
-        ValueError: no level, negative ids, or one twice.
-        TypeError: ids, or a number of them, that are no whole numbers.
+        ValueError: no level, negative or repeated ids.
+        TypeError: ids, or their number, that are not whole numbers.
     """
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
@@ -43,11 +45,11 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
 
 
 def checked_level_id(level_id: Any) -> int:
-    """A level's id as an int.
+    """Returns a level's id as an int.
 
     Raises:
         ValueError: it is negative, or does not fit into 64 bits.
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
     """
     try:
         whole = operator.index(level_id)
@@ -61,14 +63,14 @@ def checked_level_id(level_id: Any) -> int:
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Ids of held-out levels.
+    """Returns the ids of held-out levels.
 
     Args:
-        levels: ids, or how many: then the largest there are.
+        levels: ids, or their number for the largest ids.
 
     Raises:
-        TypeError: neither ids nor their number.
-        ValueError: no level, one twice, or an id that is none.
+        TypeError: ``levels`` is neither ids nor their number.
+        ValueError: no level, repeated ids, or ids out of range.
     """
     accepted = f"how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to 2**31 - 1"
     if isinstance(levels, str) or not isinstance(levels, Iterable):
@@ -80,3 +82,17 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
     if not ids or len({*ids}) < len(ids):
         raise ValueError(f"held_out_levels is {levels!r}; it must be {accepted}")
     return [int(one) for one in ids]
+
+
+def checked_actor(actor: Any) -> Actor:
+    """Returns an actor's number or name.
+
+    Raises:
+        TypeError: ``actor`` is neither.
+    """
+    if isinstance(actor, str):
+        return actor
+    try:
+        return operator.index(actor)
+    except TypeError:
+        raise TypeError(f"an actor is a number or a name; got {actor!r}") from None

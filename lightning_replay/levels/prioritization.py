@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From scores of levels to the chance of replaying each: by rank, in proportion, greedily or by a Boltzmann rule.
+"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann.
 
-Every rule says the same distribution twice: :meth:`Prioritization.probabilities` of all rows at once, and
-:meth:`Prioritization.draw`, whose cost grows with the logarithm of the number of levels.
+Every prioritization implements its distribution twice: :meth:`Prioritization.probabilities` computes it for all rows,
+and :meth:`Prioritization.draw` draws one row in time logarithmic in the number of levels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
-from lightning_replay.levels.rng import fraction
 from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.seeded import uniform
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_share
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "by_rank"]
@@ -28,7 +28,7 @@ _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, 
 
 
 class Prioritization(ABC):
-    """What turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it.
+    """Turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it.
 
     Attributes:
         score_temperature: β of the paper.
@@ -39,13 +39,13 @@ class Prioritization(ABC):
     uses_temperature: ClassVar[bool] = True
 
     def bind(self, score_temperature: float) -> Self:
-        """An empty one of the same options.
+        """Returns an empty copy with the same options.
 
         Args:
             score_temperature: β of the paper, above 0; :class:`Greedy` needs none.
 
         Raises:
-            TypeError: the temperature is no number.
+            TypeError: the temperature is not a number.
             ValueError: it is not above 0.
         """
         accepted = "a number above 0; for the highest score alone use prioritization=Greedy()"
@@ -65,14 +65,14 @@ class Prioritization(ABC):
 
     @abstractmethod
     def draw(self, generator: torch.Generator) -> int:
-        """A row, with its probability; there is at least one."""
+        """Draws a row by its probability; there is at least one."""
 
     @abstractmethod
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Probability of each row, float64 ``[L]``, which sum to 1."""
+        """Returns the probability of each row, float64 ``[L]``; they sum to 1."""
 
     def state_dict(self) -> dict[str, float]:
-        """Returns what the next draws depend on beside scores and timestamps; plain values."""
+        """State beside scores and timestamps, as plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:  # noqa: B027  most have nothing to restore
@@ -80,7 +80,7 @@ class Prioritization(ABC):
 
 
 class _Ordered(Prioritization):
-    """Rows from the highest score to the lowest; of equal ones that played longer ago first, then the lower row."""
+    """Keeps rows sorted from the highest score to the lowest; ties by the older timestamp, then the lower row."""
 
     _order: SortedList
     _keys: list[tuple[float, int, int]]
@@ -114,36 +114,36 @@ class Rank(_Ordered):
         self._cumulative = np.zeros(0)
 
     def bind(self, score_temperature: float) -> Self:
-        """An empty one of the same options; see :meth:`Prioritization.bind`."""
+        """Returns an empty copy with the same options; see :meth:`Prioritization.bind`."""
         bound = super().bind(score_temperature)
         bound._weights = np.zeros(0)
         return bound
 
     def draw(self, generator: torch.Generator) -> int:
-        """A row, with its probability."""
+        """Draws a row by its probability."""
         count = len(self._order)
-        self._know_weights(count)
-        point = fraction(generator) * self._cumulative[count - 1]
+        self._extend_weights(count)
+        point = uniform(generator) * self._cumulative[count - 1]
         rank = int(np.searchsorted(self._cumulative[:count], point, side="right"))
         return int(self._order[min(rank, count - 1)][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Probability of each row."""
+        """Returns the probability of each row."""
         count = len(scores)
-        self._know_weights(count)
+        self._extend_weights(count)
         weights = np.empty(count)
         weights[by_rank(scores, timestamps)] = self._weights[:count]
         return weights / self._cumulative[count - 1]
 
-    def _know_weights(self, count: int) -> None:
-        """Computes the weights of ranks 1, 2, ..., relative to the first, and their sums."""
+    def _extend_weights(self, count: int) -> None:
+        """Computes weights of ranks 1, 2, ..., relative to the first, and their cumulative sums."""
         if count > len(self._weights):
             self._weights = np.exp(-np.log(np.arange(1, max(2 * count, 64) + 1)) / self.score_temperature)
             self._cumulative = np.cumsum(self._weights)
 
 
 class Greedy(_Ordered):
-    """The highest score, each with the same probability where several are equal; the temperature has no effect.
+    """Draws the highest score, ties with equal probability; the temperature has no effect.
 
     Args:
         epsilon: share of draws that take any level.
@@ -156,21 +156,21 @@ class Greedy(_Ordered):
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
-        """A row, with its probability."""
-        if self.epsilon > 0.0 and fraction(generator) < self.epsilon:
+        """Draws a row by its probability."""
+        if self.epsilon > 0.0 and uniform(generator) < self.epsilon:
             equals = len(self._order)
         else:
             equals = self._order.bisect_left((self._order[0][0], math.inf))
         return int(self._order[int(torch.randint(equals, (), generator=generator))][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Probability of each row."""
+        """Returns the probability of each row."""
         best = scores == scores.max()
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
 
 
 class _Weighted(Prioritization):
-    """Rows in proportion to a weight of their own, whose logarithm is what the subclass says."""
+    """Draws rows in proportion to weights, whose logarithms a subclass computes."""
 
     _tree: SumTree
     _logs: list[float]
@@ -178,7 +178,7 @@ class _Weighted(Prioritization):
 
     @abstractmethod
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Logarithm of each row's weight, ``-inf`` for none; ``[L]``."""
+        """Returns the logarithm of each row's weight, ``-inf`` for weight 0; ``[L]``."""
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """Replaces all rows."""
@@ -187,7 +187,7 @@ class _Weighted(Prioritization):
         self._refer()
 
     def state_dict(self) -> dict[str, float]:
-        """Returns what weights are measured from: it decides how their sums are rounded."""
+        """Reference of the weights, on which the rounding of their sums depends."""
         return {"reference": self._reference}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -197,12 +197,12 @@ class _Weighted(Prioritization):
             self._tree.fill([self._weight(log) for log in self._logs])
 
     def _refer(self) -> None:
-        """Measures all weights from the largest, so that sums neither overflow nor vanish."""
+        """Rescales all weights by the largest, so that sums neither overflow nor vanish."""
         self._reference = max((log for log in self._logs if log > -math.inf), default=0.0)
         self._tree.fill([self._weight(log) for log in self._logs])
 
     def _weight(self, log: float) -> float:
-        """Relative to the reference; never 0 for a row that has any, so that it is found once the others have gone."""
+        """Returns a weight relative to the reference; above 0 unless ``log`` is ``-inf``, to keep it drawable."""
         return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
 
     def put(self, row: int, score: float, timestamp: int) -> None:
@@ -220,13 +220,13 @@ class _Weighted(Prioritization):
             self._refer()
 
     def draw(self, generator: torch.Generator) -> int:
-        """A row, with its probability; any row where no score has weight."""
+        """Draws a row by its probability; uniformly if all weights are 0."""
         if self._tree.total == 0.0:
             return int(torch.randint(len(self._logs), (), generator=generator))
-        return self._tree.find(fraction(generator) * self._tree.total)
+        return self._tree.find(uniform(generator) * self._tree.total)
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Probability of each row; the same for all where no score has weight."""
+        """Returns the probability of each row; uniform if all weights are 0."""
         logs = self.log_weights(scores)
         if not np.isfinite(logs).any():
             return np.full(len(scores), 1.0 / len(scores))
@@ -238,7 +238,7 @@ class Proportional(_Weighted):
     """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``; uniform where no score is above 0."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Logarithm of each row's weight."""
+        """Returns the logarithm of each row's weight."""
         logs = np.full(len(scores), -math.inf)
         np.log(scores, out=logs, where=scores > 0.0)
         return logs / self.score_temperature
@@ -248,17 +248,17 @@ class Boltzmann(_Weighted):
     """Probability proportional to ``exp(score / score_temperature)``."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Logarithm of each row's weight."""
+        """Returns the logarithm of each row's weight."""
         return scores / self.score_temperature
 
 
 def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Rows from the highest score to the lowest, int64 ``[L]``; of equal scores the one played longer ago first."""
+    """Returns rows from the highest score to the lowest, int64 ``[L]``; ties by the older timestamp."""
     falling = -scores
     order = np.argsort(falling)
     ordered = falling[order]
     equal = ordered[1:] == ordered[:-1]
-    if equal.any():  # sorting all by both takes ten times as long
+    if equal.any():  # sorting all rows by both keys takes ten times as long
         tied = np.zeros(len(order), np.bool_)
         tied[1:] |= equal
         tied[:-1] |= equal

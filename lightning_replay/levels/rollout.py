@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole rollouts of several actors, cut where episodes end."""
+"""Rollouts of several actors, split at episode ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.key_names import key_names
-from lightning_replay.levels.running_levels import Actor
-from lightning_replay.levels.selector import LevelSource
+from lightning_replay.levels.level_ids import Actor
+from lightning_replay.levels.segment import key_names
+from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["segments", "update_rollout"]
 
@@ -19,15 +19,15 @@ _KEYS = ("state_value", "logits", *(("next", key) for key in _NEXT_KEYS))
 
 
 def update_rollout(
-    levels: LevelSource, rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None = None
+    levels: LevelSelector, rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None = None
 ) -> None:
-    """Gives the steps of a rollout to the levels they were made on, actor after actor, episode after episode.
+    """Updates levels with the steps of a rollout, actor by actor and episode by episode.
 
-    Call it before the policy is updated, with the values predicted during collection.
+    Call it before the policy update, with the values predicted during collection.
 
     Args:
-        levels: to be told.
-        rollout: ``[actors, T]`` with the keys of :meth:`LevelSource.update`; others are passed over.
+        levels: to update.
+        rollout: ``[actors, T]`` with the keys of :meth:`LevelSelector.update`; other keys are ignored.
         level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
         actors: their names; 0, 1, 2, ... if absent.
 
@@ -35,7 +35,7 @@ def update_rollout(
         ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
     """
     cut = list(segments(rollout, level_id, actors))
-    for actor, level, _, _ in cut:  # so that nothing is learned of a rollout that is refused
+    for actor, level, _, _ in cut:  # a rollout with a wrong level must not be learned in part
         levels.running.oldest(actor, level)
     for actor, level, steps, done in cut:
         levels.update(actor, level, steps, done)
@@ -44,10 +44,9 @@ def update_rollout(
 def segments(
     rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None = None
 ) -> Iterator[tuple[Actor, int, TensorDictBase, bool]]:
-    """Actor, level, steps ``[T']`` and whether the episode is done, of every piece of an episode in a rollout.
+    """Yields actor, level, steps ``[T']`` and whether the episode is done, for every piece of an episode in a rollout.
 
-    An episode that ends with the last step of a rollout leaves nothing for the next one. Arguments and errors as
-    :func:`update_rollout`.
+    Arguments and errors as :func:`update_rollout`.
     """
     names = list(range(rollout.shape[0])) if actors is None else list(actors)
     if level_id.ndim == 3 and level_id.shape[-1] == 1:

@@ -1,18 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of one episode, checked before anything is learned from them."""
+"""Steps of one episode: checked before anything is learned from them, and read as lists of rewards and values."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.key_names import key_names
-from lightning_replay.levels.value_columns import ValueColumns
+from lightning_replay.validation import checked_share
 
-__all__ = ["Segment"]
+__all__ = ["Segment", "ValueColumns", "generalized_advantages", "key_names", "numbers", "td_errors"]
+
+
+class ValueColumns(NamedTuple):
+    """Rewards and values of each step as lists, whose loops take a twentieth of torch's time on so few numbers.
+
+    Attributes:
+        reward: of the step.
+        state_value: V of the observation acted on.
+        next_state_value: V of the observation that followed; after an episode's last step, of its final observation.
+        terminated: whether the step ended the episode by termination.
+        done: whether the step ended the episode, by termination or truncation.
+    """
+
+    reward: list[float]
+    state_value: list[float]
+    next_state_value: list[float]
+    terminated: list[bool]
+    done: list[bool]
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> Self:
+        """Converts tensors ``[T]`` or ``[T, 1]`` in the order of the attributes; without ``done`` it is ``terminated``.
+
+        Raises:
+            ValueError: no step, or tensors of different lengths.
+        """
+        columns: list[list[Any]] = [numbers(tensor) for tensor in tensors]
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            steps = ", ".join(f"{name} has {length}" for name, length in zip(cls._fields, lengths, strict=False))
+            raise ValueError(f"of steps, {steps}; give one value per step")
+        return cls._make([*columns[:4], columns[-1]])
+
+    def td_errors(self, discount: float) -> list[float]:
+        """δ_t = r_t + γ V(s_{t+1}) - V(s_t); bootstraps after a truncation, not after a termination."""
+        return [
+            reward + (0.0 if terminated else discount * following) - value
+            for reward, value, following, terminated, _ in zip(*self, strict=True)
+        ]
+
+    def advantages(self, discount: float, gae_lambda: float) -> list[float]:
+        """A_t = Σ_k (γλ)^k δ_{t+k}, summed up to the episode's last step."""
+        advantages = self.td_errors(discount)
+        decay, following = discount * gae_lambda, 0.0
+        for t in range(len(advantages) - 1, -1, -1):
+            following = advantages[t] if self.done[t] else advantages[t] + decay * following
+            advantages[t] = following
+        return advantages
 
 
 class Segment:
@@ -23,15 +71,15 @@ class Segment:
         episode_done: whether the episode ended with the last of them.
 
     Attributes:
-        steps: the same.
+        steps: as given.
         length: T.
-        reward_sum: of all steps.
-        columns: rewards and values, ``None`` where the steps have not all of them, one number each.
+        reward_sum: over all steps.
+        columns: rewards and values; ``None`` unless the steps have all of them, one number each.
 
     Raises:
-        TypeError: no TensorDict.
-        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, or another end than said;
-            a last step that is done, but neither terminated nor truncated, where both columns are there.
+        TypeError: ``steps`` is not a TensorDict.
+        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, a last ``done`` that is not
+            ``episode_done``; a last step that is done, but neither terminated nor truncated, where both columns exist.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
@@ -44,20 +92,20 @@ class Segment:
         self.steps = steps
         self.length = steps.shape[0]
         following = steps.get("next", None)
-        done = None if following is None else _numbers(following, "done")
-        reward = None if following is None else _numbers(following, "reward")
+        done = None if following is None else _flat(following, "done")
+        reward = None if following is None else _flat(following, "reward")
         if done is None or reward is None:
             raise ValueError(
                 f"steps have the keys {key_names(steps)}; ('next', 'done') and ('next', 'reward') are needed, in "
                 "TorchRL's layout"
             )
-        terminated, truncated = _numbers(following, "terminated"), _numbers(following, "truncated")
+        terminated, truncated = _flat(following, "terminated"), _flat(following, "truncated")
         for name, column in (("done", done), ("reward", reward), ("terminated", terminated), ("truncated", truncated)):
             if column is not None and len(column) != self.length:
                 shape = list(following[name].shape)
                 raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
         _check_ends(done, {"terminated": terminated, "truncated": truncated}, episode_done)
-        value, next_value = _numbers(steps, "state_value"), _numbers(following, "state_value")
+        value, next_value = _flat(steps, "state_value"), _flat(following, "state_value")
         self.reward_sum = _finite_sum("reward", reward)
         for name, column in (("state_value", value), ("next state_value", next_value)):
             if column is not None:
@@ -70,8 +118,8 @@ class Segment:
         self.columns = ValueColumns(*columns) if are_whole else None
 
 
-def _numbers(steps: TensorDictBase, key: str) -> list[Any] | None:
-    """All numbers of a leaf, whatever its shape."""
+def _flat(steps: TensorDictBase, key: str) -> list[Any] | None:
+    """Returns all numbers of a leaf of any shape."""
     leaf: Tensor | None = steps.get(key, None)
     if leaf is None:
         return None
@@ -101,3 +149,63 @@ def _finite_sum(name: str, column: list[float]) -> float:
     if not math.isfinite(total):
         raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
     return total
+
+
+def td_errors(
+    reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float
+) -> Tensor:
+    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), float64 ``[T]``; bootstraps after a truncation, not after a termination.
+
+    Args:
+        reward: of each step, ``[T]`` or ``[T, 1]``, as all others.
+        state_value: V of the observation acted on.
+        next_state_value: V of the observation that followed; after an episode's last step, of its final observation.
+        terminated: whether the step ended the episode by termination.
+        discount: γ.
+
+    Raises:
+        ValueError: no step, or tensors of different lengths.
+    """
+    checked_share("discount", discount)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
+    return torch.tensor(columns.td_errors(discount), dtype=torch.float64)
+
+
+def generalized_advantages(
+    reward: Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> Tensor:
+    """A_t = Σ_k (γλ)^k δ_{t+k} up to the episode's last step, float64 ``[T]`` (Schulman et al. 2016).
+
+    Arguments as :func:`td_errors`; ``done`` marks an episode's last step, ``gae_lambda`` is λ.
+    """
+    checked_share("discount", discount)
+    checked_share("gae_lambda", gae_lambda)
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    return torch.tensor(columns.advantages(discount, gae_lambda), dtype=torch.float64)
+
+
+def numbers(column: Tensor) -> list[float]:
+    """Converts a column ``[T]`` or ``[T, 1]``.
+
+    Raises:
+        ValueError: another shape, or no step.
+    """
+    if column.ndim > 1 and column.shape[1:].numel() != 1:
+        raise ValueError(f"a column of a segment has shape {list(column.shape)}; give [T] or [T, 1] of one episode")
+    values: list[float] = (column if column.ndim == 1 else column.reshape(-1)).tolist()
+    if not values:
+        raise ValueError("a segment has no step; give at least one")
+    return values
+
+
+def key_names(data: TensorDictBase) -> str:
+    """Lists the keys of all leaves for an error, such as ``logits, ('next', 'done')``."""
+    keys = sorted(data.keys(True, True), key=lambda key: (isinstance(key, tuple), str(key)))
+    return ", ".join(map(str, keys))

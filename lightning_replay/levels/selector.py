@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way of choosing levels has in common: who plays what, and the feedback by which it is told."""
+"""Base class of level selectors: active episodes, and their scores as feedback."""
 
 from __future__ import annotations
 
@@ -9,47 +9,48 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.running_levels import Actor, RunningLevel, RunningLevels, checked_actor
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes
+from lightning_replay.levels.level_ids import Actor, checked_actor
 from lightning_replay.levels.segment import Segment
 from lightning_replay.saving import load_state, write_state
 
-__all__ = ["LevelSource"]
+__all__ = ["LevelSelector"]
 
 _FORMAT = 1
 
 
-class LevelSource(ABC):
-    """Says which level each actor plays next: :meth:`next_level` when an episode starts, :meth:`update` with its steps.
+class LevelSelector(ABC):
+    """Base class of what chooses the level each actor plays next.
 
-    Steps may come later than the next episode's start: so an actor may have several levels in flight, and an update
-    names its level.
+    Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
+    actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.
 
     Attributes:
-        running: the episodes in flight.
+        running: the active episodes.
         score: of a segment of an episode; ``None`` where levels have no scores.
     """
 
     score: Any = None
 
     def __init__(self) -> None:
-        self.running = RunningLevels()
+        self.running = ActiveEpisodes()
 
     @property
     @abstractmethod
     def episodes(self) -> int:
-        """Episodes that all actors began."""
+        """Number of episodes that all actors began."""
 
     @property
     @abstractmethod
     def count(self) -> int | None:
-        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Levels with a score."""
+        """Number of levels with a score."""
 
     def __bool__(self) -> bool:
-        """``True``, also while no level has a score: ``levels or others`` means these."""
+        """``True`` even while no level has a score, so that ``levels or others`` keeps ``levels``."""
         return True
 
     def __repr__(self) -> str:
@@ -57,30 +58,30 @@ class LevelSource(ABC):
         return f"{type(self).__name__}({known}, {len(self)} with a score, {self.episodes} episodes)"
 
     def next_level(self, actor: Actor) -> int:
-        """The level an actor plays from now on; all levels become one episode older.
+        """Chooses the level of an actor's next episode; the staleness of all levels grows by one.
 
         Args:
-            actor: number or name of whoever plays one episode at a time.
+            actor: number or name of an environment that plays one episode at a time.
 
         Returns:
             Its id.
 
         Raises:
-            TypeError: an actor that is neither.
+            TypeError: ``actor`` is neither.
         """
         return self._next(checked_actor(actor))
 
     @property
     def plays_unlearned(self) -> bool:
-        """Whether there may be episodes that are scored and not learned from, see :meth:`trains_on`."""
+        """Whether some episodes may be scored and not learned from, see :meth:`trains_on`."""
         return False
 
     @abstractmethod
     def _next(self, actor: Actor) -> int:
-        """Chooses a level and begins it."""
+        """Chooses a level and begins an episode on it."""
 
     def start(self, actor: Actor, level_id: int) -> None:
-        """Notes that an actor plays a level that another chose for it: it counts as one more episode.
+        """Begins an episode on a level that was chosen elsewhere; it counts like any other.
 
         Raises:
             TypeError: an actor that is neither a number nor a name.
@@ -91,18 +92,18 @@ class LevelSource(ABC):
 
     @abstractmethod
     def _play(self, actor: Actor, level_id: int) -> None:
-        """Begins a level."""
+        """Begins an episode."""
 
     @abstractmethod
     def checked(self, level_id: int) -> int:
-        """The id of a level that can be played.
+        """Returns the id of a level that can be played, as an int.
 
         Raises:
             ValueError: none of the levels.
         """
 
     def may_choose(self, level_id: int) -> bool:
-        """Whether :meth:`next_level` may ever give this level; of levels without end, any."""
+        """Returns whether :meth:`next_level` may ever choose this level; always true of an unbounded level set."""
         try:
             self.checked(level_id)
         except ValueError:
@@ -110,14 +111,14 @@ class LevelSource(ABC):
         return True
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
-        """Learns from steps of a level, once they are made and valued; a long episode may come in several pieces.
+        """Scores steps of a level with the learner's values; a long episode may come in several pieces.
 
-        The steps belong to the episode that the actor has played longest on this level. Two actors on one level never
-        mix; both episodes count, and the later score stays.
+        The steps belong to the actor's oldest active episode on this level. Two actors on one level do not interfere;
+        both episodes count, and the later score stays.
 
         Args:
-            actor: who made them.
-            level_id: under which they were made.
+            actor: that made the steps.
+            level_id: of the level they were made on.
             steps: TensorDict ``[T]``, T at least 1: ``state_value``, ``logits`` where the score needs them, ``("next",
                 "reward" | "state_value" | "terminated" | "truncated" | "done")``, each ``[T]`` or ``[T, 1]``.
             episode_done: whether the episode ended with the last of them; equals its ``done``.
@@ -126,9 +127,9 @@ class LevelSource(ABC):
             The level's new score, if the episode is done and scored.
 
         Raises:
-            TypeError: steps that are no TensorDict.
-            ValueError: the actor does not play this level; steps that are none, NaN, or of several episodes; a score
-                function that fails or gives NaN. Nothing is changed.
+            TypeError: steps that are not a TensorDict.
+            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score
+                function that fails or returns NaN. Nothing is changed.
         """
         episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)
@@ -138,21 +139,21 @@ class LevelSource(ABC):
         return score
 
     @abstractmethod
-    def _learn(self, episode: RunningLevel, segment: Segment, is_done: bool) -> float | None:
-        """Takes up the steps; raises before anything is changed."""
+    def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
+        """Adds the steps to the episode's score; raises before anything is changed."""
 
-    def _end(self, actor: Actor, episode: RunningLevel) -> None:
+    def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
 
     def flush(self) -> None:  # noqa: B027  there is nothing to flush where nothing is scored
-        """Makes scores of the non-zero means of unfinished episodes, and begins the means anew.
+        """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
         The released code of the paper does so after every policy update; the paper itself joins the pieces of an
         episode, which is what happens if this is never called.
         """
 
     def trains_on(self, actor: Actor, level_id: int) -> bool:
-        """Whether the learner may learn from the episode the actor began last on this level; ask before the next one.
+        """Returns whether the learner may learn from the actor's newest episode on this level.
 
         Raises:
             ValueError: the actor does not play this level.
@@ -161,44 +162,44 @@ class LevelSource(ABC):
         return next(one.trains for one in reversed(self.running.of(actor)) if one.level_id == level_id)
 
     def in_flight(self, actor: Actor) -> list[int]:
-        """Levels the actor began and that are not done, oldest first."""
+        """Returns the levels of the actor's active episodes, oldest first."""
         return [episode.level_id for episode in self.running.of(actor)]
 
     def abandon(self, actor: Actor) -> int:
-        """Forgets the levels in flight of an actor that was lost; how many they were."""
+        """Drops the active episodes of a lost actor and returns their number."""
         return self._abandon(actor, list(self.running.of(actor)))
 
     def abandon_all_but_newest(self, actor: Actor) -> int:
-        """Forgets an actor's levels in flight except the one begun last, as after a resume; how many they were."""
+        """Drops all but the newest active episode of an actor, as after a resume, and returns their number."""
         return self._abandon(actor, self.running.of(actor)[:-1])
 
-    def _abandon(self, actor: Actor, episodes: list[RunningLevel]) -> int:
+    def _abandon(self, actor: Actor, episodes: list[ActiveEpisode]) -> int:
         for episode in episodes:
             self._end(actor, episode)
         return len(episodes)
 
     @abstractmethod
     def probabilities(self) -> TensorDict:
-        """Of the levels with a score, ``[L]``; all others have probability 0.
+        """Returns the replay distribution over the levels with a score, ``[L]``; all others have probability 0.
 
         Returns:
             ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
 
     def stats(self) -> dict[str, float]:
-        """Figures for a log."""
+        """Metrics to log."""
         return {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and plain values; the next choices are the same after :meth:`load_state_dict`.
+        """State as tensors and plain values; after :meth:`load_state_dict` the next choices are the same.
 
-        Levels in flight are kept. Where environments start new episodes on resuming, let every actor choose first, then
-        forget the old ones with :meth:`abandon_all_but_newest`: so the choices are those of a run without a break.
+        Active episodes are kept. Where environments start new episodes on resuming, first let every actor choose, then
+        drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal those of an uninterrupted run.
         """
         return {"version": _FORMAT, "kind": type(self).__name__, "running": self.running.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict` of a source built with the same arguments.
+        """Restores :meth:`state_dict` of a selector built with the same arguments.
 
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the rows of a table that change one at a time, and draws in proportion to them."""
+"""Sum trees: sums over rows that change one at a time, and draws in proportion to the rows."""
 
 from __future__ import annotations
 
-__all__ = ["StalenessTree", "SumTree"]
+__all__ = ["SumTree"]
 
 
 class SumTree:
-    """Numbers of rows and the sum of any block of them: setting one and finding a prefix take log2(rows) steps.
+    """Binary tree of sums: setting a row and finding a prefix take log2(rows) steps.
 
-    Sums are recomputed from their two halves, never added to, so that nothing drifts; Python's integers stay exact.
+    Every sum is recomputed from its two halves, so that rounding errors do not accumulate; sums of ints are exact.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SumTree:
 
     @property
     def first_leaf(self) -> int:
-        """Node of row 0."""
+        """Index of the node of row 0."""
         return self._size
 
     def __setitem__(self, row: int, value: float) -> None:
@@ -43,7 +43,7 @@ class SumTree:
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, prefix: float) -> int:
-        """The row in whose share of the total ``prefix`` lies; never one whose number is 0, if the total is not.
+        """Returns the row in whose part of the total ``prefix`` lies; never a row of 0 unless the total is 0.
 
         Args:
             prefix: at least 0 and below :attr:`total`.
@@ -51,7 +51,7 @@ class SumTree:
         nodes, node = self.nodes, 1
         while node < self._size:
             node *= 2
-            # rounding may lead to the very end of a half: the right one is entered only if there is anything in it
+            # rounding may put the prefix at the end of the left half while the right half is empty
             if prefix >= nodes[node] and nodes[node + 1] > 0:
                 prefix -= nodes[node]
                 node += 1
@@ -60,42 +60,3 @@ class SumTree:
     def _grow(self, row: int) -> None:
         leaves = self.nodes[self._size :]
         self.fill(leaves + [0] * (row + 1 - len(leaves)))
-
-
-class StalenessTree:
-    """Timestamps of rows, drawn in proportion to how long ago they are; exact, in integers."""
-
-    def __init__(self) -> None:
-        self._count = SumTree()
-        self._timestamps = SumTree()
-        self._rows = 0
-
-    def put(self, row: int, timestamp: int) -> None:
-        """Adds a row or changes its timestamp."""
-        if row == self._rows:
-            self._count[row] = 1
-            self._rows += 1
-        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
-            return  # as where a level gets the score of the episode that was begun last on it
-        self._timestamps[row] = timestamp
-
-    def fill(self, timestamps: list[int]) -> None:
-        """Replaces all rows at once: row k has ``timestamps[k]``."""
-        self._rows = len(timestamps)
-        self._count.fill([1] * len(timestamps))
-        self._timestamps.fill(list(timestamps))
-
-    def total(self, now: int) -> int:
-        """Sum of ``now - timestamp`` over the rows."""
-        return int(now * self._count.total - self._timestamps.total)
-
-    def find(self, now: int, prefix: int) -> int:
-        """The row in whose share of :meth:`total` ``prefix`` lies; ``prefix`` is at least 0 and below the total."""
-        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
-        while node < self._count.first_leaf:
-            node *= 2
-            left = now * count[node] - timestamps[node]
-            if prefix >= left:
-                prefix -= int(left)
-                node += 1
-        return node - self._count.first_leaf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels that were never scored: a known set of them, or ids drawn without end."""
+"""Levels without a score: of a known set, or drawn from an unbounded one."""
 
 from __future__ import annotations
 
@@ -26,67 +26,62 @@ __all__ = [
 ]
 
 LevelGenerator = Callable[[torch.Generator], int]
-_DRAWS = 1_000  # of a generator, until it is believed to know no other level
+_DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
 
 
 class NewLevels(ABC):
-    """Where levels come from that have no score yet."""
+    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked."""
 
     @property
-    @abstractmethod
     def count(self) -> int | None:
-        """Of all levels, with a score or without; ``None`` where there is no end of them."""
+        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
+        return None
 
     @property
-    @abstractmethod
     def is_exhausted(self) -> bool:
         """Whether every level has a score."""
+        return False
 
     @property
-    @abstractmethod
     def has_idle(self) -> bool:
-        """Whether some level without a score is played by nobody."""
+        """Whether some level without a score is not being played."""
+        return True
 
     @abstractmethod
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """A level without a score, if possible one that nobody plays.
+        """Chooses a level without a score, if possible one that no actor plays.
 
         Args:
             generator: of the choice.
             is_known: whether a level has a score or is being played.
         """
 
-    @abstractmethod
-    def check(self, level_id: int) -> None:
-        """Refuses an id that is none of the levels."""
+    def check(self, level_id: int) -> None:  # noqa: B027
+        """Raises ``ValueError`` for an id outside the set."""
 
-    @abstractmethod
-    def begin(self, level_id: int) -> None:
-        """An actor begins to play the level."""
+    def begin(self, level_id: int) -> None:  # noqa: B027
+        """Called when an actor begins to play the level."""
 
-    @abstractmethod
-    def end(self, level_id: int) -> None:
-        """An actor plays the level no more, with a score or without."""
+    def end(self, level_id: int) -> None:  # noqa: B027
+        """Called when an actor stops playing the level, with a score or without."""
 
-    @abstractmethod
-    def scored(self, level_id: int) -> None:
-        """The level has a score."""
+    def scored(self, level_id: int) -> None:  # noqa: B027
+        """Called when the level gets its first score."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
+        """State as tensors and plain values."""
+        return {}
 
     @abstractmethod
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuses a state of other levels with a ``ValueError``."""
+        """Raises ``ValueError`` for a state of other levels."""
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restores :meth:`state_dict`, which was checked."""
 
 
 class KnownLevels(NewLevels):
-    """A set of levels; drawing, starting and scoring one cost the same however many there are.
+    """A set of levels, in which drawing, beginning and scoring a level take constant time.
 
     Args:
         level_ids: distinct, not negative.
@@ -102,7 +97,7 @@ class KnownLevels(NewLevels):
 
     @property
     def count(self) -> int:
-        """Of all levels."""
+        """Number of all levels."""
         return self._count
 
     @property
@@ -112,25 +107,21 @@ class KnownLevels(NewLevels):
 
     @property
     def has_idle(self) -> bool:
-        """Whether some level without a score is played by nobody."""
+        """Whether some level without a score is not being played."""
         return bool(self._idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """One that nobody plays; of those that are played, if there is no other."""
+        """Chooses a level that no actor plays, or one being played if there is no other."""
         bag = (self._idle if self._idle.items else self._played).items
         return bag[int(torch.randint(len(bag), (), generator=generator))]
 
     def check(self, level_id: int) -> None:
-        """Refuses an id that is none of the levels.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Raises ``ValueError`` for an id outside the set."""
         if level_id not in self._members:
             raise ValueError(f"level {level_id} is none of the {self._count} levels that were given")
 
     def begin(self, level_id: int) -> None:
-        """An actor begins to play the level."""
+        """Called when an actor begins to play the level."""
         if level_id in self._idle:
             self._idle.remove(level_id)
             self._played.add(level_id)
@@ -138,7 +129,7 @@ class KnownLevels(NewLevels):
             self._times[level_id] = self._times.get(level_id, 0) + 1
 
     def end(self, level_id: int) -> None:
-        """An actor plays the level no more, with a score or without."""
+        """Called when an actor stops playing the level, with a score or without."""
         if level_id in self._played:
             self._times[level_id] -= 1
             if self._times[level_id] == 0:
@@ -147,14 +138,14 @@ class KnownLevels(NewLevels):
                 self._idle.add(level_id)
 
     def scored(self, level_id: int) -> None:
-        """The level has a score."""
+        """Called when the level gets its first score."""
         for bag in (self._idle, self._played):
             if level_id in bag:
                 bag.remove(level_id)
         self._times.pop(level_id, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Levels without a score, in the order of the bags, and who they are."""
+        """Levels without a score, in the order they are drawn from, and the set's fingerprint."""
         return {
             "fingerprint": self._fingerprint,
             "idle": torch.tensor(self._idle.items, dtype=torch.int64),
@@ -163,11 +154,7 @@ class KnownLevels(NewLevels):
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuses a state of other levels.
-
-        Raises:
-            ValueError: it is.
-        """
+        """Raises ``ValueError`` for a state of other levels."""
         if state.get("fingerprint") != self._fingerprint:
             raise ValueError(
                 f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
@@ -184,50 +171,23 @@ class GeneratedLevels(NewLevels):
     """Ids drawn until one is neither stored nor being played.
 
     Args:
-        generate: draws an id; uniform below 2^31 if absent. One that repeats itself is allowed: after many tries in
-            vain a known level is played again.
+        generate: draws an id; uniform below 2^31 if absent. It may repeat itself: after many known levels in a row, a
+            known level is played again.
     """
-
-    count = None
-    is_exhausted = False
-    has_idle = True
 
     def __init__(self, generate: LevelGenerator | None) -> None:
         self._generate = generate or _any_seed
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """The first unknown id."""
+        """Draws ids until one is unknown."""
         for _ in range(_DRAWS):
             level_id = checked_level_id(self._generate(generator))
             if not is_known(level_id):
                 break
         return level_id
 
-    def check(self, level_id: int) -> None:
-        """Every id is accepted."""
-
-    def begin(self, level_id: int) -> None:
-        """Nothing to note."""
-
-    def end(self, level_id: int) -> None:
-        """Nothing to note."""
-
-    def scored(self, level_id: int) -> None:
-        """Nothing to note."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuses a state of a known set of levels.
-
-        Raises:
-            ValueError: it is.
-        """
+        """Raises ``ValueError`` for the state of a known set."""
         if state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
 
@@ -235,16 +195,16 @@ class GeneratedLevels(NewLevels):
 def levels_and_room(
     levels: int | Iterable[int] | None, capacity: int | None, generate: LevelGenerator | None, *, is_edited: bool
 ) -> tuple[NewLevels, list[int], int]:
-    """Levels without a score, the ids of a known set, and how many levels have room among those with a score.
+    """Returns the source of new levels, the ids of a known set, and the number of levels that may have a score.
 
     Args:
-        levels: ids or their number; ``None`` for levels without end.
-        capacity: needed for levels without end.
-        generate: of levels without end.
-        is_edited: whether levels are made from others, for which there must be no end of them.
+        levels: ids or their number; ``None`` for an unbounded set.
+        capacity: required for an unbounded set.
+        generate: draws levels of an unbounded set.
+        is_edited: whether levels are edited, which needs an unbounded set.
 
     Raises:
-        TypeError: a capacity that is no whole number.
+        TypeError: a capacity that is not a whole number.
         ValueError: arguments that contradict each other, or what :func:`checked_level_ids` refuses.
     """
     if generate is not None:
@@ -265,12 +225,12 @@ def levels_and_room(
 
 
 def fingerprint(level_ids: list[int]) -> str:
-    """Equal for equal ids in the same order."""
+    """Returns a hash of ids in their order."""
     return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()
 
 
 class _Bag:
-    """Distinct numbers, any of which can be removed or picked by position at once."""
+    """Distinct numbers, with removal and access by position in constant time."""
 
     def __init__(self, items: list[int]) -> None:
         self.items = list(items)

@@ -1,54 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the levels most worth replaying: when the storage is full, the one of the least replay probability leaves."""
+"""Stores levels by their ids; a full storage evicts the level of least replay probability."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
 from lightning_replay.levels.sampler import LevelSampler
+from lightning_replay.levels.table import REFUSED
 from lightning_replay.saving import load_state, write_state
 
-__all__ = ["REFUSED", "LevelWriter"]
-
-REFUSED = -1
-
-
-class Place(NamedTuple):
-    """Where a level is kept, and which level left for it.
-
-    Attributes:
-        row: -1 of a refused level.
-        left: the id of the level that was there, or ``None``.
-    """
-
-    row: int
-    left: int | None
+__all__ = ["LevelWriter"]
 
 
 class LevelWriter(TensorDictRoundRobinWriter):
-    """Stores levels with their scores. A level is known by its id: a known one gets its new score in the row it has.
+    """Stores levels with their scores; a stored level gets its new score in the row it has.
 
-    A new level takes a free row. In a full storage it replaces the level of the least replay probability, if that
-    one's score is lower than its own; otherwise it is refused, and its row is -1.
+    A new level takes a free row. In a full storage it replaces the level of least replay probability if that level's
+    score is lower than its own; otherwise it is refused, and its row is -1.
 
     Algorithm 2 of Jiang et al. 2021, "Prioritized Level Replay", appendix, https://arxiv.org/abs/2010.03934.
 
     Args:
-        sampler: of the same buffer; it knows the replay probabilities.
+        sampler: of the same buffer; it holds the scores.
 
     Rows given to ``extend``, ``TensorDict [N]``, in the order in which the episodes ended:
         level_id: int64 ``[N]``, not negative.
         score: floating ``[N]``, finite.
         timestamp: int64 ``[N]``, number of the episode in which the level was begun, at most the sampler's
             ``episodes``; absent, each row is one more episode.
-        Everything else is stored as it is; of later rows with the same keys, shapes and dtypes.
+        Everything else is stored unchanged; later rows must have the same keys, shapes and dtypes.
 
     Raises:
         ValueError: in ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and
@@ -60,51 +47,37 @@ class LevelWriter(TensorDictRoundRobinWriter):
         if not isinstance(sampler, LevelSampler):
             raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
         self.sampler = sampler
-        self.level_ids: list[int] = []
-        self.refused = 0
-        self.replaced = 0
-        self._rows: dict[int, int] = {}
 
     @property
     def capacity(self) -> int:
-        """Most levels that are stored."""
+        """Most levels stored."""
         return int(self._storage.max_size)
 
+    @property
+    def level_ids(self) -> list[int]:
+        """Id of the level in each row."""
+        return self.sampler.level_ids
+
+    @property
+    def refused(self) -> int:
+        """Number of levels that were not stored."""
+        return self.sampler.refused
+
+    @property
+    def replaced(self) -> int:
+        """Number of levels that were evicted."""
+        return self.sampler.replaced
+
     def row_of(self, level_id: int) -> int:
-        """The row of a stored level, -1 of others."""
-        return self._rows.get(level_id, REFUSED)
+        """Returns the row of a stored level, -1 for others."""
+        return self.sampler.row_of(level_id)
 
-    def place(self, level_id: int, score: float, timestamp: int) -> Place:
-        """Gives a level its score, and a row if it has none and may have one; the storage is not written.
-
-        Args:
-            level_id: not negative.
-            score: finite.
-            timestamp: episode in which the level was begun.
-
-        Returns:
-            The row, or -1, and who left it.
-        """
-        left = None
-        row = self._rows.get(level_id)
-        if row is not None:
-            self.sampler.put(row, score, max(timestamp, int(self.sampler.timestamps[row])))
-            return Place(row, left)
-        row = len(self.level_ids)
-        if row < self.capacity:
-            self.level_ids.append(level_id)
-        else:
-            row = self.sampler.least_probable()
-            if not self.sampler.scores[row] < score:
-                self.refused += 1
-                return Place(REFUSED, left)
-            self.replaced += 1
-            left = self.level_ids[row]
-            del self._rows[left]
-            self.level_ids[row] = level_id
-        self._rows[level_id] = row
-        self.sampler.put(row, score, timestamp, is_another_level=True)
-        return Place(row, left)
+    def write_pending(self) -> None:
+        """Writes the ids of placed levels together, since writing one row costs more than placing it."""
+        if self.sampler.pending:
+            rows, level_ids = torch.tensor(list(self.sampler.pending.items())).unbind(-1)
+            self._storage.set(rows, TensorDict({"level_id": level_ids}, [len(rows)]))
+            self.sampler.pending.clear()
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another.
@@ -117,30 +90,32 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """
         level_ids, scores = _levels(data), _scores(data)
         timestamps = _timestamps(data, self.sampler.episodes)
+        self.write_pending()
         self._check_fits(data)
         newest: dict[int, int] = {}
         placed = []
         for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
             episode = self.sampler.begin_episode() if timestamps is None else timestamps[n]
-            placed.append(self.place(level_id, score, episode).row)
+            placed.append(self.sampler.place(level_id, score, episode, self.capacity).row)
             newest[placed[n]] = n
         newest.pop(REFUSED, None)
         if newest:
             rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
             self._storage.set(rows, data.select(*self._stored_keys(data))[positions])
-        index = [row if self.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
+        self.sampler.pending.clear()
+        index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64)
 
     def add(self, data: Any) -> int:
-        """Stores one level; its row, or -1."""
+        """Stores one level and returns its row, or -1."""
         return int(self.extend(data.unsqueeze(0)))
 
     def state_dict(self) -> dict[str, Any]:
         """Ids in the order of their rows, and counters."""
         return {
             "level_id": torch.tensor(self.level_ids, dtype=torch.int64),
-            "refused": self.refused,
-            "replaced": self.replaced,
+            "refused": self.sampler.refused,
+            "replaced": self.sampler.replaced,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -151,9 +126,8 @@ class LevelWriter(TensorDictRoundRobinWriter):
         """
         if len(state_dict["level_id"]) > self.capacity:
             raise ValueError(f"{len(state_dict['level_id'])} levels are saved; there is room for {self.capacity}")
-        self.level_ids = state_dict["level_id"].tolist()
-        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
-        self.refused, self.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
+        self.sampler.set_levels(state_dict["level_id"].tolist())
+        self.sampler.refused, self.sampler.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
 
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
@@ -165,8 +139,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         """Called by the buffer's ``empty``."""
-        self.level_ids.clear()
-        self._rows.clear()
+        self.sampler.set_levels([])
 
     def _check_fits(self, data: TensorDictBase) -> None:
         if len(self._storage) == 0 or not len(data):
@@ -180,7 +153,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
                 )
 
     def _stored_keys(self, data: TensorDictBase) -> list[Any]:
-        """All but those the sampler keeps."""
+        """Returns all keys but those that the sampler keeps."""
         return [key for key in sorted(data.keys()) if key not in ("score", "timestamp")]
 
 

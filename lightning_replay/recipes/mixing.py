@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.recipes.assemble import assemble, prioritized_or_uniform
+from lightning_replay.recipes.options import recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
@@ -21,7 +21,7 @@ from lightning_replay.transforms.mixup import MIXED_KEYS
 from lightning_replay.transforms.noise import NOISY_KEYS
 
 
-@with_named_arguments
+@recipe
 def neighborhood_mixup(
     capacity: int,
     batch_size: int = 256,
@@ -45,17 +45,13 @@ def neighborhood_mixup(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Each drawn transition is mixed with one of its nearest neighbours (NMER, Sander et al. 2022).
+    """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
 
     Neighborhood Mixup Experience Replay, https://proceedings.mlr.press/v168/sander22a.html. Neighbours are found in
     standardised observations and actions; terminal transitions stay as they are. Meant for continuous actions.
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
         num_neighbors: K, candidates for mixing.
-        mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
-        fraction: share of rows that are mixed.
         priority_exponent: α of a prioritized draw of the first of each pair; 0 draws it uniformly.
         importance_exponent: β of its correction.
         update_partners: return TD errors to both of a pair, not to the first alone.
@@ -64,15 +60,8 @@ def neighborhood_mixup(
         discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
         feature_keys: columns that neighbours are found in, joined to one vector; floats, the last one may be a discrete
             action. A nested column, such as a Dict observation, stands for everything under it.
-        keys: columns that are mixed, where they are floating; a key stands for everything under it.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        prefetch: batches drawn ahead in threads.
         check_finite: refuse rows with NaN or infinity in rewards or observations. Where it is ``False``, observations
             and actions must be finite all the same, since the search for neighbours needs distances.
-        seed: of every draw.
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
@@ -89,7 +78,7 @@ def neighborhood_mixup(
     )
 
 
-@with_named_arguments
+@recipe
 def continuous_transition(
     capacity: int,
     batch_size: int = 256,
@@ -105,23 +94,11 @@ def continuous_transition(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Each drawn transition is mixed with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
+    """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
 
-    As NMER's baseline: without the tuning of the mixing temperature. Arguments as :func:`neighborhood_mixup`.
+    As in NMER's baseline, the mixing temperature is not tuned.
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
-        mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
-        fraction: share of rows that are mixed.
-        keys: columns that are mixed, where they are floating; a key stands for everything under it.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     sampler = ContinuousTransitionSampler()
@@ -130,7 +107,7 @@ def continuous_transition(
     )
 
 
-@with_named_arguments
+@recipe
 def mixup(
     capacity: int,
     batch_size: int = 256,
@@ -146,23 +123,11 @@ def mixup(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Each drawn transition is mixed with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
+    """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
 
-    NMER's baseline; arguments as :func:`continuous_transition`.
+    A baseline of NMER.
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
-        mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
-        fraction: share of rows that are mixed.
-        keys: columns that are mixed, where they are floating; a key stands for everything under it.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
     sampler = RandomPairSampler()
@@ -171,7 +136,7 @@ def mixup(
     )
 
 
-@with_named_arguments
+@recipe
 def s4rl(
     capacity: int,
     batch_size: int = 256,
@@ -186,21 +151,11 @@ def s4rl(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Each observation is mixed with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
+    """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
-        mixup_concentration: both parameters of the Beta draw of the mixing coefficient.
         keys: the observations, each mixed with the one of the same name under ``"next"``; a key stands for everything
             under it.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
     sampler = UniformSampler()
@@ -209,7 +164,7 @@ def s4rl(
     )
 
 
-@with_named_arguments
+@recipe
 def noisy(
     capacity: int,
     batch_size: int = 256,
@@ -225,24 +180,15 @@ def noisy(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """Gaussian noise on the state, action, reward and next state of every transition drawn, NMER's baseline.
+    """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.
 
     See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; where they are discrete, name
     the other keys.
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
         sigma: standard deviation of the noise.
         keys: what gets noise, floating entries.
         kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
     """
     transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
     sampler = UniformSampler()

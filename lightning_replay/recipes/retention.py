@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.recipes.assemble import prioritized_or_uniform
+from lightning_replay.recipes.options import recipe
 from lightning_replay.recipes.storage import frames_at_worst, storage_for
 from lightning_replay.replay import Replay
 from lightning_replay.schedules import Schedule
@@ -18,7 +18,7 @@ from lightning_replay.validation import check_kind, checked_count
 from lightning_replay.writers import RetentionRule, RetentionWriter, SurpriseOnPolicyness
 
 
-@with_named_arguments
+@recipe
 def surprise_retention(
     capacity: int,
     batch_size: int = 256,
@@ -42,41 +42,30 @@ def surprise_retention(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> Replay:
-    """The row of the lowest surprise times on-policyness leaves, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
+    """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
 
     "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022). A full buffer
-    refuses a newcomer that is itself lowest; ``extend`` returns the slots of those that entered. Draws are prioritized
-    apart from that. After every update call ``replay.update_priority(batch, td_error, action_values=...,
+    refuses a new row that is itself lowest; ``extend`` returns the slots of the rows stored. Draws are prioritized
+    independently. After every update call ``replay.update_priority(batch, td_error, action_values=...,
     action=batch["action"])``, which sets both priorities; without ``action_values``, as of agents with continuous
     actions, rows are kept by surprise alone. Not for sparse rewards: where all surprise is 0 the first rows stay for
     ever.
 
     Args:
-        capacity: most transitions kept.
-        batch_size: transitions per batch.
         q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
         surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 is against
             the outliers that long runs with large buffers hoard.
         rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the two above.
-        always_admit: newcomers always enter, even the lowest.
+        always_admit: store new rows always, even the lowest.
         initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority seen.
-            Rules without surprise do not ask it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
+            Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
         priority_exponent: α of prioritized draws; 0 draws uniformly.
-        importance_exponent: β of their correction.
         priority_offset: ε, added to every sampling priority.
         n_steps: rewards summed into one return; transitions are formed before they are stored, n - 1 steps later.
-        discount: γ of that return.
         device: where transitions are kept; the retention priorities are kept by the CPU.
-        memmap: a directory for a scratch file that holds the transitions.
-        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
-        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
-        frame_capacity: most frames kept; when they are full, the lowest transitions leave until a newcomer fits. What
-            stays is scattered and shares little: by default as many as transitions that share none need,
+        frame_capacity: most frames kept; when they are full, the lowest transitions are evicted until a new one fits.
+            The kept rows are scattered and share few frames: by default as many as transitions that share none need,
             ``frame_stack + n_steps`` each, at most ``2 * frame_stack``.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
 
     Sampled keys:
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.

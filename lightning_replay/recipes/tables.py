@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torchrl.data.replay_buffers import Sampler
 
-from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.events.event_table import EventTable
+from lightning_replay.recipes.options import recipe
 from lightning_replay.recipes.storage import frames_in_order, storage_for
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
@@ -24,7 +24,7 @@ from lightning_replay.writers.task_tables import TaskTableWriter
 CONTINUOUS = "continuous"  # the correction that is a sampler of its own
 
 
-@with_named_arguments
+@recipe
 def event_tables(
     capacity: int,
     batch_size: int = 256,
@@ -53,14 +53,13 @@ def event_tables(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> TableReplay:
-    """A share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
+    """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
 
     Stratified Sampling from Event Tables. Conditions are tested on new steps; what led to an event is kept in its
     table, long after the default table forgot it and without a second copy. ``replay.table(name)`` shows a table.
 
     Args:
         capacity: most transitions in the default table, which every step enters.
-        batch_size: transitions per batch.
         tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
             ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
         default_share: η_0, share of a batch from the default table; 0.7 is the paper's advice where it is not known
@@ -78,23 +77,12 @@ def event_tables(
         normalize_over_batch: divide the weights by the largest of the batch.
         return_probabilities: add ``table_probability`` and ``raw_weight``, of
             :class:`~lightning_replay.samplers.table_shares.TableShares` or of the sampler of ``"continuous"``.
-        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every priority.
         max_trajectories: episodes that may run at once.
         forget_stale: where more run, forget the history of those continued longest ago, instead of refusing their rows.
         n_steps: rewards summed into one return when a row is drawn; events are tested on single steps.
-        discount: γ of that return.
         device: where transitions are kept; the tables are kept by the CPU.
-        memmap: a directory for a scratch file that holds the transitions.
-        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
-        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
 
     Sampled keys:
         table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
@@ -175,7 +163,7 @@ def event_tables(
     )
 
 
-@with_named_arguments
+@recipe
 def parallel_curriculum(
     tasks: Sequence[str],
     capacity_per_task: int,
@@ -197,35 +185,21 @@ def parallel_curriculum(
     check_finite: bool = True,
     seed: int | None = None,
 ) -> CurriculumReplay:
-    """A hard task learned beside easier ones, each batch from one of them (DPCER).
+    """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).
 
     Distributed Parallel Curriculum Experience Replay (Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
-    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Tell the scheduler how tasks go by
-    ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` says what actors play.
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Report progress to the
+    scheduler with ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` returns the tasks for actors.
 
     Args:
         tasks: names; by convention the hard one, the target, comes first.
         capacity_per_task: most transitions kept of each task.
-        batch_size: transitions per batch.
         scheduler: which task the next batch is from: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
             ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
             share one table. It is copied.
         min_size: rows from which on a task is drawn from; the batch size by default, or the capacity if that is less.
-        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every priority.
-        n_steps: rewards summed into one return when a row is drawn.
-        discount: γ of that return.
-        device: where transitions are kept.
-        memmap: a directory for a scratch file that holds the transitions.
-        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
-            :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows as they come.
-        image_key: of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
         frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
             what tables of long stretches of steps need.
-        prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations.
-        seed: of every draw.
 
     Raises:
         ValueError: tasks that are named twice, or a ``min_size`` that no table can reach.

@@ -86,7 +86,7 @@ def _check_shape(column: np.ndarray, space: gym.Space, name: str) -> None:
 
 
 def _bounds(space: Any) -> tuple[Any, Any]:
-    """Least and largest value of each entry; float64, or int64 for integer spaces."""
+    """Returns least and largest value of each entry; float64, or int64 for integer spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return 0, int(space.n) - 1
     if isinstance(space, gym.spaces.MultiDiscrete):

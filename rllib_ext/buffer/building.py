@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_replay.argument_names import hint_for
 from rllib_ext.buffer.frame_stacks import image_column
-from rllib_ext.class_paths import call, constructor, imported
+from rllib_ext.class_paths import built, call, imported
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
@@ -94,7 +94,7 @@ def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
         return None
     if not isinstance(replay, CurriculumReplay):
         raise ValueError('progress is for the tasks of a curriculum: replay_config("parallel_curriculum", ...)')
-    progress = _built(value, "progress", {})
+    progress = built(value, "progress")
     if not isinstance(progress, ReturnProgress):
         raise TypeError(
             f"progress is {value!r}; a class of lightning_replay.schedulers is accepted, as MeanReturn(low=0.0, "
@@ -119,17 +119,17 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     if isinstance(options.get("scheduler"), str):
         options = {**options, "scheduler": {"class_path": options["scheduler"]}}
-    built = {name: value if name == "goal" else _built(value, name, {}) for name, value in options.items()}
-    if "tables" in built:
-        built["tables"] = built_tables(options["tables"])
-    if "goal" in built:
-        built["goal"] = built_condition(options["goal"], "goal")
+    arguments = {name: value if name == "goal" else built(value, name) for name, value in options.items()}
+    if "tables" in arguments:
+        arguments["tables"] = built_tables(options["tables"])
+    if "goal" in arguments:
+        arguments["goal"] = built_condition(options["goal"], "goal")
     if options.get("frame_stack") is not None and "image_key" in accepted:
-        built["image_key"] = image_column(options.get("image_key"))
+        arguments["image_key"] = image_column(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
-        built["n_steps"], built["discount"] = _single_length(returns)
+        arguments["n_steps"], arguments["discount"] = _single_length(returns)
     # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
-    replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **built, "batch_size": 1}, f"recipe {recipe!r}")
+    replay = call(function, {**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1}, f"recipe {recipe!r}")
     if not isinstance(replay, Replay):
         raise TypeError(f"recipe {recipe!r} returned a {type(replay).__name__}; a lightning_replay.Replay is accepted")
     if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
@@ -141,7 +141,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
 
 
 def _recipe_function(recipe: str) -> Callable[..., Replay]:
-    """The recipe of this library, or the function that an import path names."""
+    """Returns the recipe of this library, or the function that an import path names."""
     from lightning_replay import recipes
 
     if not isinstance(recipe, str) or "." not in recipe:
@@ -180,16 +180,15 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
         )
     _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
     capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
-    context = {"capacity": capacity}
-    transforms = options.get("transform") or []
-    transforms = transforms if isinstance(transforms, list | tuple) else [transforms]
-    built = [_part(value, "transform", Transform, context) for value in transforms]
+    given = options.get("transform") or []
+    given = given if isinstance(given, list | tuple) else [given]
+    transforms = [_part(value, "transform", Transform, capacity) for value in given]
     n_steps, worst = 1, None
     if keeps_by_importance(None, options):
         n_steps, discount = _single_length(returns)
         worst = frames_at_worst(capacity, frame_stack, n_steps)
         if n_steps > 1:
-            built.append(NStepTransitions(n_steps, discount))
+            transforms.append(NStepTransitions(n_steps, discount))
     return Replay(
         storage=storage_for(
             capacity,
@@ -201,9 +200,9 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             default_frame_capacity=worst,
             n_steps=n_steps,
         ),
-        sampler=_part(options.get("sampler"), "sampler", Sampler, context),
-        writer=_part(options.get("writer"), "writer", Writer, context),
-        transform=Compose(*built) if len(built) > 1 else next(iter(built), None),
+        sampler=_part(options.get("sampler"), "sampler", Sampler, capacity),
+        writer=_part(options.get("writer"), "writer", Writer, capacity),
+        transform=Compose(*transforms) if len(transforms) > 1 else next(iter(transforms), None),
         batch_size=1,
         check_finite=options.get("check_finite", True),
         seed=options.get("seed"),
@@ -223,29 +222,15 @@ def _refuse_unknown(owner: str, options: Mapping[str, Any], accepted: list[str])
         raise ValueError(f"{owner} needs {capacity}, the most transitions kept. Add {capacity}=100_000.")
 
 
-def _part(value: Any, name: str, kind: type, context: dict[str, Any]) -> Any:
-    """A sampler, writer or transform from its class path; an object that is one already stays."""
+def _part(value: Any, name: str, kind: type, capacity: Any) -> Any:
+    """Returns a sampler, writer or transform: an object, or built from its class path with the buffer's capacity."""
     if value is None:
         return None
-    part = _built({"class_path": value} if isinstance(value, str) else value, name, context)
+    path = {"class_path": value} if isinstance(value, str) else value
+    part = built(path, name, defaults={"capacity": capacity})
     if not isinstance(part, kind):
         raise TypeError(
             f"{name} is {value!r}, which gives a {type(part).__name__}; a TorchRL {kind.__name__} is accepted, "
             f"as a class path or as {{'class_path': ..., 'init_args': {{...}}}}"
         )
     return part
-
-
-def _built(value: Any, name: str, context: dict[str, Any]) -> Any:
-    """The value itself, or the object its class path describes; ``context`` fills arguments that are not given."""
-    if not (isinstance(value, Mapping) and "class_path" in value):
-        return value
-    beyond = set(value) - {"class_path", "init_args"}
-    if beyond:
-        raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
-    cls = imported(value["class_path"], name)
-    if not inspect.isclass(cls):
-        raise ValueError(f"{name} names {value['class_path']!r}, which is no class but a {type(cls).__name__}")
-    given = {key: _built(item, f"{name}.{key}", context) for key, item in (value.get("init_args") or {}).items()}
-    accepted = inspect.signature(constructor(cls)).parameters
-    return call(cls, {key: item for key, item in context.items() if key in accepted} | given, name)

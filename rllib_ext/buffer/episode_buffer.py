@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay buffer class RLlib is given: any replay of lightning_replay behind RLlib's interface."""
+"""The replay buffer class of RLlib configs: any replay of lightning_replay behind RLlib's interface."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rllib_ext.rllib_compat import BufferType
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
-    from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+    from rllib_ext.buffer.feedback import MeasureSurprise
+    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.episodes.convert import FlatEpisode
     from rllib_ext.episodes.task_assignment import TaskAssignment
-
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
 
     RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
-    Build it with :func:`rllib_ext.replay_config`. A subclass of RLlib's prioritized buffer in name only, because RLlib
-    asks for that (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch
-    and TorchRL are imported when a buffer is built: the class alone travels to every EnvRunner.
+    Build it with :func:`rllib_ext.replay_config`. A subclass of RLlib's prioritized buffer in name only, because of
+    RLlib's type checks (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called.
+    Torch and TorchRL are imported when a buffer is built: EnvRunners get the class alone.
 
     Where there are several agents, each module has a replay of its own, built when its first step arrives; agents that
     share a module share its replay. ``capacity`` is that of each.
@@ -70,8 +70,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         metrics_num_episodes_for_smoothing: int = 100,
         **options: Any,
     ) -> None:
-        # The constructor of the base class is left out on purpose: see the class docstring.
-        del metrics_num_episodes_for_smoothing
+        del metrics_num_episodes_for_smoothing  # and the base class's constructor is not called, see above
         check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
         self.recipe = recipe
         self.num_learners = checked_count("num_learners", num_learners, 0, of="Learners")
@@ -86,61 +85,40 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.capacity = self.replay.capacity
 
     def use_layout(self, layout: str) -> None:
-        """Lets rows drawn from now on travel in this layout."""
+        """Sets the layout of rows drawn from now on."""
         self.options.layout = layout
         for module in self.modules.values():
-            module.layout = layout
+            module.draws.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Says before anything is stored over how many steps returns are summed.
-
-        Replays that keep rows by importance form them on the way in; others, which form them when they draw, are told
-        with each draw and stay as they are.
-
-        Args:
-            n_step: as ``.training(n_step=...)``.
-            gamma: discount of the returns.
+        """Sets length and discount of returns formed before rows are stored, as replays by importance do.
 
         Raises:
             ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
         """
-        self.options.returns = (n_step, gamma)
-        for name in self.options.module_ids():
-            if self.options.keeps_by_importance(name):
-                module = self.options.build(name)
-                if name in self.modules:
-                    self.modules[name] = module
+        self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def measure_newcomers(self, measure: MeasureSurprise) -> None:
-        """Gives replays that keep rows by surprise a measure of it for newcomers, unless they have one.
-
-        Args:
-            measure: from a module's name and pieces of a batch to the surprise of its rows.
-        """
+        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
-            module.measure_newcomers(measure)
+            module.feedback.measure_newcomers(measure)
 
     @property
     def keeps_by_importance(self) -> bool:
-        """Whether the replay of some module keeps rows by what is fed back."""
+        """Whether the replay of some module keeps rows by importance."""
         return any(map(self.options.keeps_by_importance, self.options.module_ids()))
 
     @property
     def replay(self) -> Replay:
-        """The replay of the only module.
-
-        Raises:
-            ValueError: there are several; see ``modules``.
-        """
+        """The replay of the only module; ``modules`` has several."""
         if len(self.modules) != 1:
             raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
         return next(iter(self.modules.values())).replay
 
     @property
     def num_env_steps_stored(self) -> int:
-        """Steps of the environment, of several agents as :class:`~rllib_ext.buffer.metrics.BufferMetrics` counts
-        them."""
+        """Steps of the environment, counted as in :class:`~rllib_ext.buffer.metrics.BufferMetrics`."""
         return self._counters.env_steps_stored(self.modules)
 
     def __len__(self) -> int:
@@ -151,11 +129,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         episodes: list[SingleAgentEpisode | MultiAgentEpisode] | SingleAgentEpisode | MultiAgentEpisode,
         weight: float | None = None,
     ) -> None:
-        """Stores the new steps of episodes or of fragments of them, with one ``extend`` for each module.
+        """Stores the new steps of episodes or of their fragments, with one ``extend`` for each module.
 
         Args:
             episodes: what EnvRunners sent; fragments continue by ``id_`` and ``t_started``.
-            weight: RLlib's starting priority; new rows get the largest priority seen, whatever it is.
+            weight: ignored; new rows get the largest priority seen.
 
         Raises:
             TypeError: something else than an episode.
@@ -163,10 +141,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """
         if not (self.is_in_checkpoints or self._has_warned):
             self._has_warned = True
-            logger.warning(
-                "the replay buffer is not part of the algorithm's checkpoints, which RLlib restores without it; "
-                "rllib_ext.configure(config) makes it so"
-            )
+            logger.warning("this buffer is not part of the algorithm's checkpoints: call rllib_ext.configure(config)")
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self.options.group(episodes)
         begins = not (self._several_agents or len(self)) and any(isinstance(one, MultiAgentEpisode) for one in episodes)
@@ -174,13 +149,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         # Everything is checked before anything is stored or opened.
         modules = {} if begins else dict(self.modules)
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
-        flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
+        flat = {name: modules[name].intake.flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
         for name, parts in flat.items():
             self._store(name, parts)
-        for episode in episodes:
-            if isinstance(episode, MultiAgentEpisode):
-                self._counters.count_fragment(episode, stored=grouped)
+        self._counters.count_fragments(episodes, stored=grouped)
         if self.assignment is not None:
             self.assignment.update()
 
@@ -212,10 +185,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Raises:
             RuntimeError: the buffer is empty.
-            TypeError: no number of rows.
-            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without
-                state, or with a burn-in that is longer than the episodes; other returns than were formed when rows that
-                are kept by importance were stored.
+            ValueError: sequences of several agents, of n-step returns, of pairs or of rows without state, or with a
+                burn-in longer than the episodes; other returns than those formed before rows were stored.
         """
         num_items = checked_count("num_items", num_items, of="rows")
         if batch_length_T:
@@ -234,22 +205,22 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         if n_step != 1:
             raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
         if self._several_agents:
-            raise ValueError(
-                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
-                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
+            modules = (
+                f"there are several agents ({sorted(self.modules)}); recurrent modules are supported with one agent"
             )
+            raise ValueError(f"batch_length_T is {longest}, sequences for a recurrent module, and {modules}")
         module = self.modules[DEFAULT_MODULE_ID]
         episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
         self._counters.count("steps_sampled", sum(map(len, episodes)))
         return episodes
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
-        """Returns the TD errors of the last draw to the rows they belong to; replays that learn nothing ignore them.
+        """Updates the rows of the last draw with their TD errors; replays without feedback ignore them.
 
         Args:
-            priorities: one TD error per row, in the order in which the Learners got the rows; of sequences
-                ``[chunks, batch_length_T]``, see :class:`~rllib_ext.buffer.sequence_priorities.SequencePriorities`;
-                where Learners tell surprise and action values as well, ``[B, 2 + A]``, see
+            priorities: one TD error per row, in the order of the Learners; of sequences ``[chunks, batch_length_T]``,
+                see :class:`~rllib_ext.buffer.sequence_priorities.SequencePriorities`;
+                with surprise and action values ``[B, 2 + A]``, see
                 :func:`~rllib_ext.learner.signals.report_signals`.
             module_id: the module that learned; may be left out where there is one.
 
@@ -261,46 +232,46 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             module_id = next(iter(self.modules))
         if module_id not in self.modules:
             raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
-        self.modules[module_id].update(priorities)
+        self.modules[module_id].feedback.update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
-        """Counters under RLlib's keys, as its metrics logger takes them."""
+        """Returns counters under RLlib's keys, in the form of its metrics logger."""
         return self._counters.reduce(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
-        """Steps stored."""
+        """Returns the steps stored."""
         return len(self) if module_id is None else len(self.modules[module_id])
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Episodes added: rows leave one by one, so episodes stored are not counted."""
+        """Returns the episodes added; rows leave one by one, so episodes stored are not counted."""
         return self._counters.total("episodes_added", module_id)
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Steps drawn since the start."""
+        """Returns the steps drawn since the start."""
         return self._counters.total("steps_sampled", module_id)
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Steps added since the start."""
+        """Returns the steps added since the start."""
         return self._counters.total("steps_added", module_id)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that decides what is drawn next: tensors and plain values."""
+        """Returns the state on which further draws depend: tensors and plain values."""
         replays = {name: module.replay.state_dict() for name, module in self.modules.items()}
         return {**self.plain_state(), "replays": replays}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes over what :meth:`get_state` gave, from a buffer of the same recipe and options.
+        """Restores :meth:`get_state` of a buffer of the same recipe and options.
 
         Raises:
             ValueError: the state of another recipe; nothing is changed.
         """
-        modules = self.modules_for(state)
+        modules = self.options.restored(state)
         for name, module in modules.items():
             module.replay.load_state_dict(state["replays"][name])
         self.take_over(modules, state)
 
     def plain_state(self) -> dict[str, Any]:
-        """The state without the replays', of values that JSON takes."""
+        """Returns the state without the replays', of values that JSON takes."""
         return {
             "recipe": self.recipe,
             "several_agents": self._several_agents,
@@ -308,35 +279,20 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             "counters": self._counters.state(),
         }
 
-    def modules_for(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
-        """New modules as :meth:`plain_state` describes them, their replays still empty.
-
-        Raises:
-            ValueError: the state of another recipe.
-        """
-        if state["recipe"] != self.recipe:
-            raise ValueError(
-                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
-                "Build it with the recipe and options it was saved with."
-            )
-        modules = {name: self.options.build(name, state["several_agents"]) for name in state["modules"]}
-        for name, module in modules.items():
-            module.load_state(state["modules"][name])
-        return modules
-
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
-        """Goes on with loaded modules and with the counters of :meth:`plain_state`."""
+        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
         self._counters.load(state["counters"])
         if self.assignment is not None:
-            self.assignment.tell()
+            self.assignment.send()
 
     def _store(self, name: str, flat: list[FlatEpisode]) -> None:
-        module = self.modules[name]
-        known, before = module.converter.fragments.episodes, len(module)
-        added, stored = module.add(flat)
-        self._counters.count("steps_added", added, name)
-        self._counters.count("steps_evicted", before + stored - len(module), name)
-        self._counters.count("episodes_added", module.converter.fragments.episodes - known, name)
+        module, count = self.modules[name], self._counters.count
+        fragments = module.converter.fragments
+        episodes, before = fragments.episodes, len(module)
+        added, stored = module.intake.add(flat)
+        count("steps_added", added, name)
+        count("steps_evicted", before + stored - len(module), name)
+        count("episodes_added", fragments.episodes - episodes, name)
         if not self._several_agents:
-            self._counters.count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
+            count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)

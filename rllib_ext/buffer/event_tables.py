@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables as they stand in an RLlib config or a YAML file, their conditions named by import path."""
+"""Event tables from an RLlib config or a YAML file, with conditions named by import path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONDITION_ARGUMENTS = ("condition", "conditions")  # of conditions made of othe
 
 
 def built_tables(tables: Any) -> list[EventTable]:
-    """The tables of ``replay_config("event_tables", tables=[...])``.
+    """Returns the tables of ``replay_config("event_tables", tables=[...])``.
 
     Args:
         tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, in which conditions
@@ -39,7 +39,7 @@ share=None, min_size=None)]
 
 
 def built_condition(value: Any, name: str) -> ConditionLike:
-    """A condition from what stands in a config.
+    """Builds a condition from the value of an option.
 
     Args:
         value: a callable; the import path of a function, which is the condition, or of a class; or
@@ -83,7 +83,7 @@ def _from_path(path: Any, arguments: Mapping[str, Any], name: str, *, is_called:
 
 
 def _argument(key: str, value: Any, name: str) -> Any:
-    """An argument of a condition, which may be a condition or several."""
+    """Returns an argument of a condition, which may be a condition or several."""
     if key not in _CONDITION_ARGUMENTS:
         return value
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a saved RLlib replay buffer: a folder for each module, and what is known of episodes and counters."""
+"""The files of a saved RLlib replay buffer: a folder for each module, and the state of episodes and counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+import gymnasium as gym
 import numpy as np
+import tree
 
 if TYPE_CHECKING:
     from lightning_replay.saving import SavedSize
@@ -24,7 +26,7 @@ FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
 
 
 class SavedBuffer(NamedTuple):
-    """A buffer that was read and checked, not taken over yet."""
+    """A buffer that was read and checked, and is not in use yet."""
 
     modules: dict[str, ModuleReplay]
     state: dict[str, Any]
@@ -53,7 +55,7 @@ def write_buffer(
         folder: created where missing.
         warm_up: of the algorithm.
         previous: the folder of an earlier save, whose unchanged files are linked.
-        algorithm: the files of the checkpoint it belongs to, see :mod:`rllib_ext.algorithm_files`.
+        algorithm: the files of the checkpoint it belongs to, see :mod:`rllib_ext.checkpoint.files`.
 
     Returns:
         Bytes of all rows' files, and of those written.
@@ -91,7 +93,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     from lightning_replay.saving.directory import read_save
 
     def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
-        modules = buffer.modules_for(manifest["state"])
+        modules = buffer.options.restored(manifest["state"])
         for name, module in modules.items():
             try:
                 module.replay.load(rows / _folder_of(name))
@@ -112,7 +114,7 @@ def read_warm_up(folder: Path) -> WarmUp | None:
 
 
 def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
-    """Compares what is stored with the spaces of the environment and of the module.
+    """Compares the stored columns with the spaces of the environment and of the module.
 
     Args:
         modules: just read.
@@ -123,12 +125,12 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
     """
     for name, module in modules.items():
         converter = module.converter
-        for place, columns, describe in ((0, converter.observation, _shapes), (1, converter.action, _kinds)):
+        for place, columns in enumerate((converter.observation, converter.action)):
             if columns is None:
                 continue
-            stored = describe([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves])
+            stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], kinds=place == 1)
             present = {
-                owner: describe(_leaves(space))
+                owner: _description(tree.flatten(space.sample()), kinds=place == 1)
                 for key, pair in spaces.items()
                 for owner, space in _candidates(key, pair[place], name)
             }
@@ -182,24 +184,16 @@ def _folder_of(module_id: str) -> str:
 
 
 def _candidates(key: str, space: Any, module_id: str) -> list[tuple[str, Any]]:
-    """The spaces under a key of RLlib's that a module's columns may have come from."""
-    agents = getattr(space, "spaces", None)
-    own = [(key, space)] if space is not None and key in (module_id, "__env__") else []
-    if space is not None and isinstance(agents, dict):
-        own += [(f"{key}[{agent!r}]", entry) for agent, entry in agents.items() if own]
-    return own
+    """Returns the spaces under a key of RLlib's that a module's columns may have come from."""
+    if space is None or key not in (module_id, "__env__"):
+        return []
+    agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
+    return [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
 
 
-def _leaves(space: Any) -> list[Any]:
-    import tree
-
-    return [np.asarray(leaf) for leaf in tree.flatten(space.sample())]
-
-
-def _shapes(leaves: list[Any]) -> list[tuple[int, ...]]:
-    return sorted(leaf.shape for leaf in leaves)
-
-
-def _kinds(leaves: list[Any]) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes, and whether the numbers are floats."""
-    return sorted((leaf.shape, "floats" if leaf.dtype.kind == "f" else "integers") for leaf in leaves)
+def _description(leaves: list[Any], *, kinds: bool) -> list[Any]:
+    """Returns shapes, with ``kinds`` also whether the numbers are floats."""
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if not kinds:
+        return sorted(array.shape for array in arrays)
+    return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)

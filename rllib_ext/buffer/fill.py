@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a replay, wherever they were collected, into the buffer of an RLlib algorithm."""
+"""Fills the buffer of an RLlib algorithm with the rows of any replay."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from rllib_ext.buffer.action_normalization import fit_action, fit_observation
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_replay import ModuleReplay
 from rllib_ext.episodes.info_columns import TASK
+from rllib_ext.rllib_compat import local_replay_buffer
 
 logger = logging.getLogger(__name__)
 
 
 def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
-    """Puts the rows of a replay into an algorithm's buffer, as if its EnvRunners had played them.
+    """Adds the rows of a replay to an algorithm's buffer, as if its EnvRunners had played them.
 
-    For rows that the Lightning door collected (``load_replay(path)``), or that come from a data set. They enter as
-    episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation is
-    not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end is
-    bootstrapped at its last row. Of more rows than the buffer's capacity the newest are taken.
+    For rows that the Lightning integration collected (``load_replay(path)``), or that come from a data set. They enter
+    as episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation
+    is not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end
+    is bootstrapped at its last row. Of more rows than the buffer's capacity the newest are taken.
 
     Rows hold what the environment saw and got. Bounded actions are brought into the form RLlib's modules compute
     (between -1 and 1 with ``normalize_actions``), one-hot discrete ones become numbers. Observations must be those of
@@ -50,14 +51,14 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     must be there.
 
     Returns:
-        The rows put in.
+        The number of rows added.
 
     Raises:
         TypeError: an algorithm with another buffer, or something else than a replay.
         ValueError: an empty replay, rows that do not fit the spaces of the module, actions out of bounds, rows that
             are n-step returns already, or a recurrent module; nothing is stored then.
     """
-    buffer = getattr(algorithm, "local_replay_buffer", None)
+    buffer = local_replay_buffer(algorithm)
     if not isinstance(buffer, RecipeEpisodeReplayBuffer):
         raise TypeError(
             f"the algorithm's replay buffer is a {type(buffer).__name__}; fill works with "
@@ -66,7 +67,11 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     if not isinstance(replay, Replay):
         raise TypeError(f"replay is a {type(replay).__name__}; a lightning_replay.Replay is accepted, see load_replay")
     name = _module_of(algorithm, module_id)
-    most, config = _capacity_of(algorithm, buffer, name), algorithm.config
+    config = algorithm.config
+    special = (config.replay_buffer_config.get("modules") or {}).get(name, {})
+    if special is None:
+        raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
+    most = special.get("capacity") or _module(buffer, name).intake.room
     keys = information_keys(buffer, name)
     episodes = episodes_of(replay, *algorithm.spaces[name], most=most, normalized=config.normalize_actions, infos=keys)
     if config.is_multi_agent:
@@ -85,18 +90,14 @@ def episodes_of(
     normalized: bool,
     infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """The newest rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
+    """Returns the newest rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
 
     Args:
         replay: of single steps, written first in, first out.
-        observation_space: of the module.
-        action_space: of the environment.
+        observation_space, action_space: of the module and of the environment.
         most: rows.
         normalized: whether the module's bounded actions are fractions of the bounds.
         infos: columns that become infos of the steps, by the info's name.
-
-    Raises:
-        ValueError: as :func:`fill`.
     """
     rows = _newest_rows(replay, most)
 
@@ -113,7 +114,7 @@ def episodes_of(
 
 
 def information_keys(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> dict[str, tuple[str, ...]]:
-    """Columns that the replay of a module takes from the infos of steps, by the info's name."""
+    """Returns columns that the replay of a module takes from the infos of steps, by the info's name."""
     information = _module(buffer, module_id).converter.information
     return {key: ("next", key) for key in information.keys} | ({} if information.tasks is None else {TASK: (TASK,)})
 
@@ -138,19 +139,12 @@ def _module_of(algorithm: Any, module_id: str | None) -> str:
     return module_id
 
 
-def _capacity_of(algorithm: Any, buffer: RecipeEpisodeReplayBuffer, name: str) -> int:
-    special = (algorithm.config.replay_buffer_config.get("modules") or {}).get(name, {})
-    if special is None:
-        raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
-    return special.get("capacity") or _module(buffer, name).room
-
-
 def _module(buffer: RecipeEpisodeReplayBuffer, name: str) -> ModuleReplay:
     return buffer.modules[name] if name in buffer.modules else buffer.options.build(name)
 
 
 def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
-    """At most ``most`` rows, oldest first, on the CPU."""
+    """Returns at most ``most`` rows, oldest first, on the CPU."""
     if not len(replay):
         raise ValueError("the replay is empty; collect rows before filling an algorithm's buffer")
     rows = replay.storage.get(replay.oldest_first()[-most:]).cpu()
@@ -206,9 +200,17 @@ def _episodes(
             following,
         )
         actions = tree.map_structure(lambda column, places=places: column[places], action)
-        ends = bool(terminated[last]), bool(truncated[last])
-        told = [{}, *({name: column[place] for name, column in infos.items()} for place in places)]
-        episodes.append(_episode(observations, actions, reward[places], told, *ends))
+        episodes.append(
+            SingleAgentEpisode(
+                observations=InfiniteLookbackBuffer(observations),
+                actions=InfiniteLookbackBuffer(actions),
+                rewards=InfiniteLookbackBuffer(reward[places]),
+                infos=[{}, *({name: column[place] for name, column in infos.items()} for place in places)],
+                terminated=bool(terminated[last]),
+                truncated=bool(truncated[last]),
+                len_lookback_buffer=0,
+            )
+        )
     return episodes
 
 
@@ -218,7 +220,7 @@ def _flag(rows: TensorDictBase, name: str) -> np.ndarray:
 
 
 def _continues(following: Any, observation: Any, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Whether the next observation of a row ``before`` is the observation of its row ``after``, bool ``[n]``."""
+    """Returns whether the next observation of each row ``before`` is the observation of ``after``, bool ``[n]``."""
     same = np.ones(len(before), dtype=bool)
     for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):
         equal = ended[before] == started[after]
@@ -226,27 +228,8 @@ def _continues(following: Any, observation: Any, before: np.ndarray, after: np.n
     return same
 
 
-def _episode(
-    observations: Any,
-    actions: Any,
-    rewards: np.ndarray,
-    infos: list[dict[str, Any]],
-    terminated: bool,
-    truncated: bool,
-) -> SingleAgentEpisode:
-    return SingleAgentEpisode(
-        observations=InfiniteLookbackBuffer(observations),
-        actions=InfiniteLookbackBuffer(actions),
-        rewards=InfiniteLookbackBuffer(rewards),
-        infos=infos,
-        terminated=terminated,
-        truncated=truncated,
-        len_lookback_buffer=0,
-    )
-
-
 def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:
-    """The episode as that of the only agent in an environment of several, where truncated means not terminated."""
+    """Returns the episode as that of the only agent of an environment, where truncated excludes terminated."""
     episode.is_truncated = episode.is_truncated and not episode.is_terminated
     whole = MultiAgentEpisode(terminateds=episode.is_terminated, truncateds=episode.is_truncated)
     episode.agent_id = episode.module_id = module_id

@@ -16,7 +16,7 @@ OBSERVATION = "observation"
 
 
 def image_column(image_key: Any) -> tuple[str, ...]:
-    """The column of the stacks.
+    """Returns the column of the stacks.
 
     Args:
         image_key: the entry of Dict or Tuple observations that holds them, by its name, its position or a sequence of
@@ -40,9 +40,11 @@ def check_stacks(storage: Any, observation: Columns) -> None:
     Raises:
         ValueError: no entry of that name, or one that holds no stacks of bytes, the frames first.
     """
-    stack = getattr(storage, "frame_stack", None)
-    if stack is None:
+    from lightning_replay.storage.frames import FrameStorage
+
+    if not isinstance(storage, FrameStorage):
         return
+    stack = storage.frame_stack
     leaf = next((leaf for leaf in observation.leaves if leaf.key == storage.image_key), None)
     if leaf is None:
         entries = ["/".join(leaf.key) for leaf in observation.leaves]

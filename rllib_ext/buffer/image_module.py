@@ -58,5 +58,5 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
 
 
 def is_image(space: gym.Space) -> bool:
-    """Whether observations of this space are bytes ``[channels, H, W]``."""
+    """Returns whether observations of this space are bytes ``[channels, H, W]``."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What went in and out of the buffer, counted in plain integers and logged once per draw."""
+"""Counters of the buffer in plain integers, logged once per draw."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -12,7 +12,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_ext.episodes.fragments import Fragments
+from rllib_ext.episodes.fragments import FragmentTracker
 
 if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
@@ -67,7 +67,7 @@ class BufferMetrics:
 
     def __init__(self) -> None:
         self._counts: _Counts = Counter()
-        self._environment = Fragments()  # stays empty where there is one agent
+        self._environment = FragmentTracker()  # stays empty where there is one agent
         self._logged: _Counts = Counter()  # sums of all modules under the module ""
         self._logger = MetricsLogger(root=False)
         self._calls = 0
@@ -77,24 +77,27 @@ class BufferMetrics:
         """Adds to a counter of a module."""
         self._counts[counter, module_id] += amount
 
-    def count_fragment(self, episode: MultiAgentEpisode, stored: Container[str]) -> None:
-        """Adds steps of an environment of several agents, and those of each agent whose module is ``stored``."""
-        steps = episode.env_steps()
-        _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
-        if first_new == steps:
-            return  # sent twice
-        for part in episode.agent_episodes.values():
-            if part.module_id in stored:
-                self.count(AGENT_STEPS_ADDED, len(part), str(part.agent_id))
+    def count_fragments(self, episodes: Sequence[Any], stored: Container[str]) -> None:
+        """Adds steps of environments of several agents, and those of each agent whose module is ``stored``."""
+        for episode in episodes:
+            if not isinstance(episode, MultiAgentEpisode):
+                continue
+            steps = episode.env_steps()
+            _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
+            if first_new == steps:
+                continue  # sent twice
+            for part in episode.agent_episodes.values():
+                if part.module_id in stored:
+                    self.count(AGENT_STEPS_ADDED, len(part), str(part.agent_id))
 
     def total(self, counter: str, module_id: str | None = None) -> int:
-        """The sum over the whole run, of a module or of all."""
+        """Returns the sum over the whole run, of a module or of all."""
         return sum(
             amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
         )
 
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        """What RLlib's metrics logger takes, and the start of the next interval."""
+        """Returns the metrics in the form of RLlib's logger, and starts the next interval."""
         log = self._logger.log_value
         stored = self.env_steps_stored(modules)
         for counter, (key, lifetime_key) in _SUMS.items():
@@ -114,13 +117,13 @@ class BufferMetrics:
         return self._logger.reduce()
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load` restores the counters."""
+        """Returns plain values for :meth:`load`."""
         counters = {"counts": self._counts, "logged": self._logged}
         plain = {name: [[*key, amount] for key, amount in counts.items()] for name, counts in counters.items()}
         return {**plain, "environment": self._environment.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from saved counters; what was logged before the save is not logged again."""
+        """Restores :meth:`state`; values logged before the save are not logged again."""
         self._counts, self._logged = (
             Counter({(counter, module): amount for counter, module, amount in state[name]})
             for name in ("counts", "logged")
@@ -129,14 +132,14 @@ class BufferMetrics:
         self._stats.clear()
 
     def env_steps_stored(self, modules: Mapping[str, ModuleReplay]) -> int:
-        """Steps of the environment in the buffer, see the class."""
+        """Returns steps of the environment in the buffer, see the class."""
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())
         return round(self._environment.steps * max(kept, default=0.0))
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
-        """Of the whole run, in steps and episodes of the environment."""
+        """Returns the sum over the whole run, in steps and episodes of the environment."""
         if self._environment.episodes and counter != "steps_sampled":
             steps = self._environment.steps
             of_environment = {
@@ -148,24 +151,26 @@ class BufferMetrics:
         return self.total(counter)
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
-        """Since the last call with these names; an estimate that goes down is not logged."""
+        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
         increase = max(amount - self._logged[counter, module_id], 0)
         self._logged[counter, module_id] += increase
         return increase
 
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
-        """Numbers that hold now: fill, ages, and what was lost on the way."""
+        """Logs present values: fill, ages and losses."""
+        from lightning_replay.parts import declared_sampler
+
         log = self._logger.log_value
         every = list(modules.values())
         stats = [self._stats_of(name, module) for name, module in modules.items()]
         self._calls += 1
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
-        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1), reduce="item")
+        log(keys.ACTUAL_N_STEP, sum(module.draws.mean_n_step for module in every) / max(len(every), 1), reduce="item")
         if ages:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
             log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
         samplers = [module.replay.sampler for module in every if module.replay.is_prioritized]
-        exponents = [getattr(sampler, "first", sampler).beta for sampler in samplers]  # of pairs: of their first rows
+        exponents = [declared_sampler(sampler).base_sampler.beta for sampler in samplers]
         if exponents:
             log("importance_exponent", sum(exponents) / len(exponents), reduce="item")
         late = sum(one["late_updates_dropped"] for one in stats)
@@ -191,7 +196,7 @@ class BufferMetrics:
             for key in TABLE_STATS:
                 if key in stats:
                     log(("tables", *prefix, name, key), stats[key], reduce="item")
-        followed = module.task_progress
+        followed = module.intake.task_progress
         if followed is not None:
             for name, probability in followed.replay.probabilities().items():
                 log(("tasks", *prefix, name, "probability"), probability, reduce="item")
@@ -200,10 +205,12 @@ class BufferMetrics:
                     log(("tasks", *prefix, name, "progress"), followed.signals[name], reduce="item")
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Of a replay that looks at all entries for their ages not at every call: that takes longer than a draw."""
+        """Returns statistics of a replay; computed at intervals where ages of many entries take longer than a draw."""
+        from lightning_replay.writers import RetentionWriter
+
         tables = module.replay.tables
         entries = 0 if tables is None else int(tables.length.sum())
-        if hasattr(module.replay.writer, "stats"):
+        if isinstance(module.replay.writer, RetentionWriter):
             entries = max(entries, len(module))
         interval = 1 + entries // _ENTRIES_PER_CALL
         if name not in self._stats or self._calls % interval == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a table must hold before it is drawn from, where that is the batch size RLlib asks for."""
+"""The least sizes of tables that are drawn from, where these follow RLlib's batch size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MinSizes:
-    """Sets the least sizes that were left open to the size of the batch, which RLlib says with each draw.
+    """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
 
     No table can need more than its capacity. And while no table with a share holds a whole batch, those that hold most
     of all are drawn from: RLlib draws as soon as its warm-up is over.
@@ -44,7 +44,7 @@ class MinSizes:
                 self._open.append(DEFAULT_TABLE)
 
     def follow(self, batch_size: int) -> None:
-        """Called before a draw."""
+        """Sets the sizes before a draw."""
         if self._scheduled is None and self._shares is None:
             return
         tables = self._replay.tables

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replay each module gets, and which module an agent's steps belong to."""
+"""The replay of each module, built from options, and the module of each agent's steps."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -13,8 +13,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from lightning_replay.validation import check_kind, checked_choice, checked_seed
 from rllib_ext.buffer.building import Returns, build_progress, build_replay, keeps_by_importance
+from rllib_ext.buffer.feedback import MeasureSurprise
 from rllib_ext.buffer.min_sizes import MinSizes
-from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
+from rllib_ext.buffer.module_replay import ModuleReplay
 from rllib_ext.episodes.info_columns import Information
 from rllib_ext.learner.batch_layouts import LAYOUTS
 
@@ -30,7 +31,7 @@ class ModuleOptions:
 
     Attributes:
         returns: length and discount of returns that are formed before rows are stored.
-        measure: of the surprise of newcomers.
+        measure: of the surprise of new rows.
 
     Raises:
         ValueError: an unknown layout.
@@ -52,15 +53,15 @@ class ModuleOptions:
         self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
-        """Whether steps of this module are kept."""
+        """Returns whether steps of this module are stored."""
         return self._special.get(module_id, {}) is not None
 
     def module_ids(self) -> list[str]:
-        """The default module and those that differ, without those of which nothing is stored."""
+        """Returns the default module and those with options of their own, without those of which nothing is stored."""
         return [name for name in dict.fromkeys([DEFAULT_MODULE_ID, *self._special]) if self.stores(name)]
 
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
-        """Recipe and options of a module."""
+        """Returns recipe and options of a module."""
         special = self._special.get(module_id) or {}
         options = {**self._options, **special}
         # None takes an option of all modules back, as another recipe may not have it.
@@ -68,11 +69,11 @@ class ModuleOptions:
         return options.pop("recipe", self.recipe), options
 
     def keeps_by_importance(self, module_id: str) -> bool:
-        """Whether the replay of a module keeps rows by what is fed back, not by age."""
+        """Returns whether the replay of a module keeps rows by importance, not by age."""
         return keeps_by_importance(*self.of(module_id))
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
-        """The replay of a module, empty.
+        """Builds the replay of a module.
 
         Raises:
             ValueError: options that are unknown or refused.
@@ -94,8 +95,34 @@ class ModuleOptions:
             measure=self.measure,
         )
 
+    def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
+        """Sets length and discount of returns; builds anew the present replays that keep rows by importance.
+
+        Raises:
+            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
+        """
+        self.returns = returns
+        built = {name: self.build(name) for name in self.module_ids() if self.keeps_by_importance(name)}
+        return {name: module for name, module in built.items() if name in present}
+
+    def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        """Builds the modules of a buffer's ``plain_state``, their replays still empty.
+
+        Raises:
+            ValueError: the state of another recipe.
+        """
+        if state["recipe"] != self.recipe:
+            raise ValueError(
+                f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
+                "Build it with the recipe and options it was saved with."
+            )
+        modules = {name: self.build(name, state["several_agents"]) for name in state["modules"]}
+        for name, module in modules.items():
+            module.load_state(state["modules"][name])
+        return modules
+
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Single-agent episodes by the module that acted; those of modules that store nothing are left out.
+        """Returns single-agent episodes by the module that acted, without those of modules that store nothing.
 
         Raises:
             TypeError: something else than an episode.

@@ -58,7 +58,7 @@ class SequencePriorities:
         self._num_sequences = len(lengths)
 
     def of(self, td_errors: object) -> tuple[np.ndarray, np.ndarray]:
-        """The sequences of which a step counts, int64 ``[n]``, and the magnitude that becomes the priority of each.
+        """Returns the sequences of which a step counts, int64 ``[n]``, and the magnitude for the priority of each.
 
         Args:
             td_errors: ``[chunks, T]``, Learner after Learner.

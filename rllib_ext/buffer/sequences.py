@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of steps for recurrent modules: drawn along stored episodes, handed over as episodes."""
+"""Sequences of steps for recurrent modules, drawn along stored episodes and returned as episodes."""
 
 from __future__ import annotations
 
@@ -53,11 +53,7 @@ class Sequences(NamedTuple):
 
 
 def check_sequences(replay: Replay) -> None:
-    """Refuses replays whose draws are more than single rows as they are stored.
-
-    Raises:
-        ValueError: the sampler draws pairs or slices, or a transform changes what is drawn.
-    """
+    """Refuses replays whose sampler draws pairs or slices, or whose transforms change drawn rows."""
     transforms = [type(transform).__name__ for transform in replay.transform]
     sampler = type(replay.sampler).__name__
     if isinstance(replay.sampler, PairSampler | SliceSampler):
@@ -77,7 +73,7 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
 
     The sampler draws the starts, uniformly or by priority, and the next steps of the episode follow, up to ``longest``
     of them: never past the episode's end, a gap or an overwritten row. Sequences below ``shortest`` steps are dropped,
-    as in RLlib's own buffer. Where the step before the start was overwritten, the state of the module is not known
+    as in RLlib's own buffer. Where the step before the start was overwritten, the state of the module is missing
     there, and the sequence begins one step later; weight and feedback stay those of the row drawn.
 
     ::
@@ -138,7 +134,7 @@ def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, s
 def read_episodes(
     drawn: Sequences, storage: Storage, observation: Columns, action: Columns, state_out: Columns
 ) -> list[SingleAgentEpisode]:
-    """The drawn sequences as episodes of NumPy arrays, in their order.
+    """Returns the drawn sequences as episodes of NumPy arrays, in their order.
 
     Each is a real episode that begins at the step it was drawn from, with the step before as its lookback where there
     is one: that step's ``state_out`` is the state in which the sequence begins, and connectors that add the previous
@@ -178,7 +174,7 @@ def read_episodes(
         }
         episodes.append(
             SingleAgentEpisode(
-                # No underscore: RLlib then tells the parts of a sequence apart that it cuts for several Learners.
+                # No underscore: RLlib then gives ids of their own to the parts that it cuts for several Learners.
                 id_=f"sequence{number}",
                 observations=buffer(observation.unflatten(seen)),
                 infos=buffer([{} for _ in range(end - begin + 1)]),
@@ -188,7 +184,7 @@ def read_episodes(
                 terminated=bool(terminated[number]),
                 truncated=bool(truncated[number]),
                 t_started=int(step[number]),
-                len_lookback_buffer=0,  # each buffer says its own
+                len_lookback_buffer=0,  # each buffer has its own
             )
         )
     return episodes

@@ -14,19 +14,17 @@ if TYPE_CHECKING:
 
     from lightning_replay.replay import Replay
 
-PATIENCE = 16  # calls of add() without a step of an episode, after which nobody waits for its next one
+PATIENCE = 16  # calls of add() without a step of an episode, after which its partial transitions are flushed
 
 
 class FormedReturns:
-    """Knows over how many steps a replay forms its returns, and stores what waits for steps that never come.
+    """Returns formed by ``NStepTransitions`` at the insertion, and the flush of partial ones of lost episodes.
 
-    Rows that are kept by importance are scattered: the steps that follow a drawn row need not be there any more. So
-    their returns are formed on the way in, by ``NStepTransitions``, and a row is stored n - 1 steps after it came. An
-    episode that breaks off, because its EnvRunner was lost or the algorithm was restored, leaves up to n - 1 steps
-    waiting. EnvRunners send steps of every running episode with each round, so an episode that got none in
-    :data:`PATIENCE` calls is taken to have broken off; its last steps are stored with the rewards there are and
-    bootstrapped from the last observation there is. Should it go on after all, nothing is wrong: these returns are just
-    shorter.
+    Rows that are kept by importance are scattered: the steps that follow a drawn row may be evicted. So a row is stored
+    n - 1 steps after it arrived. An episode that breaks off, because its EnvRunner was lost or the algorithm was
+    restored, leaves up to n - 1 partial transitions. EnvRunners send steps of every running episode with each round, so
+    the partial transitions of an episode without any in :data:`PATIENCE` calls are flushed, bootstrapped from its last
+    observation. If it continues after all, these returns are just shorter.
 
     Args:
         replay: see :meth:`of`.
@@ -41,14 +39,14 @@ class FormedReturns:
 
     @classmethod
     def of(cls, replay: Replay) -> FormedReturns | None:
-        """``None`` for replays that form returns when they draw."""
+        """Returns ``None`` for replays that form returns at the draw."""
         formed = cls(replay)
         is_scattered = isinstance(replay.writer, RetentionWriter)
         return formed if is_scattered or formed.waits else None
 
     @property
     def n_steps(self) -> int:
-        """Rewards in a return."""
+        """Number of rewards in a return."""
         return 1 if self._transform is None else self._transform.n_steps
 
     @property
@@ -57,11 +55,7 @@ class FormedReturns:
         return self._transform is not None
 
     def check(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Refuses other returns than those that are stored.
-
-        Raises:
-            ValueError: with what is stored and what was asked for.
-        """
+        """Refuses other returns than those that are stored."""
         discount = gamma if self._transform is None else self._transform.discount
         if n_step == self.n_steps and (self.n_steps == 1 or gamma == discount):
             return
@@ -73,7 +67,7 @@ class FormedReturns:
         )
 
     def follow(self, rows: TensorDictBase, index: Tensor) -> int:
-        """Called with what was given to ``extend``; how many rows of episodes that broke off were stored."""
+        """Notes the rows of an ``extend``; flushes episodes that broke off and returns the number of rows stored."""
         if self._transform is None:
             return 0
         self._calls += 1
@@ -92,14 +86,14 @@ class FormedReturns:
         return len(self._replay.flush(broken_off)) if broken_off else 0
 
     def close(self) -> int:
-        """Stores all that waits: every episode was interrupted; how many rows entered."""
+        """Flushes all episodes, which were interrupted; returns the number of rows stored."""
         self._continued.clear()
         return 0 if self._transform is None else len(self._replay.flush())
 
     def state(self) -> list[list[int]]:
-        """Nothing: what waits is saved with the replay, and closed by the first steps after a restore."""
+        """Returns nothing: partial transitions are saved with the replay, and flushed by the first steps then."""
         return []
 
     def load_state(self, state: list[list[int]]) -> None:
-        """Restores what :meth:`state` returned."""
+        """Removes the running episodes."""
         self._continued.clear()

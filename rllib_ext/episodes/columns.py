@@ -55,11 +55,11 @@ class Columns:
         return [self._fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
     def unflatten(self, arrays: list[Any]) -> Struct:
-        """The nested value the columns were taken from."""
+        """Returns the nested value the columns were taken from."""
         return self._rebuild(self._shape_of_struct, iter(arrays))
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which :meth:`from_state` makes the same columns."""
+        """Returns plain values from which :meth:`from_state` makes the same columns."""
         leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
         return {"name": self.name, "struct": self._shape_of_struct, "leaves": leaves}
 
@@ -72,7 +72,7 @@ class Columns:
         return columns
 
     def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:
-        """Plain description of the nesting; appends the leaves on the way."""
+        """Returns plain description of the nesting; appends the leaves on the way."""
         if isinstance(struct, dict):
             return {"dict": [[name, self._describe(part, (*key, str(name)))] for name, part in struct.items()]}
         if isinstance(struct, tuple):

@@ -12,9 +12,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import batch as stack_structs
 
 from rllib_ext.episodes.columns import Columns
-from rllib_ext.episodes.fragments import Fragments
+from rllib_ext.episodes.fragments import FragmentTracker
 from rllib_ext.episodes.info_columns import TASK, Information
-from rllib_ext.episodes.task_progress import Stretch
+from rllib_ext.episodes.task_progress import EpisodeSlice
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -46,7 +46,7 @@ class EpisodeConverter:
         information: which columns come from the infos; none by default.
 
     Attributes:
-        stretches: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
+        slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
 
     Example:
         >>> episode = SingleAgentEpisode(observations=[np.zeros(2), np.ones(2)], actions=[1], rewards=[0.5],
@@ -58,15 +58,15 @@ class EpisodeConverter:
     """
 
     def __init__(self, information: Information | None = None) -> None:
-        self.fragments = Fragments()
+        self.fragments = FragmentTracker()
         self.information = information or Information()
-        self.stretches: list[Stretch] = []
+        self.slices: list[EpisodeSlice] = []
         self.observation: Columns | None = None
         self.action: Columns | None = None
         self.state_out: Columns | None = None
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Episodes with their observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; nothing is remembered.
+        """Returns episodes with observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; keeps nothing.
 
         Raises:
             ValueError: rows that do not fit the first ones, or infos that hold no number or no task.
@@ -98,17 +98,17 @@ class EpisodeConverter:
         ]
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> TensorDict | None:
-        """Rows that are new, in time order per trajectory; ``None`` when there are none.
+        """Returns the new rows, in time order per trajectory; ``None`` if there are none.
 
         Sampled keys:
-            observation, action, ("next", "observation"): as the spaces say, nested for Dict and Tuple spaces.
+            observation, action, ("next", "observation"): of the spaces, nested for Dict and Tuple spaces.
             ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
             ("next", key): float32 ``[n, 1]``, of each key of the infos.
             task: int64 ``[n]``, of a curriculum.
             state_out, step: of recurrent modules, the state after the step, nested as the module's, and int64 ``[n]``.
         """
-        self.stretches = []
+        self.slices = []
         if not flat:
             return None
         self.observation, self.action, self.state_out = flat[0].observation, flat[0].action, flat[0].state
@@ -117,23 +117,28 @@ class EpisodeConverter:
         if not parts:
             return None
         if self.information.tasks is not None:
-            self.stretches = [_stretch(part) for part in parts]
+            self.slices = [
+                EpisodeSlice(
+                    part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1])
+                )
+                for part in parts
+            ]
         return _concatenate(parts, self.observation, self.action, self.state_out, self.information)
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load_state` restores everything."""
-        spaces = {name: columns.state() for name, columns in self._columns().items() if columns is not None}
-        return {"fragments": self.fragments.state(), "columns": spaces}
+        """Returns plain values for :meth:`load_state`."""
+        columns = (self.observation, self.action, self.state_out)
+        return {
+            "fragments": self.fragments.state(),
+            "columns": {one.name: one.state() for one in columns if one is not None},
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state` returned."""
+        """Restores :meth:`state`."""
         self.fragments.load_state(state["fragments"])
         loaded = {name: Columns.from_state(part) for name, part in state["columns"].items()}
         self.observation, self.action = loaded.get("observation"), loaded.get("action")
         self.state_out = loaded.get("state_out")
-
-    def _columns(self) -> dict[str, Columns | None]:
-        return {"observation": self.observation, "action": self.action, "state_out": self.state_out}
 
     def _new_rows(self, flat: FlatEpisode) -> dict[str, Any]:
         episode = flat.episode
@@ -173,15 +178,11 @@ def _refuse_mixed(episode: SingleAgentEpisode, stateful: bool) -> NoReturn:
 
 
 def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
-    """Whether the last row is terminated, and whether it is truncated."""
+    """Returns whether the last row is terminated, and whether it is truncated."""
     terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
     # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
     several_agents = episode.multi_agent_episode_id is not None
     return terminated and not (truncated and several_agents), truncated
-
-
-def _stretch(part: dict[str, Any]) -> Stretch:
-    return Stretch(part["trajectory"], part["steps"][0], part["reward"], any(part["ends"]), int(part[TASK][-1]))
 
 
 def _stacked(values: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of an incoming episode fragment are new, and which trajectory they continue."""
+"""The trajectory of an incoming episode fragment, and the rows of it that are new."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Known:
     next_step: int
 
 
-class Fragments:
+class FragmentTracker:
     """Joins the fragments in which EnvRunners send an episode, by ``id_`` and ``t_started``.
 
     ::
@@ -31,7 +31,7 @@ class Fragments:
             was continued longest ago is forgotten first.
 
     Example:
-        >>> fragments = Fragments()
+        >>> fragments = FragmentTracker()
         >>> fragments.place("a", 0, 3), fragments.place("a", 3, 2), fragments.place("a", 3, 2)
         ((0, 0), (0, 0), (0, 2))
     """
@@ -46,7 +46,7 @@ class Fragments:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
-        """Trajectory of a fragment's rows and the first row that is new; ``length`` when none is."""
+        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
         known = self._known.get(episode_id)
         if known is None:
             self.episodes += 1
@@ -66,18 +66,18 @@ class Fragments:
         return known.trajectory, first_row
 
     def forget_running(self) -> None:
-        """Forgets every episode: what comes next are new ones. The counts stay."""
+        """Removes every episode, so that further fragments begin new ones; the counts stay."""
         self._known.clear()
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load_state` restores everything."""
+        """Returns plain values from which :meth:`load_state` restores everything."""
         return {
             "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
             "known": [[name, known.trajectory, known.next_step] for name, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state` returned."""
+        """Restores :meth:`state`."""
         self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
         self._known = OrderedDict((name, _Known(trajectory, step)) for name, trajectory, step in state["known"])
 

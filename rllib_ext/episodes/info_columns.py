@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of rows from what the environments say in the infos of their steps: numbers by key, and the task."""
+"""Columns from the infos of environment steps: numbers by key, and the task."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Information:
         self._rows_read = 0
 
     def read(self, episode: SingleAgentEpisode) -> list[np.ndarray]:
-        """What the steps' infos hold under each key, float32 ``[n, 1]``.
+        """Returns the values of each key in the steps' infos, float32 ``[n, 1]``.
 
         Raises:
             ValueError: a value that is neither a number nor a flag.
@@ -65,7 +65,7 @@ class Information:
         ]
 
     def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray | None:
-        """The task of each step, int64 ``[n]``; ``None`` where there is no curriculum.
+        """Returns the task of each step, int64 ``[n]``; ``None`` where there is no curriculum.
 
         Raises:
             ValueError: a step without a task, or with one that does not exist.
@@ -96,7 +96,7 @@ class Information:
         )
 
     def _warn(self, rows: int, infos: list[dict[str, Any]]) -> None:
-        """Says once that a key may be misspelt."""
+        """Warns once of a key that may be misspelt."""
         before, self._rows_read = self._rows_read, self._rows_read + rows
         if self._missing and before < _ROWS_BEFORE_WARNING <= self._rows_read:
             logger.warning(
@@ -109,7 +109,7 @@ class Information:
 
 
 def _infos(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
-    """The info that came with the observation after each step."""
+    """Returns the info of the observation after each step."""
     length = len(episode)
     return [info or {} for info in episode.get_infos(slice(1, length + 1))]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the newest row of each running episode is, to be closed if the episode is interrupted."""
+"""The newest row of each running episode, which is truncated if the episode is interrupted."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_replay.replay import Replay
-    from rllib_ext.episodes.fragments import Fragments
+    from rllib_ext.episodes.fragments import FragmentTracker
 
 
 class RunningEpisodes:
-    """Remembers the newest rows of running episodes, and marks them truncated when these are interrupted.
+    """Tracks the newest rows of running episodes, and truncates interrupted episodes.
 
     Args:
         replay: whose rows are single steps.
-        fragments: says how many episodes are remembered; those of lost EnvRunners are forgotten some time.
+        fragments: whose limit of remembered episodes holds here too.
     """
 
-    def __init__(self, replay: Replay, fragments: Fragments) -> None:
+    def __init__(self, replay: Replay, fragments: FragmentTracker) -> None:
         self._replay = replay
         self._fragments = fragments
         self._slots: OrderedDict[int, int] = OrderedDict()  # trajectory -> slot of its newest row
 
     def follow(self, rows: TensorDictBase, index: Tensor) -> int:
-        """Called with what was given to ``extend`` and the slots it returned; 0, as no more rows were stored."""
+        """Updates the newest rows after ``extend``, given rows and slots; returns 0, as no more rows were stored."""
         trajectory = rows["trajectory"].numpy()
         last_rows = np.flatnonzero(np.diff(trajectory, append=-1))
         done, slots = rows["next", "done"].numpy(), np.full(len(rows), -1)
-        # Writers that may leave rows out say which entered; others keep the last of more than they have room for.
-        entered = getattr(self._replay.writer, "entered", slice(len(rows) - len(index), None))
-        slots[entered if isinstance(entered, slice) else entered.numpy()] = index.numpy(force=True)
+        entered = self._replay.last_insertion.rows
+        slots[entered if isinstance(entered, slice) else entered.numpy(force=True)] = index.numpy(force=True)
         for row in last_rows.tolist():
             self._slots.pop(int(trajectory[row]), None)
             if not done[row, 0] and slots[row] >= 0:  # the writer may refuse rows
@@ -46,7 +45,7 @@ class RunningEpisodes:
         return 0
 
     def close(self) -> int:
-        """Ends all that run; 0, as no more rows were stored."""
+        """Truncates all running episodes; returns 0, as no more rows were stored."""
         import torch
 
         storage: Any = self._replay.storage
@@ -63,9 +62,9 @@ class RunningEpisodes:
         return 0
 
     def state(self) -> list[list[int]]:
-        """Plain values from which :meth:`load_state` restores everything."""
+        """Returns plain values for :meth:`load_state`."""
         return [[trajectory, slot] for trajectory, slot in self._slots.items()]
 
     def load_state(self, state: list[list[int]]) -> None:
-        """Restores what :meth:`state` returned."""
+        """Restores :meth:`state`."""
         self._slots = OrderedDict((trajectory, slot) for trajectory, slot in state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One task of a curriculum for each environment, told to the EnvRunners by the replay in the driver.
+"""One task of a curriculum for each environment, sent to the EnvRunners by the replay in the driver.
 
 Actor k of the curriculum is an environment: ``(worker_index - 1) * num_envs_per_env_runner + env_index``.
 """
@@ -11,97 +11,83 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rllib_ext.episodes.info_columns import TASK
+from rllib_ext.rllib_compat import Attached, local_environments, num_actors
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
     from lightning_replay.table_replay import CurriculumReplay
 
-_ATTRIBUTE = "tasks_of_environments"  # of EnvRunners
-
-
-def num_actors(config: AlgorithmConfig) -> int:
-    """Environments of an algorithm that collect."""
-    return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
+_TASKS = Attached[list[str]]("tasks_of_environments")  # of EnvRunners
 
 
 def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:
-    """Names of the tasks that the environments of an algorithm play next."""
+    """Returns names of the tasks that the environments of an algorithm play next."""
     return [replay.tasks[task] for task in replay.actor_tasks(num_actors(config))]
 
 
 def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, target: str, first: Sequence[str], **ignored: Any
 ) -> None:
-    """What RLlib calls as ``on_episode_created``, before the environment is reset: sets its attribute ``task``.
+    """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
+
+    The custom data of the episode has the task's name in all fragments.
 
     Args:
-        episode: without steps yet; it carries the name of its task in all fragments.
-        env_runner: that plays it.
-        env: a vector of environments.
-        env_index: the one that is reset.
         target: the task of environments that evaluate.
-        first: the tasks of all environments that collect, until others are told.
-        ignored: what else RLlib passes.
+        first: the tasks of all environments that collect, until others are sent.
     """
     if env_runner.config.in_evaluation:
         names = [target] * env.num_envs
     else:
         start = (max(env_runner.worker_index or 0, 1) - 1) * env.num_envs
-        names = list(getattr(env_runner, _ATTRIBUTE, first))[start : start + env.num_envs]
+        names = list(_TASKS.of(env_runner) or first)[start : start + env.num_envs]
     env.set_attr(TASK, names)
     episode.custom_data[TASK] = names[env_index]
 
 
-def tell_recreated(*, algorithm: Any, is_evaluation: bool, **ignored: Any) -> None:
-    """What RLlib calls as ``on_env_runners_recreated``: new EnvRunners learn what is played now."""
-    assignment = algorithm.local_replay_buffer.assignment
-    if assignment is not None and not is_evaluation:
-        assignment.tell()
-
-
 class TaskAssignment:
-    """Keeps the EnvRunners of an algorithm told; each environment follows when its next episode begins.
+    """Sends the tasks of a curriculum to the EnvRunners; each environment follows when its next episode begins.
 
     Args:
         algorithm: whose buffer has a curriculum.
 
     Raises:
-        ValueError: environments that cannot be told a task, or do not know one of the tasks.
+        ValueError: environments without an attribute ``task``, or without one of the tasks.
     """
 
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
-        self._told: list[str] = []
+        self._sent: list[str] = []
         tasks = algorithm.local_replay_buffer.replay.tasks
         for group in (algorithm.env_runner_group, algorithm.eval_env_runner_group):
             answers = [] if group is None else group.foreach_env_runner(functools.partial(complaint, tasks=tasks))
             complaints = [answer for answer in answers if answer]
             if complaints:
                 raise ValueError(complaints[0])
-        self.tell()
+        self.send()
 
     def update(self) -> None:
-        """Tells the EnvRunners where the scheduler has other tasks for them than before."""
-        if self._wanted() != self._told:
-            self.tell()
+        """Sends the tasks if the scheduler has assigned others."""
+        if self._assigned() != self._sent:
+            self.send()
 
-    def tell(self) -> None:
-        """Tells every EnvRunner."""
-        self._told = self._wanted()
-        # Not waited for: calls of an actor keep their order, so that it knows before it samples again.
+    def send(self) -> None:
+        """Sends the tasks to every EnvRunner."""
+        self._sent = self._assigned()
+        # Not waited for: calls of an actor keep their order, so that it has the tasks before it samples again.
         self._algorithm.env_runner_group.foreach_env_runner(
-            functools.partial(_take, names=self._told), timeout_seconds=0.0
+            functools.partial(_take, names=self._sent), timeout_seconds=0.0
         )
 
-    def _wanted(self) -> list[str]:
+    def _assigned(self) -> list[str]:
         return assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
 
 
 def complaint(env_runner: Any, tasks: Sequence[str]) -> str | None:
-    """Why the environments of an EnvRunner cannot play these tasks; ``None`` where they can.
+    """Returns why the environments of an EnvRunner cannot play these tasks; ``None`` if they can.
 
-    An exception there would have RLlib start the EnvRunner again and again.
+    An exception there would have RLlib restart the EnvRunner without end.
     """
     if env_runner.env is None:
         return None
@@ -114,7 +100,7 @@ def complaint(env_runner: Any, tasks: Sequence[str]) -> str | None:
         env.get_attr(TASK)
     except (AttributeError, NotImplementedError):
         return f"the replay has the tasks {list(tasks)}, and the environments have no attribute 'task'. {remedy}"
-    environments = getattr(env, "envs", [])  # in this process
+    environments = local_environments(env)
     if environments and environments[0].has_wrapper_attr("TASKS"):
         known = list(environments[0].get_wrapper_attr("TASKS"))
         unknown = [task for task in tasks if task not in known]
@@ -124,4 +110,4 @@ def complaint(env_runner: Any, tasks: Sequence[str]) -> str | None:
 
 
 def _take(env_runner: Any, names: Sequence[str]) -> None:
-    setattr(env_runner, _ATTRIBUTE, list(names))
+    _TASKS.set(env_runner, list(names))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
 
 
-class Stretch(NamedTuple):
+class EpisodeSlice(NamedTuple):
     """New rows of one trajectory.
 
     Attributes:
@@ -32,10 +32,10 @@ class Stretch(NamedTuple):
 
 
 class TaskProgress:
-    """Sums up the rewards of each episode, and tells the scheduler how the tasks go when episodes end.
+    """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
-    The buffer sees every row and every end, whichever EnvRunner played it, so that nothing has to be collected again
-    from one that was lost. An episode whose beginning or middle is missing does not count.
+    The buffer gets every row and every end, whichever EnvRunner played it, so that nothing is lost with an EnvRunner.
+    An episode whose beginning or middle is missing does not count.
 
     Args:
         replay: with the tasks.
@@ -49,17 +49,17 @@ class TaskProgress:
         self.episodes: Counter[str] = Counter()
         self.signals: dict[str, float] = {}
 
-    def follow(self, stretches: list[Stretch]) -> None:
-        """Takes rows that were stored, each trajectory's in order of time."""
-        for stretch in stretches:
-            before = 0.0 if stretch.first_step == 0 else self._running.pop(stretch.trajectory, None)
+    def update(self, slices: list[EpisodeSlice]) -> None:
+        """Adds rows that were stored, each trajectory's in order of time."""
+        for one in slices:
+            before = 0.0 if one.first_step == 0 else self._running.pop(one.trajectory, None)
             if before is None:
                 continue
-            total = before + float(np.sum(stretch.rewards, dtype=np.float64))
-            if stretch.ended:
-                self._finish(stretch.task, total)
+            total = before + float(np.sum(one.rewards, dtype=np.float64))
+            if one.ended:
+                self._finish(one.task, total)
             else:
-                self._running[stretch.trajectory] = total
+                self._running[one.trajectory] = total
         while len(self._running) > self._remembered:  # their EnvRunner was lost
             self._running.popitem(last=False)
 
@@ -68,7 +68,7 @@ class TaskProgress:
         self._running.clear()
 
     def state(self) -> dict[str, Any]:
-        """Plain values from which :meth:`load_state` restores everything but the scheduler."""
+        """Returns plain values from which :meth:`load_state` restores everything but the scheduler."""
         return {
             "running": [[trajectory, total] for trajectory, total in self._running.items()],
             "episodes": dict(self.episodes),
@@ -77,7 +77,7 @@ class TaskProgress:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state` returned."""
+        """Restores :meth:`state`."""
         self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
         self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
         if self._progress is not None and state["progress"] is not None:

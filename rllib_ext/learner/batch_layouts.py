@@ -66,7 +66,7 @@ class DrawnRows:
         return float(self._outputs["n_step"].mean())
 
     def flagged(self) -> list[Piece]:
-        """All rows in one block, in the order they were drawn; read by
+        """Returns all rows in one block, in the order they were drawn; read by
         :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks`."""
         everything = slice(None)
         block = FlaggedBlock(
@@ -80,7 +80,7 @@ class DrawnRows:
         return [Piece(block, np.arange(len(self)))]
 
     def blocks(self) -> list[Piece]:
-        """One block of rows that are not done with one done row at its end, and a block for each other done row."""
+        """Returns one block of rows that are not done and one done row at its end, and a block for each further one."""
         done = self._terminated | self._truncated
         done_rows = np.flatnonzero(done)
         if len(done_rows) == 0:
@@ -90,7 +90,7 @@ class DrawnRows:
         return [self._block("rows", first, first), *others]
 
     def episodes(self) -> list[Piece]:
-        """One real episode of a single step for each row: slow, for connectors that do more than read columns."""
+        """Returns an episode of a single step for each row: slow, for connectors that do more than read columns."""
         columns = [[self._struct(place, slice(row, row + 1)) for row in range(len(self))] for place in range(3)]
         return [
             Piece(self._episode(row, *(column[row] for column in columns)), np.array([row])) for row in range(len(self))
@@ -137,7 +137,7 @@ LAYOUTS: dict[str, Callable[[DrawnRows], list[Piece]]] = {
 
 
 def _only(struct: Any) -> Any:
-    """The one row of a batch of one."""
+    """Returns the one row of a batch of one."""
     if isinstance(struct, dict):
         return {key: _only(part) for key, part in struct.items()}
     if isinstance(struct, tuple):

@@ -14,10 +14,10 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 class TransitionBlock(SingleAgentEpisode):
     """Unrelated transitions in one object that the learner connectors take for an episode.
 
-    They ask an episode for ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` only, and build rows
-    ``(observation, action, reward, next observation)`` of the answers. A block answers these two with its columns,
-    and everything that means time steps in a row with an error: row ``i + 1`` does not follow row ``i``. Only the last
-    row can be terminated or truncated, as in an episode.
+    They call ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` of an episode only, and build rows
+    ``(observation, action, reward, next observation)`` of the results. A block returns its columns for these two, and
+    raises an error for consecutive time steps: row ``i + 1`` does not follow row ``i``. Only the last row can be
+    terminated or truncated, as in an episode.
 
     Args:
         name: identifies the block within one batch; contains an underscore (others RLlib renames).
@@ -79,7 +79,7 @@ class TransitionBlock(SingleAgentEpisode):
         return self._ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
-        """Consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
+        """Returns consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
         start, stop, step = slice_.indices(self.t)
         if step != 1:
             self._refuse(f"slice with step {step}")
@@ -89,32 +89,32 @@ class TransitionBlock(SingleAgentEpisode):
         return type(self)(f"{self.id_}_{start}", columns, outputs, *self._ends_of(rows), self.module_id)
 
     def to_numpy(self) -> TransitionBlock:
-        """The block itself: its columns are arrays."""
+        """Returns the block itself: its columns are arrays."""
         return self
 
     def validate(self) -> None:
-        """Nothing to do: a block is built whole."""
+        """Does nothing: a block is built whole."""
 
     def get_observations(self, indices: Any = None, **options: Any) -> Any:
-        """The observations of all rows, or, for ``slice(1, n + 1)``, their next observations."""
+        """Returns the observations of all rows, or, for ``slice(1, n + 1)``, their next observations."""
         if indices == slice(1, self.t + 1) and not _active(options):
             return self._columns[1]
         return self._all_rows("get_observations", indices, options, self._columns[0])
 
     def get_actions(self, indices: Any = None, **options: Any) -> Any:
-        """The actions of all rows."""
+        """Returns the actions of all rows."""
         return self._all_rows("get_actions", indices, options, self._columns[2])
 
     def get_rewards(self, indices: Any = None, **options: Any) -> Any:
-        """The rewards of all rows."""
+        """Returns the rewards of all rows."""
         return self._all_rows("get_rewards", indices, options, self._columns[3])
 
     def get_infos(self, indices: Any = None, **options: Any) -> Any:
-        """An empty dict per row: infos are not stored."""
+        """Returns an empty dict per row: infos are not stored."""
         return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
 
     def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
-        """One further column of all rows."""
+        """Returns one further column of all rows."""
         return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
 
     def get_return(self) -> float:
@@ -126,7 +126,7 @@ class TransitionBlock(SingleAgentEpisode):
         self._refuse("get_state()")
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
-        """What says of these rows which of them end an episode."""
+        """Returns which of these rows end an episode."""
         return self._ends if rows.stop == self.t else (False, False)
 
     def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
@@ -146,8 +146,8 @@ class TransitionBlock(SingleAgentEpisode):
 class FlaggedBlock(TransitionBlock):
     """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
 
-    No episode can say that; the connector :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks` reads it
-    from here, which :func:`rllib_ext.configure` puts into the Learners.
+    An episode has one end; the connector :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks`, which
+    :func:`rllib_ext.configure` adds to the Learners, reads the flags of each row from here.
 
     Args:
         name, columns, outputs, module_id: as :class:`TransitionBlock`.
@@ -169,7 +169,7 @@ class FlaggedBlock(TransitionBlock):
 
     @property
     def is_terminated(self) -> bool:
-        """Refused: a default connector asks this where the block's own connector is missing."""
+        """Refused: a default connector reads this if the block's own connector is missing."""
         self._refuse_one_end("is_terminated")
 
     @property

@@ -19,7 +19,7 @@ class AddFlagsFromBlocks(ConnectorV2):
     """
 
     def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
-        """The batch with both columns."""
+        """Returns the batch with both columns."""
         if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
             return batch
         for block in episodes:
@@ -31,5 +31,5 @@ class AddFlagsFromBlocks(ConnectorV2):
 
 
 def flags_connector(observation_space: Any, action_space: Any) -> AddFlagsFromBlocks:
-    """What ``AlgorithmConfig.learners(learner_connector=...)`` calls; importable, so that a config can be pickled."""
+    """Builds the piece for ``AlgorithmConfig.learners(learner_connector=...)``; importable, for pickled configs."""
     return AddFlagsFromBlocks(observation_space, action_space)

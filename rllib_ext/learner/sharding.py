@@ -15,12 +15,12 @@ Owned = tuple[str, Piece]  # a module and a piece of its rows
 
 
 def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Owned], dict[str, np.ndarray]]:
-    """Pieces in the order to hand them to RLlib, and the places of each module's rows as their TD errors come back.
+    """Returns pieces in the order for RLlib, and the places of each module's rows as their TD errors come back.
 
     RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
     Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, and
     the modules in the same order: Learners average gradients in the order in which they have them, whosever they are,
-    and without a word their weights drift apart.
+    and their weights would drift apart silently.
 
     Args:
         pieces: of each module, the longest first.
@@ -45,9 +45,9 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
 
 
 def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
-    """The order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
+    """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
 
-    The iterator of RLlib that deals is asked itself, with stand-ins, so the order is right by construction.
+    RLlib's own iterator deals stand-ins, so the order is right by construction.
 
     Example:
         >>> learner_order([2, 1, 1], num_learners=2).tolist()
@@ -59,14 +59,14 @@ def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
 
 
 def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
-    """For each Learner the rows of the episodes and parts of episodes it gets, int64 ``[n]`` each."""
+    """Returns for each Learner the rows of the episodes and parts of episodes it gets, int64 ``[n]`` each."""
     starts = np.cumsum([0, *lengths])
     spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
     return [[span.rows for span in shard] for shard in ShardEpisodesIterator(spans, num_shards=num_learners)]
 
 
 class _Span:
-    """Stands for an episode where RLlib shards: only its length and where its rows lie."""
+    """A stand-in for an episode in RLlib's sharding: its length and the places of its rows."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -82,7 +82,7 @@ class _Span:
 
 
 def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
-    """Of each module a round of as many pieces of one length as there are Learners, then single rows.
+    """Returns for each module a round of as many pieces of one length as there are Learners, then single rows.
 
     RLlib deals such rounds out evenly; where the single rows behind them go does not matter any more.
     """
@@ -96,7 +96,7 @@ def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Own
 
 
 def _cut(piece: Piece, parts: int) -> list[Piece]:
-    """As many pieces of one length, where there are rows enough, and one row each of what remains."""
+    """Returns as many pieces of one length, where there are rows enough, and one row each of the rest."""
     count = len(piece.places)
     if count == 1:
         return [piece]

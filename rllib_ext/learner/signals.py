@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DQN Learner says of each row beside its TD error: surprise and action values; and the surprise of new rows."""
+"""Surprise and action values of each row from DQN Learners, beside TD errors; and the surprise of new rows."""
 
 from __future__ import annotations
 
@@ -24,23 +24,18 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from lightning_replay.retention.surprise import kl_divergence, squared_td_error
+from rllib_ext.rllib_compat import call_one_learner, values
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 
 def report_signals(learner: Any) -> bool:
-    """From now on each row's TD error comes with its surprise and the values of all actions, ``[B, 2 + A]``.
+    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does.
 
-    RLlib carries nothing of single rows from Learners to the buffer but TD errors, and these it joins along the first
-    dimension whatever the others are. The method of this one Learner is wrapped, not its class: so the signals are
-    there with any Learner class and whatever config the buffer came with.
-
-    Args:
-        learner: any.
-
-    Returns:
-        Whether it does: SAC's and TQC's Learners, whose critics value one action each, stay as they are.
+    TD errors are all that RLlib sends of single rows from Learners to the buffer; it joins them along the first
+    dimension, whatever the others are. The method of one Learner is wrapped, so any class of Learner works, except
+    SAC's and TQC's, whose critics value one action each.
     """
     if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):
         return False
@@ -56,12 +51,12 @@ def report_signals(learner: Any) -> bool:
 
 
 def report_from_all(learner_group: Any) -> bool:
-    """:func:`report_signals` of every Learner, local or not; whether they do."""
-    return all([_value(result) for result in learner_group.foreach_learner(report_signals)])
+    """Calls :func:`report_signals` on every Learner; returns whether all report."""
+    return all(values(learner_group.foreach_learner(report_signals)))
 
 
 def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
+    """Returns TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
 
     Args:
         given: what Learners sent after :func:`report_signals`.
@@ -74,7 +69,7 @@ def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict
 
 
 def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_error: Tensor) -> Tensor:
-    """How wrong the module's prediction of each row is, ``[B]``.
+    """Returns how wrong the module's prediction of each row is, ``[B]``.
 
     The squared TD error; of modules that predict distributions (``num_atoms`` above 1) KL(target || prediction). There
     RLlib's TD error is the cross-entropy, which is larger by the entropy of the target and orders rows otherwise.
@@ -93,7 +88,7 @@ def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_
 
 
 def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
-    """Probabilities ``[B, atoms]`` of the projected Bellman target, as RLlib's loss has it (Bellemare et al. 2017)."""
+    """Returns probabilities ``[B, atoms]`` of RLlib's projected Bellman target (Bellemare et al. 2017)."""
     chooses = fwd_out[QF_NEXT_PREDS if config.double_q else QF_TARGET_NEXT_PREDS]
     rows = torch.arange(len(chooses), device=chooses.device)
     following = fwd_out[QF_TARGET_NEXT_PROBS][rows, chooses.argmax(-1)]
@@ -120,36 +115,17 @@ class NewcomersSurprise:
         self._learner_group = learner_group
 
     def __call__(self, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-        """Surprise ``[M]`` of rows that travel as a train batch does, in its order.
-
-        Args:
-            module_id: that learns from them.
-            episodes: pieces of a batch.
+        """Returns the surprise ``[M]`` of a module's rows, pieces of a batch, in its order.
 
         Raises:
             RuntimeError: every Learner was lost.
         """
-        group = self._learner_group
-        if group.is_local:
-            return measured(group._learner, module_id=module_id, episodes=episodes)
-        first = group._worker_manager.healthy_actor_ids()[:1]  # all of them have the same weights
-        if not first:
-            raise RuntimeError(
-                "no Learner is left to say how surprising new steps are, and RLlib replaces none: go on with "
-                "Algorithm.from_checkpoint(...). The steps were not stored"
-            )
-        (result,) = group.foreach_learner(measured, remote_actor_ids=first, module_id=module_id, episodes=episodes)
-        return np.asarray(_value(result))
+        surprise = call_one_learner(self._learner_group, measured, module_id=module_id, episodes=episodes)
+        return np.asarray(surprise)
 
 
 def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """What the Learner would report as the surprise of these rows, ``[M]``; it learns and logs nothing.
-
-    Args:
-        learner: that reports signals.
-        module_id: of its modules.
-        episodes: pieces of a batch of this module.
-    """
+    """Returns the surprise ``[M]`` that a Learner would report of these rows; it learns and logs nothing."""
     connect = learner._learner_connector
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
     metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)
@@ -170,10 +146,10 @@ def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpis
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
-    """Puts the signals beside the TD errors that were logged last.
+    """Adds the signals to the TD errors that were logged last.
 
     Raises:
-        ValueError: the module says no action values.
+        ValueError: a module without action values.
     """
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
@@ -187,10 +163,3 @@ def add_signals(
     td_error, action_values = items[-1].detach(), fwd_out[QF_PREDS].detach()
     surprise = surprise_of(config, batch, fwd_out, td_error).detach()
     items[-1] = torch.column_stack((td_error, surprise, action_values))
-
-
-def _value(result: Any) -> Any:
-    """What a call of a Learner returned; what it raised is raised here."""
-    if not result.ok:
-        raise result.get()
-    return result.get()

@@ -16,10 +16,12 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
+from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import environment_maker
+from rllib_ext.rllib_compat import algorithm_name, num_aggregators
 
 if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSource
+    from lightning_replay.levels import LevelSelector
 
 logger = logging.getLogger(__name__)
 
@@ -28,50 +30,25 @@ _DRAWN = 64
 _TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
 
 
-def check_config(config: AlgorithmConfig) -> None:
-    """Refuses what is no config, such as levels where the config belongs.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if not isinstance(config, AlgorithmConfig):
-        raise TypeError(
-            f"config is {config!r}; PPOConfig(), APPOConfig() or IMPALAConfig() is accepted, and after it the levels: "
-            "configure_levels(config, levels)"
-        )
-
-
 def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    Args:
-        config: of any algorithm.
-        only_scores: whether there may be episodes that are not learned from.
-
-    Raises:
-        ValueError: another algorithm than PPO, APPO and IMPALA; the old API stack; no environment; several agents;
-            aggregator actors; a pipeline of Learner connectors without RLlib's; environments that are not in the
-            EnvRunner's process; APPO or IMPALA with episodes that are not learned from.
+    With ``only_scores`` there may be episodes that are not learned from.
     """
-    algorithm = config.algo_class
-    name = getattr(algorithm, "__name__", str(algorithm))
+    algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
         raise ValueError(
             f"{name} does not learn from whole episodes with a value function; levels are replayed with PPO, APPO and "
             "IMPALA"
         )
-    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
-        raise ValueError(
-            "the config is on the old API stack, which has no callback before an episode's reset. Remove "
-            ".api_stack(...), or set both of its options to True"
-        )
+    check_api_stack(config, "which has no callback before an episode's reset")
     if config.env is None:
-        raise ValueError("the config has no environment; call .environment(...) before configure_levels")
+        raise ValueError("the config has no environment; call .environment(...) before configure")
     if config.is_multi_agent:
         raise ValueError("levels are replayed for one agent; the config has several, .multi_agent(...)")
-    if getattr(config, "num_aggregator_actors_per_learner", 0):
+    if num_aggregators(config):
         raise ValueError(
-            f"num_aggregator_actors_per_learner is {config.num_aggregator_actors_per_learner}; the modules of "
+            f"num_aggregator_actors_per_learner is {num_aggregators(config)}; the modules of "
             "aggregators are never updated, so they cannot score. Give 0, and batches are built by the Learners"
         )
     if not config.add_default_connectors_to_learner_pipeline:
@@ -93,11 +70,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
 
 
 def check_updates(config: AlgorithmConfig, flush: bool) -> None:
-    """Refuses scores after each update where updates are not one after the other.
-
-    Raises:
-        ValueError: several Learners, or APPO or IMPALA.
-    """
+    """Refuses scores after each update with several Learners, APPO or IMPALA, whose updates overlap."""
     if flush and (config.num_learners > 1 or not issubclass(config.algo_class, PPO)):
         raise ValueError(
             "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
@@ -105,12 +78,8 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
         )
 
 
-def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
-    """Refuses held-out levels that are trained on; of levels without end any may be, and evaluation warns then.
-
-    Raises:
-        ValueError: with some of them.
-    """
+def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
+    """Refuses held-out levels that are trained on. If the level set is unbounded, evaluation warns of them."""
     both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
     if both:
         raise ValueError(
@@ -119,12 +88,8 @@ def check_apart(held_out: Iterable[int], levels: LevelSource) -> None:
         )
 
 
-def draw_levels(trial: LevelSource) -> list[int]:
-    """Some levels of a buffer that is thrown away, distinct, the first one of actor 0.
-
-    Raises:
-        ValueError: ids that are no seeds.
-    """
+def draw_levels(trial: LevelSelector) -> list[int]:
+    """Draws some distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
     if beyond:
@@ -132,9 +97,13 @@ def draw_levels(trial: LevelSource) -> list[int]:
     return list(dict.fromkeys(drawn))
 
 
-def check_discount(config: AlgorithmConfig, levels: LevelSource) -> None:
+def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
-    score = getattr(levels, "score", None)
+    from lightning_replay.levels import LevelBuffer
+
+    if not isinstance(levels, LevelBuffer):
+        return
+    score = levels.score  # of any class
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
     same = {name: value for name, value in learned.items() if hasattr(score, name)}
     scored = {name: getattr(score, name) for name in same}
@@ -154,10 +123,10 @@ def _as_arguments(values: Mapping[str, float]) -> str:
 
 
 def check_evaluated(config: AlgorithmConfig) -> None:
-    """Warns of held-out levels that nothing will play."""
+    """Warns of held-out levels while evaluation is off."""
     if not _evaluates(config):
         logger.warning(
-            "held_out_levels are played by evaluation, which is off; turn it on before configure_levels, "
+            "held_out_levels are played by evaluation, which is off; turn it on before configure, "
             ".evaluation(evaluation_interval=..., evaluation_duration=...)"
         )
 
@@ -166,16 +135,10 @@ def _evaluates(config: AlgorithmConfig) -> bool:
     return bool(config.evaluation_interval or config.evaluation_num_env_runners)
 
 
-def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | None) -> None:
-    """Scores an episode in a buffer that is thrown away.
+def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
+    """Refuses a score that cannot be computed from the columns that Learners send.
 
-    Args:
-        trial: whose actor 0 plays the level.
-        level_id: that it plays.
-        actions: of the environment, if known.
-
-    Raises:
-        ValueError: a score that cannot be computed from what the Learners know.
+    Scores an episode in a temporary copy of a level buffer, whose actor 0 plays the level.
     """
     discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
@@ -196,18 +159,9 @@ def check_score(trial: LevelSource, level_id: int, actions: gymnasium.Space | No
 def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
     """Makes the environment once and plays the beginnings of a few levels.
 
-    What goes wrong on an EnvRunner has it started again and again, without a word.
+    An error on an EnvRunner would have RLlib restart it without end.
 
-    Args:
-        config: whose environment it is.
-        level_ids: levels that are trained on.
-        held_out: levels that evaluation plays.
-
-    Returns:
-        Its action space.
-
-    Raises:
-        ValueError: an environment that ignores its level, is not fixed by it, or does not know a held-out one.
+    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level; returns its action space.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(environment_maker(config)(), check=probes)
@@ -226,5 +180,5 @@ def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
     except Exception as error:
         raise ValueError(
             f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
-            "configure_levels(config, ..., held_out_levels=[...])"
+            "configure(config, levels=..., held_out_levels=[...])"
         ) from error

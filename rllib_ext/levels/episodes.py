@@ -1,124 +1,177 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes that environments play, and their fragments, which may come late, twice, out of order or not at all."""
+"""Episodes in flight and their fragments, which may arrive late, twice, out of order or not at all."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from rllib_ext.levels.fragment import Fragment
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Player = tuple[int, int]  # index of the EnvRunner, and of the environment on it
 
 
+@dataclasses.dataclass(frozen=True)
+class Fragment:
+    """Consecutive steps of one episode with the values that the Learner's module computed.
+
+    Args:
+        episode_id: RLlib's.
+        t_started: number of the first step in its episode.
+        reward: float32 ``[T]``, those the Learner learns from.
+        state_value: float32 ``[T + 1]``, the last of the observation behind the last step.
+        terminated: whether the last step ended the episode for good.
+        truncated: whether it ended it otherwise, as by a time limit.
+        logits: float32 ``[T, A]`` of the policy that acted, where actions are discrete.
+    """
+
+    episode_id: str
+    t_started: int
+    reward: np.ndarray
+    state_value: np.ndarray
+    terminated: bool
+    truncated: bool
+    logits: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode ends here."""
+        return self.terminated or self.truncated
+
+    def steps(self) -> TensorDict:
+        """Returns the steps in TorchRL's layout, ``[T]``."""
+        import torch
+        from tensordict import TensorDict
+
+        length = len(self)
+        ends = {
+            name: torch.zeros(length, dtype=torch.bool).index_fill(0, torch.tensor([length - 1]), flag)
+            for name, flag in (("terminated", self.terminated), ("truncated", self.truncated), ("done", self.is_done))
+        }
+        values = torch.from_numpy(np.array(self.state_value, np.float32))
+        following = {"reward": torch.from_numpy(np.array(self.reward, np.float32)), "state_value": values[1:], **ends}
+        columns = {"state_value": values[:-1], "next": following}
+        if self.logits is not None:
+            columns["logits"] = torch.from_numpy(np.array(self.logits, np.float32))
+        return TensorDict(columns, [length])
+
+
 @dataclasses.dataclass
-class Episode:
-    """An episode that was begun and is not scored yet.
+class ActiveEpisode:
+    """An episode that has begun and has no score yet.
 
     Attributes:
         actor: its name in the level buffer.
-        level_id: what is played.
-        player: who plays it.
+        level_id: that is played.
+        player: that plays it.
         number: among all episodes, in the order in which they began.
-        pieces: first steps of the fragments that came.
-        steps: that came.
-        last: the fragment that ends it, kept until all steps before it have come.
-        overtaken: how often fragments came of what its environment played later.
+        first_steps: of the fragments that arrived.
+        steps: that arrived.
+        last: the fragment that ends it, kept until all steps before it have arrived.
+        lag: how often fragments arrived of later episodes of its environment.
     """
 
     actor: str
     level_id: int
     player: Player
     number: int = 0
-    pieces: set[int] = dataclasses.field(default_factory=set)
+    first_steps: set[int] = dataclasses.field(default_factory=set)
     steps: int = 0
     last: Fragment | None = None
-    overtaken: int = 0
+    lag: int = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all steps are there."""
+        """Whether all steps have arrived."""
         return self.last is not None and self.steps == self.last.t_started + len(self.last)
 
 
-class Episodes:
-    """Who plays what, by RLlib's identity of the episode.
+class ActiveEpisodes:
+    """Tracks the episodes in flight by RLlib's ids.
 
-    A score is a mean over steps, so that fragments count in whichever order they come. The one that ends the episode
-    counts last: with several Learners it may overtake others, and waits for them. What is missing is given up once
-    fragments of what the environment played later came ``patience`` times.
+    A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
+    last: with several Learners it may overtake others, and waits for them. An episode is given up once fragments of
+    later episodes of its environment arrived more than ``max_lag`` times.
 
     Args:
-        patience: see above.
-        most: episodes of one environment that may be unscored; the oldest is given up first.
+        max_lag: see above.
+        max_pending: unscored episodes of one environment; the oldest is given up first.
 
     Attributes:
-        counts: ``fragments_dropped``, of episodes that nobody knows or that came twice; ``gaps``, scored episodes of
-            which a fragment never came; ``episodes_lost``, given up without a score.
+        counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
+            never arrived; ``episodes_lost``, given up without a score.
     """
 
-    def __init__(self, patience: int, most: int) -> None:
-        self._patience, self._most = patience, most
-        self._known: dict[str, Episode] = {}
-        self._played: dict[Player, dict[str, Episode]] = {}
+    def __init__(self, max_lag: int, max_pending: int) -> None:
+        self._max_lag, self._max_pending = max_lag, max_pending
+        self._active: dict[str, ActiveEpisode] = {}
+        self._by_player: dict[Player, dict[str, ActiveEpisode]] = {}
         self._begun = 0
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._active)
 
-    def get(self, episode_id: str | None) -> Episode | None:
-        """The episode of this identity, if it is known."""
-        return None if episode_id is None else self._known.get(episode_id)
+    def get(self, episode_id: str | None) -> ActiveEpisode | None:
+        """Returns the episode of an id; ``None`` if it is not in flight."""
+        return None if episode_id is None else self._active.get(episode_id)
 
-    def begin(self, episode_id: str, episode: Episode) -> None:
-        """Notes an episode that begins."""
+    def begin(self, episode_id: str, episode: ActiveEpisode) -> None:
+        """Adds an episode that begins."""
         self._begun += 1
         episode.number = self._begun
-        self._known[episode_id] = episode
-        self._played.setdefault(episode.player, {})[episode_id] = episode
+        self._active[episode_id] = episode
+        self._by_player.setdefault(episode.player, {})[episode_id] = episode
 
     def rename(self, episode_id: str, new_id: str) -> int:
-        """An episode without steps goes on under another identity; its level."""
-        episode = self._forget(episode_id)
+        """Continues an episode without steps under another id; returns its level."""
+        episode = self._remove(episode_id)
         self.begin(new_id, episode)
         return episode.level_id
 
-    def lose(self, *episode_ids: str) -> list[Episode]:
-        """Gives episodes up without a score; those that were known."""
-        lost = [self._forget(name) for name in episode_ids if name in self._known]
+    def lose(self, *episode_ids: str) -> list[ActiveEpisode]:
+        """Removes episodes without a score; returns those that were in flight."""
+        lost = [self._remove(name) for name in episode_ids if name in self._active]
         self.counts["episodes_lost"] += len(lost)
         return lost
 
-    def lose_runner(self, runner: int) -> list[Episode]:
-        """Gives up what an EnvRunner plays."""
-        return self.lose(*(name for name, episode in self._known.items() if episode.player[0] == runner))
+    def lose_runner(self, runner: int) -> list[ActiveEpisode]:
+        """Removes the episodes of an EnvRunner."""
+        return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
 
-    def lose_excess(self, player: Player) -> list[Episode]:
-        """Gives up the oldest episodes of an environment that has too many."""
-        played = list(self._played.get(player, ()))
-        return self.lose(*played[: max(len(played) - self._most, 0)])
+    def lose_excess(self, player: Player) -> list[ActiveEpisode]:
+        """Removes the oldest episodes of an environment beyond ``max_pending``."""
+        pending = list(self._by_player.get(player, ()))
+        return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
     def clear(self) -> None:
-        """Forgets all episodes, as after a resume; the counts stay."""
-        self._known.clear()
-        self._played.clear()
+        """Removes all episodes, as after a resume; the counts stay."""
+        self._active.clear()
+        self._by_player.clear()
 
-    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[Episode, Fragment]], list[Episode]]:
-        """What to learn from fragments, each with its episode, ends last; and the episodes given up without a score.
+    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[ActiveEpisode, Fragment]], list[ActiveEpisode]]:
+        """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
 
-        Fragments of unknown episodes, and those that came before, are dropped and counted.
+        Returns:
+            Fragments to learn from, each with its episode, ends last; and the episodes given up without a score.
         """
-        learned: list[tuple[Episode, Fragment]] = []
+        learned: list[tuple[ActiveEpisode, Fragment]] = []
         newest: dict[Player, int] = {}
         for fragment in fragments:
-            episode = self._known.get(fragment.episode_id)
-            if episode is None or fragment.t_started in episode.pieces:
+            episode = self._active.get(fragment.episode_id)
+            if episode is None or fragment.t_started in episode.first_steps:
                 self.counts["fragments_dropped"] += 1
                 continue
             newest[episode.player] = max(newest.get(episode.player, 0), episode.number)
-            episode.pieces.add(fragment.t_started)
+            episode.first_steps.add(fragment.t_started)
             episode.steps += len(fragment)
             if fragment.is_done:
                 episode.last = fragment
@@ -126,34 +179,32 @@ class Episodes:
                 learned.append((episode, fragment))
             if episode.is_complete:
                 learned.append(self._end(fragment.episode_id))
-        return self._give_up(newest, learned)
-
-    def _give_up(
-        self, newest: dict[Player, int], learned: list[tuple[Episode, Fragment]]
-    ) -> tuple[list[tuple[Episode, Fragment]], list[Episode]]:
-        """Adds episodes that have waited too long for a fragment, and finds those whose end does not come."""
-        late: list[str] = []
-        for player, number in newest.items():
-            for name, episode in self._played.get(player, {}).items():
-                if episode.number < number:
-                    episode.overtaken += 1
-                    if episode.overtaken > self._patience:
-                        late.append(name)
-        for name in late:
-            if self._known[name].last is not None:
-                learned.append(self._end(name))
-                self.counts["gaps"] += 1
+        late = self._late(newest)
+        incomplete = [name for name in late if self._active[name].last is not None]
+        learned += [self._end(name) for name in incomplete]
+        self.counts["gaps"] += len(incomplete)
         return learned, self.lose(*late)
 
-    def _end(self, episode_id: str) -> tuple[Episode, Fragment]:
-        episode = self._forget(episode_id)
+    def _late(self, newest: dict[Player, int]) -> list[str]:
+        """Returns episodes whose lag exceeds the limit, given the newest episode of each environment."""
+        late: list[str] = []
+        for player, number in newest.items():
+            for name, episode in self._by_player.get(player, {}).items():
+                if episode.number < number:
+                    episode.lag += 1
+                    if episode.lag > self._max_lag:
+                        late.append(name)
+        return late
+
+    def _end(self, episode_id: str) -> tuple[ActiveEpisode, Fragment]:
+        episode = self._remove(episode_id)
         assert episode.last is not None
         return episode, episode.last
 
-    def _forget(self, episode_id: str) -> Episode:
-        episode = self._known.pop(episode_id)
-        played = self._played[episode.player]
-        del played[episode_id]
-        if not played:
-            del self._played[episode.player]
+    def _remove(self, episode_id: str) -> ActiveEpisode:
+        episode = self._active.pop(episode_id)
+        pending = self._by_player[episode.player]
+        del pending[episode_id]
+        if not pending:
+            del self._by_player[episode.player]
         return episode

@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The test protocol: returns on held-out levels beside returns on training levels, by RLlib's evaluation."""
+"""The test protocol in RLlib's evaluation: returns on held-out levels and on training levels."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from rllib_ext.levels.playing import PlayedLevel
+from rllib_ext.levels.environments import PlayedLevel
+from rllib_ext.rllib_compat import Attached
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 RESULTS = "levels"  # key of results
-_ATTRIBUTE = "level_test"  # of EnvRunners
 _STEPS = 10  # of each environment at a time, where an episode on each level is waited for
 
 
 class _Turns:
-    """Levels given to environments in turn, and the return of the episode on each.
+    """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
 
     Each environment has one level at a time: an episode that begins before the last one ended gets its level again.
-
-    Args:
-        levels: given in this order, and then again from the first.
-        first: place of the first that is given.
-        stride: from each place to the next.
     """
 
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
@@ -38,7 +33,7 @@ class _Turns:
         self._returns: dict[int, float] = {}  # by turn
 
     def begin(self, env_index: int) -> int:
-        """The level of an episode that begins."""
+        """Returns the level of an episode that begins."""
         if env_index not in self._given:
             self._given[env_index], self._following = self._following, self._following + 1
         return self._level(self._given[env_index])
@@ -50,19 +45,16 @@ class _Turns:
             self._returns[turn] = value
 
     def leave(self, env_index: int) -> None:
-        """The next episode of an environment gets another level."""
+        """Gives the next episode of an environment another level."""
         self._given.pop(env_index, None)
 
     def first_returns(self, count: int) -> list[float] | None:
-        """Of the first turns, in their order; ``None`` before all of them have ended."""
+        """Returns of the first turns, in their order; ``None`` before all of them have ended."""
         turns = range(count)
         return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
 
     def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended since the last call: of these, returns, and levels that have none.
-
-        What was given after them is given again.
-        """
+        """Ends as many turns as episodes ended; returns their returns, and levels without. Later levels come again."""
         turns = range(self._start, self._start + len(self._returns))
         returns = [self._returns[turn] for turn in turns if turn in self._returns]
         late = [self._level(turn) for turn in turns if turn not in self._returns]
@@ -75,7 +67,7 @@ class _Turns:
 
 
 class LevelTest:
-    """What an EnvRunner that evaluates plays, and the returns it made.
+    """Chooses the levels of an EnvRunner that evaluates, and collects their returns.
 
     Held-out levels are played in turn: of all EnvRunners that evaluate, each takes every ``stride``-th level from its
     own place on, whichever of its environments is free, so that EnvRunners that play equally many episodes play each
@@ -95,9 +87,9 @@ class LevelTest:
         self._held_out = self._now = _Turns(held_out, first, stride)
 
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
-        """The level of an episode that begins; that of the episode before, if it never began or was broken off."""
-        if not (env.waits or env.runs or env.level_id is None):  # None: made anew
-            self._now.leave(env_index)  # it ended, though nobody may have noted its return
+        """Returns the level of an episode that begins; the last one again if it was not played to its end."""
+        if not (env.is_waiting or env.is_running or env.level_id is None):  # None: made anew
+            self._now.leave(env_index)  # it ended, though its return may be missing
         return self._now.begin(env_index)
 
     def note(self, env_index: int, value: float) -> None:
@@ -105,7 +97,7 @@ class LevelTest:
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Return of one episode on each of these levels, however long it is; where held-out ones stand, they go on.
+        """Returns of one episode on each of these levels, however long it is; the turns of held-out levels stay.
 
         Environments for which no level is left play some again until the others are done, which counts nowhere.
         """
@@ -129,6 +121,28 @@ class LevelTest:
         return returns + self.play(env_runner, late)
 
 
+_TEST = Attached[LevelTest]("level_test")
+
+
+def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
+    """Returns the test of an EnvRunner that evaluates, a new one before its first episode."""
+    test = _TEST.of(env_runner)
+    if test is None:
+        config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
+        test = LevelTest(held_out, place, max(config.num_env_runners, 1))
+        _TEST.set(env_runner, test)
+    return test
+
+
+def note_return(
+    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
+) -> None:
+    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
+    test = _TEST.of(env_runner)
+    if test is not None:
+        test.note(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
+
+
 class GeneralizationGap:
     """Mean return on training levels minus that on held-out levels, with every evaluation.
 
@@ -150,7 +164,9 @@ class GeneralizationGap:
         figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
         training = algorithm.levels.played_levels()
         if held_out and training:
-            drawn = self._draw(training, len(held_out))
+            rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
+            drawn = np.concatenate([self._generator.permutation(np.asarray(training)) for _ in range(rounds)])
+            drawn = drawn[: len(held_out)]
             parts = [part.tolist() for part in np.array_split(drawn, len(answers))]
             shares = {runner: part for (runner, _), part in zip(answers, parts, strict=True)}
             played = [
@@ -160,51 +176,14 @@ class GeneralizationGap:
             figures["generalization_gap"] = _mean(played) - _mean(held_out)
         results[RESULTS] = figures
 
-    def _draw(self, levels: Sequence[int], count: int) -> np.ndarray:
-        """As few of them twice as possible."""
-        rounds = -(-count // len(levels))
-        return np.concatenate([self._generator.permutation(np.asarray(levels)) for _ in range(rounds)])[:count]
-
-
-def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
-    """The test of an EnvRunner that evaluates."""
-    test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
-    if test is None:
-        config, place = env_runner.config, max(env_runner.worker_index or 0, 1) - 1
-        test = LevelTest(held_out, place, max(config.num_env_runners, 1))
-        setattr(env_runner, _ATTRIBUTE, test)
-    return test
-
-
-def note_return(
-    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
-) -> None:
-    """What RLlib calls as ``on_episode_end``: notes the return of an episode played to evaluate.
-
-    Args:
-        episode: that ended, or its last piece.
-        env_runner: that played it.
-        env_index: of the environment it was played in.
-        prev_episode_chunks: its other pieces.
-        ignored: what else RLlib passes.
-    """
-    test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
-    if test is not None:
-        test.note(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
-
 
 def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
-    """What RLlib calls as ``on_evaluate_start``: evaluation has EnvRunners of its own, and levels.
+    """Refuses an evaluation on the EnvRunners that train; the callback ``on_evaluate_start``.
 
-    Levels drawn without end may come to be held-out ones some day, which is warned of.
-
-    Args:
-        algorithm: that is about to evaluate.
-        held_out: levels it will play.
-        ignored: what else RLlib passes.
+    Warns of held-out levels that were trained on, which happens if the level set is unbounded.
 
     Raises:
-        ValueError: it has not, and would play training levels that are never scored.
+        ValueError: evaluation has no EnvRunners of its own, and would play training levels that are never scored.
     """
     if algorithm.eval_env_runner_group is None:
         raise ValueError(
@@ -217,12 +196,12 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any)
 
 
 def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
-    """What RLlib calls as ``on_evaluate_end``: see :class:`GeneralizationGap`."""
+    """Adds the results of :class:`GeneralizationGap`; the callback ``on_evaluate_end``."""
     algorithm.levels.gap.measure(algorithm, evaluation_metrics)
 
 
-def _each(algorithm: Any, function: Any) -> list[Any]:
-    """What a function of each EnvRunner that evaluates gives."""
+def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:
+    """Calls a function of each EnvRunner that evaluates."""
     group = algorithm.eval_env_runner_group
     remote = group.num_remote_env_runners() > 0
     return list(
@@ -235,14 +214,14 @@ def _each(algorithm: Any, function: Any) -> list[Any]:
 
 
 def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
-    """Index of the EnvRunner and its returns on held-out levels; ``None`` if it has never played any."""
-    test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
+    """Returns index and returns on held-out levels of an EnvRunner; ``None`` if it has never played any."""
+    test = _TEST.of(env_runner)
     return None if test is None else (env_runner.worker_index or 0, test.finish(env_runner))
 
 
 def _play(env_runner: Any, shares: Mapping[int, Sequence[int]]) -> list[float]:
     """Returns on the levels of its share, which are by the index of the EnvRunner."""
-    test: LevelTest | None = getattr(env_runner, _ATTRIBUTE, None)
+    test = _TEST.of(env_runner)
     return [] if test is None else test.play(env_runner, shares.get(env_runner.worker_index or 0, []))
 
 

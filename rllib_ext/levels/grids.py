@@ -36,14 +36,14 @@ class OneHotGrid(gymnasium.ObservationWrapper):
         self._offsets = np.cumsum(_SIZES) - _SIZES
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """The grid, ``[W, H, 21]``."""
+        """Returns the grid, ``[W, H, 21]``."""
         hot = np.zeros(self.observation_space.shape, np.float32)
         np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
         return hot
 
 
 def make(name: str, **options: object) -> gymnasium.Env:
-    """One of the grids, one-hot.
+    """Returns one of the grids, one-hot.
 
     Args:
         name: as in :mod:`lightning_replay.envs`, without its version.

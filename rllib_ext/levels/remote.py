@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An algorithm's level buffer, as the driver has it."""
+"""The level buffer of an algorithm in the driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_ext.levels.server import LevelServer
+from rllib_ext.rllib_compat import Attached
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class RemoteLevels:
-    """The level buffer of an algorithm, a named Ray actor on the driver's node that asks for no CPU.
+    """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
 
     Args:
-        packed: the level buffer, as cloudpickle has it.
+        packed: the level buffer, by cloudpickle.
         gap: of evaluations.
         options: of :class:`~rllib_ext.levels.server.LevelServer`.
 
@@ -51,36 +52,36 @@ class RemoteLevels:
         ray.get(self.actor.check.remote())
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
         return ray.get(self.actor.probabilities.remote())
 
     def played_levels(self) -> list[int]:
-        """Levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
+        """Returns levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
         played: list[int] = ray.get(self.actor.played_levels.remote())
         return played
 
     def stats(self) -> dict[str, float]:
-        """The figures that results have under ``levels``."""
+        """Returns the figures that results have under ``levels``."""
         figures: dict[str, float] = ray.get(self.actor.stats.remote())
         return figures
 
     def report(self, lost_runners: list[int]) -> dict[str, float]:
-        """See :meth:`~rllib_ext.levels.server.LevelServer.report`."""
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
         figures: dict[str, float] = ray.get(self.actor.report.remote(lost_runners))
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`~lightning_replay.levels.LevelSource.state_dict`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
         state: dict[str, Any] = self.whole_state()["levels"]
         return state
 
     def whole_state(self) -> dict[str, Any]:
-        """See :meth:`~rllib_ext.levels.server.LevelServer.state`; what a checkpoint holds."""
+        """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
         state: dict[str, Any] = ray.get(self.actor.state.remote())
         return state
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
-        """Goes on from :meth:`whole_state`; episodes that run are not scored.
+        """Restores :meth:`whole_state`; episodes that run are not scored.
 
         Raises:
             ValueError: a state of other levels; nothing is changed.
@@ -88,7 +89,7 @@ class RemoteLevels:
         ray.get(self.actor.load_state.remote(state))
 
     def save(self, path: str | Path) -> None:
-        """Writes what :meth:`~lightning_replay.levels.LevelSource.load` reads."""
+        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
         from lightning_replay.saving import write_state
 
         state = self.state_dict()
@@ -100,15 +101,18 @@ class RemoteLevels:
         self._spare.cleanup()
 
 
+LEVELS = Attached[RemoteLevels]("levels")  # of algorithms
+
+
 def level_buffer(algorithm: Any) -> RemoteLevels:
-    """The level buffer of an algorithm whose config went through :func:`rllib_ext.configure_levels`.
+    """Returns the level buffer of an algorithm that was configured with :func:`rllib_ext.configure` and ``levels``.
 
     Raises:
-        ValueError: it did not.
+        ValueError: it was not.
     """
-    levels = getattr(algorithm, "levels", None)
-    if not isinstance(levels, RemoteLevels):
+    levels = LEVELS.of(algorithm)
+    if levels is None:
         raise ValueError(
-            "the algorithm has no level buffer: call rllib_ext.configure_levels(config, ...) before config.build_algo()"
+            "the algorithm has no level buffer: call rllib_ext.configure(config, levels=...) before config.build_algo()"
         )
     return levels

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the Learners: what each fragment of an episode is worth is told to the level buffer before it is learned from."""
+"""Learner connectors that send the values of each fragment to the level buffer before it is learned from."""
 
 from __future__ import annotations
 
@@ -17,25 +17,16 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
-from rllib_ext.levels.fragment import Fragment
+from rllib_ext.levels.episodes import Fragment
+from rllib_ext.rllib_compat import call_one_learner
 
 _NOTES = "level_notes"  # in the data that connector pieces share
 
 
-@dataclasses.dataclass(frozen=True)
-class _Note:
-    """What a fragment was before other pieces changed it."""
-
-    episode_id: str
-    t_started: int
-    length: int
-    terminated: bool
-    truncated: bool
-    logits: np.ndarray | None
-
-
 class NoteFragments(ConnectorV2):
-    """The first piece of a Learner's pipeline: RLlib's next adds a step to each fragment, and another name and end.
+    """Notes the fragments as the first piece of a Learner's pipeline.
+
+    RLlib's next piece adds a step to each of them, and changes its id and end.
 
     Args:
         with_logits: whether to note the logits of the policy that acted.
@@ -48,20 +39,28 @@ class NoteFragments(ConnectorV2):
     def __call__(
         self, *, batch: dict[str, Any], episodes: Sequence[Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """The batch as it was."""
+        """Returns the batch as it is."""
         shared_data[_NOTES] = [self._note(episode) for episode in episodes]
         return batch
 
-    def _note(self, episode: Any) -> _Note:
+    def _note(self, episode: Any) -> Fragment:
+        """Returns a fragment whose rewards and values are not known yet."""
         logits = None
         if self._with_logits and Columns.ACTION_DIST_INPUTS in episode.extra_model_outputs:
             logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
-        ends = bool(episode.is_terminated), bool(episode.is_truncated)
-        return _Note(episode.id_, episode.t_started, len(episode), *ends, logits)
+        return Fragment(
+            episode.id_,
+            episode.t_started,
+            reward=np.empty(len(episode), np.float32),
+            state_value=np.empty(len(episode) + 1, np.float32),
+            terminated=bool(episode.is_terminated),
+            truncated=bool(episode.is_truncated),
+            logits=logits,
+        )
 
 
 class ScoreFragments(ConnectorV2):
-    """The last piece of a Learner's pipeline: the module values all observations of the batch in one forward pass.
+    """Values all observations of the batch in one forward pass, as the last piece of a Learner's pipeline.
 
     Observations and rewards are therefore those the Learner learns from, whatever other pieces made of them, and the
     values those of the module before it learns from this batch; of APPO and IMPALA, whose Learners change the module
@@ -78,17 +77,17 @@ class ScoreFragments(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        """The batch as it was.
+        """Returns the batch as it is.
 
         Raises:
             ValueError: another piece of the pipeline changed the number of rows; values or rewards that are NaN.
         """
-        notes: list[_Note] = shared_data.pop(_NOTES)
+        notes: list[Fragment] = shared_data.pop(_NOTES)
         columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():
             values = rl_module[DEFAULT_MODULE_ID].unwrapped().compute_values(columns)
         # RLlib adds a step to each fragment, which holds its last observation.
-        lengths = [note.length + 1 for note in notes]
+        lengths = [len(note) + 1 for note in notes]
         rows = [
             unpad_data_if_necessary(lengths, convert_to_numpy(column)) for column in (values, columns[Columns.REWARDS])
         ]
@@ -99,29 +98,56 @@ class ScoreFragments(ConnectorV2):
             )
         cuts = np.cumsum(lengths)[:-1]
         pieces = zip(notes, *(np.split(column, cuts) for column in rows), strict=True)
-        ray.get(self._server.score.remote([_fragment(note, value, reward) for note, value, reward in pieces]))
+        fragments = [
+            dataclasses.replace(
+                note, reward=np.asarray(reward[:-1], np.float32), state_value=np.asarray(value, np.float32)
+            )
+            for note, value, reward in pieces
+        ]
+        ray.get(self._server.score.remote(fragments))
         return batch
 
 
-def follow(learner: Any, *, server: Any) -> None:
-    """From now on a Learner tells the level buffer what it learns from."""
+def add_scoring(learner: Any, *, server: Any) -> None:
+    """Adds both pieces to the pipeline of a Learner."""
     with_logits = isinstance(learner.module[DEFAULT_MODULE_ID].unwrapped().action_space, gymnasium.spaces.Discrete)
     learner._learner_connector.prepend(NoteFragments(with_logits=with_logits))
     learner._learner_connector.append(ScoreFragments(server))
 
 
 def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
-    """Tells the level buffer of fragments that the Learner does not learn from."""
+    """Sends fragments to the level buffer that the Learner does not learn from."""
     learner._learner_connector(rl_module=learner.module, batch={}, episodes=list(episodes), shared_data={})
 
 
-def _fragment(note: _Note, value: np.ndarray, reward: np.ndarray) -> Fragment:
-    return Fragment(
-        note.episode_id,
-        note.t_started,
-        np.asarray(reward[:-1], np.float32),
-        np.asarray(value, np.float32),
-        note.terminated,
-        note.truncated,
-        note.logits,
-    )
+class ScoredOnly:
+    """Replaces the ``update`` of a LearnerGroup, so that episodes played for their score alone give no gradients.
+
+    One Learner values them: new levels of robust PLR, children of ACCEL.
+
+    Args:
+        learner_group: of PPO.
+        server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
+    """
+
+    def __init__(self, learner_group: Any, server: Any) -> None:
+        self._learner_group, self._server = learner_group, server
+        self._update, learner_group.update = learner_group.update, self.update
+
+    def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
+        """Updates the Learners with the other episodes; without any, nothing is learned.
+
+        Args:
+            episodes: of a train batch.
+            options: RLlib's.
+        """
+        trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
+        others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
+        if others:
+            call_one_learner(self._learner_group, score_only, episodes=others)
+        learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
+        # Every Learner needs a step of its own, or they wait for each other for ever.
+        if sum(map(len, learned)) < max(len(self._learner_group), 1):
+            return [{DEFAULT_MODULE_ID: {}}]
+        results: list[dict[str, Any]] = self._update(episodes=learned, **options)
+        return results

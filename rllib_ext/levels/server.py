@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level buffer that all EnvRunners and Learners of an algorithm share, in a process of its own."""
+"""The level buffer in a process of its own, shared by all EnvRunners and Learners of an algorithm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ray import cloudpickle
 
 from lightning_replay.saving import read_state, write_state
 from lightning_replay.saving.state import STATE_MANIFEST
-from rllib_ext.levels.episodes import Episode, Episodes
-from rllib_ext.levels.fragment import Fragment
+from rllib_ext.levels.episodes import ActiveEpisode, ActiveEpisodes, Fragment
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -23,28 +22,29 @@ _MOST_PLAYED = 100_000
 
 
 class LevelServer:
-    """Says which level an environment plays, and learns how it went.
+    """Chooses the levels that environments play, and scores them.
 
-    Every episode is an actor of its own in the level buffer, named by RLlib's identity of it: an environment may have
-    several episodes in flight on one level, whose fragments come in any order.
+    Every episode is an actor of its own in the level buffer, named by RLlib's id: an environment may have several
+    episodes in flight on one level, whose fragments arrive in any order.
 
-    If the process is lost, Ray starts it again, and it goes on from what :meth:`report` wrote last; episodes begun
-    since then are not scored.
+    If the process is lost, Ray restarts it, and it resumes from the last :meth:`report`; episodes begun since then are
+    not scored.
 
     Args:
-        packed: the level buffer, as cloudpickle has it.
+        packed: the level buffer, by cloudpickle.
         environments: that play.
-        patience: see :class:`~rllib_ext.levels.episodes.Episodes`, as for the next.
-        most: episodes of one environment that may be unscored.
+        max_lag, max_pending: see :class:`~rllib_ext.levels.episodes.ActiveEpisodes`.
         flush: whether unfinished episodes are scored after every update, see
-            :meth:`~lightning_replay.levels.LevelSource.flush`.
+            :meth:`~lightning_replay.levels.LevelSelector.flush`.
         spare: directory for :meth:`report`, on the disk of this node.
     """
 
-    def __init__(self, packed: bytes, *, environments: int, patience: int, most: int, flush: bool, spare: str) -> None:
+    def __init__(
+        self, packed: bytes, *, environments: int, max_lag: int, max_pending: int, flush: bool, spare: str
+    ) -> None:
         self._levels = cloudpickle.loads(packed)
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
-        self._episodes = Episodes(patience, most)
+        self._episodes = ActiveEpisodes(max_lag, max_pending)
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: list[str] = []
@@ -63,13 +63,13 @@ class LevelServer:
         instead_of: str | None = None,
         broken_off: str | None = None,
     ) -> int:
-        """The level of an episode that begins.
+        """Returns the level of an episode that begins.
 
         Args:
             player: index of the EnvRunner, and of the environment on it.
             process: of the EnvRunner; another than before means that it was lost.
             episode_id: RLlib's.
-            instead_of: an episode that got a level and was never played: its level is this one's.
+            instead_of: an episode that was never played, whose level this one gets.
             broken_off: an episode that ended without being done.
         """
         if self._processes.setdefault(player[0], process) != process:
@@ -81,7 +81,7 @@ class LevelServer:
             return self._episodes.rename(instead_of, episode_id)
         try:
             level_id = int(self._levels.next_level(episode_id))
-        except Exception:  # said where it is heard: what an EnvRunner raises has it started again without a word
+        except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it without end
             self._fault = traceback.format_exc()
             return self._any_level
         self._any_level = level_id
@@ -89,13 +89,13 @@ class LevelServer:
         self._played[level_id] = None
         if len(self._played) > _MOST_PLAYED:
             del self._played[next(iter(self._played))]
-        self._episodes.begin(episode_id, Episode(episode_id, level_id, player))
+        self._episodes.begin(episode_id, ActiveEpisode(episode_id, level_id, player))
         self._abandon(self._episodes.lose_excess(player))
-        self._forget_left()
+        self._abandon_left()
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
-        """Learns from what a Learner is about to learn from.
+        """Updates the level buffer with fragments that a Learner is about to learn from.
 
         Raises:
             RuntimeError: levels could not be chosen meanwhile.
@@ -110,7 +110,7 @@ class LevelServer:
             self._levels.flush()
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
-        """Whether the Learner may learn from each episode: of one that was given up nobody knows, so it may not."""
+        """Returns whether the Learner may learn from each episode; not from one that was given up."""
         episodes = [self._episodes.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
@@ -120,7 +120,7 @@ class LevelServer:
             self._abandon(self._episodes.lose_runner(runner))
 
     def check(self) -> None:
-        """Raises what went wrong where it could not be raised.
+        """Raises an error that occurred while a level was chosen.
 
         Raises:
             RuntimeError: levels could not be chosen.
@@ -130,10 +130,7 @@ class LevelServer:
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
-        """Figures for a log; what is to survive the loss of this process is written.
-
-        Args:
-            lost_runners: EnvRunners that are gone.
+        """Gives up the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
 
         Raises:
             RuntimeError: levels could not be chosen.
@@ -144,11 +141,10 @@ class LevelServer:
         return self.stats()
 
     def _write(self) -> None:
-        """Writes what :meth:`_resume` reads."""
         write_state(self._spare, self.state() | {"restarts": self._restarts})
 
     def stats(self) -> dict[str, float]:
-        """Figures of the level buffer, and of what was lost."""
+        """Returns figures of the level buffer and of lost episodes."""
         figures = dict(self._levels.stats())
         rows = self._levels.probabilities()
         if len(rows):
@@ -156,19 +152,19 @@ class LevelServer:
         return figures | dict(self._episodes.counts) | {"restarts": self._restarts}
 
     def probabilities(self) -> TensorDict:
-        """See :meth:`~lightning_replay.levels.LevelSource.probabilities`."""
+        """Returns :meth:`~lightning_replay.levels.LevelSelector.probabilities`."""
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:
-        """Levels with a score, and those played since the start, at most the last 100,000 of them."""
+        """Returns levels with a score, and those played since the start, at most the last 100,000 of them."""
         return sorted({*self._levels.probabilities()["level_id"].tolist(), *self._played})
 
     def state(self) -> dict[str, Any]:
-        """Tensors and plain values: the level buffer's state as ``levels``, and ids of levels that were ``played``."""
+        """Returns the level buffer's state as ``levels``, and the ids of levels that were ``played``."""
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from :meth:`state`; the episodes in flight are forgotten once every environment chose again.
+        """Restores :meth:`state`; episodes in flight are abandoned once every environment chose again.
 
         Raises:
             ValueError: a state of other levels; nothing is changed.
@@ -180,20 +176,19 @@ class LevelServer:
         self._choices = 0
         self._write()
 
-    def _forget_left(self) -> None:
-        """What was in flight before a resume counts for the choices of the first episodes, as without a break."""
+    def _abandon_left(self) -> None:
+        # In flight before a resume; they count for the choices of the first episodes, as without a break.
         self._choices += 1
         if self._left and self._choices >= self._environments:
             for actor in self._left:
                 self._levels.abandon(actor)
             self._left = []
 
-    def _abandon(self, episodes: Sequence[Episode]) -> None:
+    def _abandon(self, episodes: Sequence[ActiveEpisode]) -> None:
         for episode in episodes:
             self._levels.abandon(episode.actor)
 
     def _resume(self) -> None:
-        """After a loss of this process."""
         if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
             state = read_state(self._spare)
             self._restarts = int(state.pop("restarts")) + 1

@@ -26,18 +26,17 @@ import numpy as np
 import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_pictures import block_means, draw_panels
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     expect_narrow_replay,
     markdown_table,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
 
 FIRST_SEED = 200  # pilots used seeds 100 and 101
 UPDATES, EPISODES_PER_UPDATE = 400, 16
@@ -53,7 +52,7 @@ def name_of(staleness_weight: float) -> str:
     return f"PLR, staleness weight {staleness_weight:g}"
 
 
-def prioritized(staleness_weight: float) -> Callable[[int], LevelSource]:
+def prioritized(staleness_weight: float) -> Callable[[int], LevelSelector]:
     """Levels by the ranks of their scores."""
     return lambda seed: LevelBuffer(
         range(LEVELS),
@@ -64,13 +63,13 @@ def prioritized(staleness_weight: float) -> Callable[[int], LevelSource]:
     )
 
 
-METHODS: dict[str, Callable[[int], LevelSource]] = {
+METHODS: dict[str, Callable[[int], LevelSelector]] = {
     UNIFORM: lambda seed: UniformLevels(range(LEVELS), seed=seed),
     **{name_of(weight): prioritized(weight) for weight in EXPECTED},
 }
 
 
-def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
+def expected_difficulty(levels: LevelSelector, locks: CombinationLocks) -> float:
     """Of a level drawn from the replay distribution; of any level, where no level has a score."""
     distribution = levels.probabilities()
     if not len(distribution):
@@ -79,7 +78,7 @@ def expected_difficulty(levels: LevelSource, locks: CombinationLocks) -> float:
 
 
 def update(
-    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSource, generator: np.random.Generator
+    locks: CombinationLocks, player: TabularActorCritic, levels: LevelSelector, generator: np.random.Generator
 ) -> int:
     """Plays the levels chosen, scores them and learns from them; returns the environment steps played."""
     chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
@@ -90,7 +89,7 @@ def learn_from(
     chosen: Sequence[int],
     locks: CombinationLocks,
     player: TabularActorCritic,
-    levels: LevelSource,
+    levels: LevelSelector,
     generator: np.random.Generator,
 ) -> int:
     """Plays the level chosen for each actor, scores all and learns; returns the environment steps played."""
@@ -207,26 +206,16 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, at, path, "Combination locks, tabular actor-critic", "episodes")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help="write results/combination_lock.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="two seeds and 20 updates")
-    options = parser.parse_args()
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
     updates = 20 if options.fast else UPDATES
-    seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
-    started = time.perf_counter()
-    kept = unfinished("combination_lock") if options.save else None
-    runs = run_all(train, METHODS, seeds, updates, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, updates, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "updates": updates, "minutes": minutes, "runs": runs}
-        write_results("combination_lock", page, content, draw_runs)
+    return Plan(
+        {"updates": updates},
+        lambda seeds, kept: run_all(train, METHODS, seeds, updates, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, updates, minutes),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    fast = "two seeds and 20 updates"
+    run_experiment("combination_lock", __doc__, plan, draw_runs, seeds=8, first_seed=FIRST_SEED, fast=fast)

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 from experiment_pictures import draw_panels
-from experiment_tables import markdown_table, standard_error, with_error, write_results
+from experiment_runs import Plan, run_experiment
+from experiment_tables import markdown_table, standard_error, with_error
 
 FIRST_SEED = 100
 ENV, ENV_STEPS, WARMUP_STEPS, EVALUATE_EVERY, EPISODES = "HalfCheetah-v5", 8_000, 5_000, 500, 2
@@ -143,26 +144,19 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels({"evaluation return": curves}, at, path, title, f"environment steps, the first {WARMUP_STEPS:,} random")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help="write results/half_cheetah.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="two seeds and 200 steps")
-    options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
+def train_all(seeds: range, is_fast: bool) -> dict[str, dict[str, Any]]:
+    """Trains every method in a process of its own, which stacks the runs of all seeds."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that are about to start
-    started = time.perf_counter()
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = {method: pool.submit(train, method, list(seeds), options.fast) for method in METHODS}
-        runs = {method: job.result() for method, job in jobs.items()}
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, minutes)
-    print(page)
-    if options.save:
-        write_results("half_cheetah", page, {"seeds": list(seeds), "minutes": minutes, "runs": runs}, draw_runs)
+        jobs = {method: pool.submit(train, method, list(seeds), is_fast) for method in METHODS}
+        return {method: job.result() for method, job in jobs.items()}
+
+
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
+    return Plan({}, lambda seeds, kept: train_all(seeds, options.fast), page_of)
 
 
 if __name__ == "__main__":
-    main()
+    fast = "two seeds and 200 steps"
+    run_experiment("half_cheetah", __doc__, plan, draw_runs, seeds=10, first_seed=FIRST_SEED, fast=fast)

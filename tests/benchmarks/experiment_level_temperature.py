@@ -23,18 +23,17 @@ import torch
 from combination_lock import DISCOUNT, GAE_LAMBDA, LEVELS, CombinationLocks, TabularActorCritic
 from experiment_combination_lock import CLEARLY, EPISODES_PER_UPDATE, UNIFORM, UPDATES, learn_from
 from experiment_pictures import draw_panels
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     expect_narrow_replay,
     markdown_table,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
 
 FIRST_SEED = 400
 NAME = "level_temperature"
@@ -59,7 +58,7 @@ class Choice:
         name = f"temperature {self.score_temperature:g}, staleness weight {self.staleness_weight:g}"
         return name if self.repeats else f"{name}, none in flight"
 
-    def build(self, seed: int) -> LevelSource:
+    def build(self, seed: int) -> LevelSelector:
         """Of all locks."""
         if self.score_temperature is None:
             return UniformLevels(range(LEVELS), seed=seed)
@@ -80,7 +79,7 @@ CHOICES = [
 METHODS = {f"{choice.name}; {critic}": (choice, sees) for critic, sees in CRITICS.items() for choice in CHOICES}
 
 
-def start_idle_level(levels: LevelSource, actor: int, playing: list[int], generator: np.random.Generator) -> int:
+def start_idle_level(levels: LevelSelector, actor: int, playing: list[int], generator: np.random.Generator) -> int:
     """Starts a level that nobody plays: a new one, or one by its replay probability among those left."""
     rows = levels.probabilities()
     ids = rows["level_id"].numpy()
@@ -194,24 +193,16 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, episodes, path, title, "episodes", "chance to open a lock, mean over all")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help=f"write results/{NAME}.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="two seeds and 20 updates")
-    options = parser.parse_args()
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
     updates = 20 if options.fast else UPDATES
-    seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
-    started = time.perf_counter()
-    runs = run_all(train, METHODS, seeds, updates, kept=unfinished(NAME) if options.save else None)
-    page = page_of(runs, seeds, updates, (time.perf_counter() - started) / 60)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "updates": updates, "runs": runs}
-        write_results(NAME, page, content, draw_runs)
+    return Plan(
+        {"updates": updates},
+        lambda seeds, kept: run_all(train, METHODS, seeds, updates, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, updates, minutes),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    fast = "two seeds and 20 updates"
+    run_experiment(NAME, __doc__, plan, draw_runs, seeds=12, first_seed=FIRST_SEED, fast=fast)

@@ -35,20 +35,19 @@ from typing import Any
 import numpy as np
 import torch
 from experiment_pictures import draw_panels
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     expect_narrow_replay,
     markdown_table,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 from multi_room_ppo import PPO, Collector, Settings, score, test_returns
 from vector_multi_room import MAX_ROOMS, Grids, VectorMultiRoom
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels, scores, tscl
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores, tscl
 
 FIRST_SEED = 200  # settings were chosen on seed 100, with uniform levels
 LEVELS, HELD_OUT, CHECKS = 4_000, 500, 20
@@ -59,7 +58,7 @@ SIZES = {"cpu": (64, 128, 2_000_000), "cuda": (2_048, 64, 30_000_000)}
 UNIFORM = "uniform"
 
 
-def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSource]:
+def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSelector]:
     """Levels by the ranks of their scores."""
     return lambda settings, seed: LevelBuffer(
         LEVELS,
@@ -70,7 +69,7 @@ def prioritized(score_temperature: float) -> Callable[[Settings, int], LevelSour
     )
 
 
-METHODS: dict[str, Callable[[Settings, int], LevelSource]] = {
+METHODS: dict[str, Callable[[Settings, int], LevelSelector]] = {
     UNIFORM: lambda settings, seed: UniformLevels(LEVELS, seed=seed),
     "PLR, temperature 1": prioritized(1.0),
     "PLR, temperature 0.1": prioritized(0.1),
@@ -84,7 +83,7 @@ def all_grids() -> tuple[Grids, Grids]:
     return Grids.generate(range(LEVELS)), Grids.generate(range(LEVELS, LEVELS + HELD_OUT))
 
 
-def expected_rooms(levels: LevelSource, rooms: np.ndarray) -> float:
+def expected_rooms(levels: LevelSelector, rooms: np.ndarray) -> float:
     """Of a level drawn from the replay distribution; of any level, where no level has a score."""
     distribution = levels.probabilities()
     if not len(distribution):
@@ -221,32 +220,35 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, at, path, "MultiRoom with 1 to 4 rooms, PPO", "environment steps")
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+def more_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the device and the size of the runs."""
     parser.add_argument("--device", choices=list(SIZES), default="cpu")
     parser.add_argument("--envs", type=int, help="environments side by side")
     parser.add_argument("--env-steps", type=int, help="of a run")
-    parser.add_argument("--save", action="store_true", help="write results/multi_room.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="one seed and two rollouts")
-    options = parser.parse_args()
+
+
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for two rollouts."""
     envs, rollout_steps, env_steps = SIZES[options.device]
     settings = Settings(envs=options.envs or envs, rollout_steps=rollout_steps)
     env_steps = 2 * settings.steps if options.fast else options.env_steps or env_steps
-    seeds = range(options.first_seed, options.first_seed + (1 if options.fast else options.seeds))
-    name = "multi_room" if options.device == "cpu" else f"multi_room_{options.device}"
-    started = time.perf_counter()
-    kept = unfinished(name) if options.save else None
-    runs = run_all(train, METHODS, seeds, settings, env_steps, options.device, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, env_steps, options.device, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        write_results(name, page, content, draw_runs)
+    return Plan(
+        {"env_steps": env_steps},
+        lambda seeds, kept: run_all(train, METHODS, seeds, settings, env_steps, options.device, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, env_steps, options.device, minutes),
+        name="multi_room" if options.device == "cpu" else f"multi_room_{options.device}",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run_experiment(
+        "multi_room",
+        __doc__,
+        plan,
+        draw_runs,
+        seeds=3,
+        first_seed=FIRST_SEED,
+        fast="one seed and two rollouts",
+        fast_seeds=1,
+        more_options=more_options,
+    )

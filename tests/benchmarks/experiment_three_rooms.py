@@ -27,6 +27,7 @@ import torch
 from experiment_grids import greedy_steps, state_of
 from experiment_pictures import draw_panels
 from experiment_rows import Rows
+from experiment_runs import Plan, run_experiment
 from experiment_tables import (
     Runs,
     markdown_table,
@@ -34,9 +35,7 @@ from experiment_tables import (
     ratio_of_medians_error,
     run_all,
     standard_error,
-    unfinished,
     with_error,
-    write_results,
 )
 from tensordict import TensorDict
 
@@ -284,27 +283,17 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, checks, path, title, "environment steps", ylabel, ylim=(-0.03, 1.03))
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help="write results/three_rooms.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="two seeds and 4,000 steps")
-    options = parser.parse_args()
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
     env_steps = 4_000 if options.fast else ENV_STEPS
-    seeds = range(options.first_seed, options.first_seed + (2 if options.fast else options.seeds))
-    started = time.perf_counter()
-    kept = unfinished("three_rooms") if options.save else None
-    runs = run_all(train, METHODS, seeds, env_steps, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    summary = summarise(runs, seeds)
-    page = page_of(summary, seeds, env_steps, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "summary": summary, "runs": runs}
-        write_results("three_rooms", page, content, draw_runs)
+    return Plan(
+        {"env_steps": env_steps},
+        lambda seeds, kept: run_all(train, METHODS, seeds, env_steps, kept=kept),
+        lambda runs, seeds, minutes: page_of(summarise(runs, seeds), seeds, env_steps, minutes),
+        lambda runs, seeds: {"summary": summarise(runs, seeds)},
+    )
 
 
 if __name__ == "__main__":
-    main()
+    fast = "two seeds and 4,000 steps"
+    run_experiment("three_rooms", __doc__, plan, draw_runs, seeds=32, first_seed=FIRST_SEED, fast=fast)

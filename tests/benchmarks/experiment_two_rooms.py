@@ -24,7 +24,8 @@ import torch
 from experiment_grids import greedy_steps, state_of
 from experiment_pictures import block_means, draw_panels
 from experiment_rows import Rows
-from experiment_tables import Runs, markdown_table, run_all, standard_error, unfinished, with_error, write_results
+from experiment_runs import Plan, run_experiment
+from experiment_tables import Runs, markdown_table, run_all, standard_error, with_error
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
@@ -218,26 +219,16 @@ def draw_runs(content: dict[str, Any], path: Path) -> None:
     draw_panels(panels, at, path, title, "environment steps", ylabel, ylim=(-0.03, 1.03))
 
 
-def main() -> None:
-    """Runs, prints and, when asked, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--save", action="store_true", help="write results/two_rooms.md, .json and .png")
-    parser.add_argument("--fast", action="store_true", help="one seed and 2,000 steps")
-    options = parser.parse_args()
+def plan(options: argparse.Namespace) -> Plan:
+    """Returns what is run, with ``--fast`` for a short time."""
     env_steps = 2_000 if options.fast else ENV_STEPS
-    seeds = range(options.first_seed, options.first_seed + (1 if options.fast else options.seeds))
-    started = time.perf_counter()
-    kept = unfinished("two_rooms") if options.save else None
-    runs = run_all(train, METHODS, seeds, env_steps, kept=kept)
-    minutes = (time.perf_counter() - started) / 60
-    page = page_of(runs, seeds, env_steps, minutes)
-    print(page)
-    if options.save:
-        content = {"seeds": list(seeds), "env_steps": env_steps, "minutes": minutes, "runs": runs}
-        write_results("two_rooms", page, content, draw_runs)
+    return Plan(
+        {"env_steps": env_steps},
+        lambda seeds, kept: run_all(train, METHODS, seeds, env_steps, kept=kept),
+        lambda runs, seeds, minutes: page_of(runs, seeds, env_steps, minutes),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    fast = "one seed and 2,000 steps"
+    run_experiment("two_rooms", __doc__, plan, draw_runs, seeds=5, first_seed=FIRST_SEED, fast=fast, fast_seeds=1)

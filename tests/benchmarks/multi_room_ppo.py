@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from vector_multi_room import AGENT, DOOR, GOAL, MAX_STEPS, NUM_ACTIONS, OPEN, SIDE, Grids, VectorMultiRoom
 
-from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.levels import LevelSelector, update_rollout
 
 VIEW = 7  # cells that are seen in each direction
 WALL, OPEN_DOOR = OBJECT_TO_IDX["wall"], 255  # a shut door keeps MiniGrid's number
@@ -108,7 +108,7 @@ class Collector:
     """
 
     def __init__(
-        self, env: VectorMultiRoom, num_envs: int, levels: LevelSource, seed: int, device: torch.device
+        self, env: VectorMultiRoom, num_envs: int, levels: LevelSelector, seed: int, device: torch.device
     ) -> None:
         self._env, self._levels, self._device = env, levels, device
         self._generator = torch.Generator(device).manual_seed(seed)
@@ -153,7 +153,7 @@ class Collector:
         self._env.reset(ended, chosen)
 
 
-def score(levels: LevelSource, rollout: TensorDict) -> None:
+def score(levels: LevelSelector, rollout: TensorDict) -> None:
     """Gives the levels of a rollout their scores."""
     seen = rollout.select("state_value", "logits", "next").cpu()
     update_rollout(levels, seen, rollout["level_id"].cpu())

@@ -24,7 +24,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 import rllib_ext
 from lightning_replay.saving import DamagedFileError
 from rllib_ext.buffer.files import read_buffer
-from rllib_ext.checkpoint import FOLDER
+from rllib_ext.checkpoint.replay import FOLDER
 from tests.saves import forge
 
 from .rllib_algorithms import Counting, small

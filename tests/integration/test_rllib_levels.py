@@ -82,7 +82,7 @@ def small(algorithm: type[AlgorithmConfig], runners: int, **options: Any) -> Alg
     levels = LevelBuffer(
         LEVELS, **{"score": L1ValueLoss(DISCOUNT, LAMBDA), "staleness_weight": 0.3, "seed": 0, **options}
     )
-    return rllib_ext.configure_levels(config, levels, held_out_levels=HELD_OUT)
+    return rllib_ext.configure(config, levels=levels, held_out_levels=HELD_OUT)
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_an_algorithm_that_is_built_again_goes_on(scores_new_levels: Algorithm, 
     assert_lossless(result)
     assert result["levels"]["episodes"] > levels.stats()["episodes"]
     shutil.rmtree(Path(path) / "levels")
-    with pytest.raises(FileNotFoundError, match="holds no levels: it was saved without rllib_ext.configure_levels"):
+    with pytest.raises(FileNotFoundError, match="holds no levels: it was saved without rllib_ext.configure"):
         scores_new_levels.restore_from_path(path)
     scores_new_levels.restore_from_path(path, restore_levels=False)
 

@@ -52,7 +52,7 @@ def test_levels_are_built_from_the_values_of_the_trial() -> None:
         gamma=tune.grid_search([0.9, 0.8]), train_batch_size_per_learner=60, minibatch_size=30, num_epochs=2
     )
     config.debugging(seed=tune.sample_from(lambda spec: round(10 * spec.config.gamma)))
-    rllib_ext.configure_levels(config, {"levels": 20, "staleness_weight": tune.uniform(0.1, 0.5)})
+    rllib_ext.configure(config, levels={"levels": 20, "staleness_weight": tune.uniform(0.1, 0.5)})
     algorithm = trial(config, 1)
     result = algorithm.train()
     levels = rllib_ext.level_buffer(algorithm).whole_state()["levels"]
@@ -107,7 +107,7 @@ def test_a_trial_whose_values_do_not_fit_fails_with_the_reason(config: Any, mess
 
 def test_a_trial_whose_levels_do_not_fit_fails_with_the_reason() -> None:
     config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).rl_module(model_config=SMALL)
-    rllib_ext.configure_levels(config, {"levels": 20, "staleness_weight": tune.grid_search([0.3, 3.0])})
+    rllib_ext.configure(config, levels={"levels": 20, "staleness_weight": tune.grid_search([0.3, 3.0])})
     refuses(config, "staleness_weight is 3.0; it must be a number in")
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, Proportional, Rank
-from lightning_replay.levels.sum_tree import StalenessTree, SumTree
+from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.levels.table import StalenessTree
 from tests.level_oracle import LevelOracle
 from tests.level_steps import first_reward, segment
 

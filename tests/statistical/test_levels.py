@@ -20,7 +20,7 @@ from lightning_replay.levels import (
     Rank,
     UniformLevels,
 )
-from lightning_replay.levels.rng import fraction
+from lightning_replay.seeded import uniform
 from tests.level_steps import first_reward, scored
 
 LEVELS = 12
@@ -148,7 +148,7 @@ def test_torchrls_buffer_draws_by_the_same_distribution():
 
 def test_random_fractions_are_uniform():
     generator = torch.Generator().manual_seed(3)
-    drawn = [fraction(generator) for _ in range(DRAWS)]
+    drawn = [uniform(generator) for _ in range(DRAWS)]
     assert min(drawn) >= 0.0 and max(drawn) < 1.0
     assert kstest(drawn, "uniform").pvalue > 1e-4
     assert kstest([2**20 * one % 1 for one in drawn], "uniform").pvalue > 1e-4, "and so are the bits behind the first"

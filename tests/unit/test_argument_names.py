@@ -10,6 +10,7 @@ from lightning_replay.argument_names import hint_for, with_named_arguments
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.neighbors import NeighborLists
+from lightning_replay.recipes.options import recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import NeighborhoodMixupSampler, PrioritizedSampler, UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -69,11 +70,15 @@ def test_errors_of_python_stay_what_they_are() -> None:
 
 
 def test_a_recipe_keeps_its_signature_and_its_documentation() -> None:
-    for name, recipe in recipes.known().items():
-        signature = inspect.signature(recipe)
+    for name, function in recipes.known().items():
+        signature = inspect.signature(function)
         assert {"batch_size", "n_steps", "seed"} <= set(signature.parameters)
         assert signature.return_annotation in ("Replay", "TableReplay", "CurriculumReplay")
-        assert recipe.__name__ == name and "Args:" in recipe.__doc__ and recipe.__module__.startswith(recipes.__name__)
+        assert (
+            function.__name__ == name
+            and "Args:" in function.__doc__
+            and function.__module__.startswith(recipes.__name__)
+        )
 
 
 class Halved(PrioritizedSampler):
@@ -100,3 +105,19 @@ def test_a_hint_names_only_what_is_accepted() -> None:
     assert hint_for("alpha", ["seed"]) == ""
     assert hint_for("sed", ["seed", "capacity"]) == ". Did you mean 'seed'?"
     assert with_named_arguments(NeighborLists)(4, num_neighbors=1).num_neighbors == 1
+
+
+def test_every_option_of_a_recipe_is_documented_in_the_order_of_its_signature() -> None:
+    for built in recipes.known().values():
+        section = inspect.cleandoc(built.__doc__).partition("Args:\n")[2].partition("\n\n")[0]
+        documented = [line.split(":")[0].strip() for line in section.splitlines() if line[4:5].strip()]
+        assert documented == list(inspect.signature(built).parameters)
+    assert "Sampled keys:\n    table: int64" in recipes.event_tables.__doc__
+
+
+def test_an_option_that_nobody_documents_is_found_where_the_recipe_is_defined() -> None:
+    def without(capacity: int, novelty: float = 1.0) -> None:
+        """Builds nothing."""
+
+    with pytest.raises(KeyError, match="novelty"):
+        recipe(without)

@@ -25,14 +25,15 @@ ORDER = (
         "transforms",
         "locking",
         "checkpoint",
+        "assembled",
+        "episode_ends",
         "replay",
     ),
     *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),
 )
 RLLIB_ORDER = (
-    *("interruption", "clocks", "class_paths", "rllib_compat", "search_spaces", "episodes", "learner", "buffer"),
-    *("environments", "checks", "algorithm_files", "checkpoint_folders", "checkpoint", "hooks", "api", "levels"),
-    *("from_yaml", "__main__"),
+    *("interruption", "class_paths", "rllib_compat", "search_spaces", "environments", "episodes", "learner"),
+    *("buffer", "checkpoint", "checks", "levels", "hooks", "preparation", "api", "from_yaml", "__main__"),
 )
 ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an environment must be for levels to be chosen: asked once, of how it resets and of first observations."""
+"""Checks that environments play the levels chosen for them, by their resets and first observations."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -33,38 +33,45 @@ _ACCEPTED = (
 )
 
 
+@runtime_checkable
+class _ChoosesLevels(Protocol):
+    """The part of a level selector that is checked; importing the class itself would import torch."""
+
+    def next_level(self, actor: int | str) -> int: ...
+
+
 def checked_level(level_id: Any) -> int:
-    """The identity of a level as a plain int.
+    """Returns a level's id as an int.
 
     Raises:
-        TypeError: no whole number.
-        ValueError: one outside 0 to ``2**31 - 1``.
+        TypeError: not a whole number.
+        ValueError: outside 0 to ``2**31 - 1``.
     """
     check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
     return int(level_id)
 
 
 def require_level_source(levels: Any) -> None:
-    """Raises ``TypeError`` for anything that chooses no levels."""
-    if not callable(getattr(levels, "next_level", None)):
+    """Raises ``TypeError`` unless ``levels`` is a level selector."""
+    if not isinstance(levels, _ChoosesLevels):
         raise TypeError(
             f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-            "lightning_replay.levels, which say the level each sub-environment plays next"
+            "lightning_replay.levels, which choose the level each sub-environment plays next"
         )
 
 
 def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: Any) -> None:
-    """Refuses what cannot be called with these arguments; what tells nothing of its arguments is believed.
+    """Checks that a function accepts these arguments, without calling it; one without a signature passes.
 
     Args:
-        function: to be called later; it is not called here.
-        name: how the error calls it.
-        accepted: how the error ends.
+        function: to check.
+        name: of the function, for the error.
+        accepted: end of the error.
         *args: of the later call.
         **kwargs: of the later call.
 
     Raises:
-        TypeError: no function, or one of other arguments.
+        TypeError: not callable, or with other arguments.
     """
     if not callable(function):
         raise TypeError(f"{name} is {function!r}, which cannot be called; {accepted}")
@@ -79,11 +86,11 @@ def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: 
 
 
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
-    """The levels that the check plays: none for ``False``, 0 to 7 for ``True``, else those given.
+    """Returns the levels to check with: none for ``False``, 0 to 7 for ``True``, otherwise the given ones.
 
     Raises:
-        TypeError: neither a flag nor ids.
-        ValueError: fewer than two different levels, or an id that is none.
+        TypeError: ``check`` is neither a flag nor ids.
+        ValueError: fewer than two different levels, or an id out of range.
     """
     if isinstance(check, bool):
         return _PROBES if check else ()
@@ -97,16 +104,16 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
 def require_levels_to_show(
     first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
 ) -> None:
-    """One level twice must begin alike, and not all levels alike; three resets when the environment is right.
+    """Checks that a level's first observations repeat and that levels differ; three resets for a correct environment.
 
     Args:
-        first_observations: resets each environment to its level and returns the observations, one of each.
+        first_observations: resets each environment to its level and returns one observation each.
         probes: the levels to compare, at least two.
-        num_envs: how many environments are asked at once.
+        num_envs: number of environments that reset at once.
         name: of the environment, for the error.
 
     Raises:
-        ValueError: an environment that ignores its level, or that is not fixed by it.
+        ValueError: an environment that ignores its level or is not determined by it.
     """
     rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
     first, again = first_observations(rounds[0]), first_observations(rounds[0])
@@ -129,8 +136,8 @@ def require_levels_to_show(
 
 
 def require_no_autoreset(env: VectorEnv) -> None:
-    """Raises ``ValueError`` for a vector environment that begins episodes by itself."""
-    # the metadata is shared by all vectors of one environment class, so the last one built would answer for all
+    """Raises ``ValueError`` for a vector environment that resets its sub-environments by itself."""
+    # all vectors of one environment class share the metadata, which holds the mode of the vector built last
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vector of Gymnasium environments in which each plays the levels that are chosen for it."""
+"""Vector environments of Gymnasium whose sub-environments play the levels chosen for them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lightning_replay.levels.environments.level_check import (
     require_no_autoreset,
 )
 from lightning_replay.levels.environments.vector_infos import everywhere, of_rows, overlaid
-from lightning_replay.levels.running_levels import checked_actor
+from lightning_replay.levels.level_ids import checked_actor
 
-if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSource
+if TYPE_CHECKING:  # at run time this would import torch
+    from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["LevelVectorWrapper"]
 
@@ -40,17 +40,17 @@ class LevelVectorWrapper(VectorWrapper):
     :class:`~lightning_replay.levels.environments.level_wrappers.LevelWrapper` each. To record returns, put Gymnasium's
     ``RecordEpisodeStatistics`` around each too.
 
-    :meth:`reset` draws a level for every sub-environment and makes the level buffer forget the older episodes of these
-    actors. So it also is what comes after a buffer was loaded; before a reset in between, hand in the steps collected.
-    ``seed`` and ``options={"level_id": ...}`` name levels instead, and ``levels.start`` is called with them.
+    :meth:`reset` draws a level for every sub-environment and abandons the older active episodes of these actors.
+    Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
+    collected. ``seed`` and ``options={"level_id": ...}`` name levels instead, for which ``levels.start`` is called.
 
-    At the first reset each sub-environment is checked to follow its level, which takes three resets more.
+    The first reset checks that each sub-environment follows its level, which takes three more resets.
 
     Args:
         env: a vector environment that does not reset itself.
-        levels: where each actor's next level comes from.
-        actors: a name for each sub-environment; else 0, 1, 2, …
-        check: whether to check; or the ids of at least two levels to check with, where not all of 0 to 7 exist.
+        levels: chooses each actor's next level.
+        actors: a name for each sub-environment; 0, 1, 2, … if absent.
+        check: whether to check; or the ids of at least two levels to check with, if not all of 0 to 7 exist.
 
     Infos:
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
@@ -59,9 +59,9 @@ class LevelVectorWrapper(VectorWrapper):
         final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
-        TypeError: levels that choose none.
-        ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; as many
-            actors as there are not sub-environments; an environment that ignores its level.
+        TypeError: ``levels`` is not a level selector.
+        ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
+            number of actors than of sub-environments; an environment that ignores its level.
 
     Example:
         >>> from lightning_replay.levels.environments.level_wrappers import make_level_vector
@@ -79,7 +79,7 @@ class LevelVectorWrapper(VectorWrapper):
     def __init__(
         self,
         env: VectorEnv,
-        levels: LevelSource,
+        levels: LevelSelector,
         *,
         actors: Sequence[int | str] | None = None,
         check: bool | Sequence[int] = True,
@@ -99,7 +99,7 @@ class LevelVectorWrapper(VectorWrapper):
 
     @property
     def level_ids(self) -> np.ndarray:
-        """The level that each sub-environment plays, int64 ``[num_envs]``."""
+        """Level of each sub-environment, int64 ``[num_envs]``."""
         if not self._has_begun:
             raise gymnasium.error.ResetNeeded("no level is played before the first reset(); call it once")
         return self._level_ids.copy()
@@ -107,7 +107,7 @@ class LevelVectorWrapper(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode everywhere, or where ``options["reset_mask"]`` is true, of levels drawn or named.
+        """Begins an episode on drawn or named levels, everywhere or where ``options["reset_mask"]`` is true.
 
         Args:
             seed: the levels to play: one for each sub-environment, ``None`` where it is drawn; 7 means 7, 8, 9, …
@@ -126,7 +126,7 @@ class LevelVectorWrapper(VectorWrapper):
         return observations, infos | everywhere(level_id=self.level_ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """A step everywhere, and the next level's first observation where an episode ended."""
+        """Takes a step; where an episode ended, the observation is the first of the next level."""
         played = self.level_ids
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         done = np.logical_or(terminated, truncated)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gymnasium environments that play the level they are told, one by one and as vectors."""
+"""Gymnasium environments that play named levels, single and as vectors."""
 
 from __future__ import annotations
 
@@ -23,40 +23,39 @@ from lightning_replay.levels.environments.level_check import (
 from lightning_replay.levels.environments.level_vectors import LevelVectorWrapper
 from lightning_replay.validation import check_option, checked_count, checked_flag
 
-if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSource
+if TYPE_CHECKING:  # at run time this would import torch
+    from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["LevelVectorWrapper", "LevelWrapper", "make_level_vector"]
 
 
 class LevelWrapper(gymnasium.Wrapper):
-    """Every episode plays one level: the one named for this reset, else ``next_level()``.
+    """Plays one level per episode: the one named for the reset, otherwise ``next_level()``.
 
     A level is set by ``reset(seed=level_id)``; where the environment or one of its wrappers has a method
-    ``set_level(level_id)``, by that method and a ``reset()`` without a seed. What names the level of a reset is, in
-    this order: ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer hears of
-    ``next_level`` only: for a level named otherwise, call its ``start``.
+    ``set_level(level_id)``, by that method and a ``reset()`` without a seed. The level of a reset is taken, in this
+    order, from ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an
+    episode in ``next_level``; for a level named otherwise, call its ``start``.
 
-    At the first reset the environment is checked to follow its level, which takes three resets more.
+    The first reset checks that the environment follows its level, which takes three more resets.
 
     Args:
         env: the environment to wrap.
         next_level: chooses a level at the start of an episode, such as
-            ``functools.partial(levels.next_level, actor=0)``; ``None`` where each reset names its level.
-        seed: of the environment's own generator where levels are set by ``set_level``; else the level is the seed.
-        check: whether to check; or the ids of at least two levels to check with, where not all of 0 to 7 exist.
+            ``functools.partial(levels.next_level, actor=0)``; ``None`` if each reset names its level.
+        seed: of the environment's own generator if levels are set by ``set_level``; otherwise the level is the seed.
+        check: whether to check; or the ids of at least two levels to check with, if not all of 0 to 7 exist.
 
     Attributes:
-        level_id: the level being played, ``None`` before the first reset; in every info too.
+        level_id: of the level being played, ``None`` before the first reset; also in every info.
 
     Raises:
         TypeError: a ``next_level`` that needs arguments; a ``set_level`` that does not take a level alone, or without
-            one a ``reset`` that takes no seed; an id that is no whole number.
-        ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset for which nothing
-            chooses a level.
+            one a ``reset`` that takes no seed; an id that is not a whole number.
+        ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
-    plays_level_ids = True  # how a vector environment tells that the seed of a reset will reach set_level
+    plays_level_ids = True  # require_levels_by_seed looks it up through all wrappers
 
     def __init__(
         self,
@@ -83,11 +82,11 @@ class LevelWrapper(gymnasium.Wrapper):
             require_call(_own_reset(env), f"reset of {env}", accepted, seed=0, options=None)
 
     def set_level(self, level_id: int) -> None:
-        """Names the level of the next reset."""
+        """Sets the level of the next reset."""
         self._named = checked_level(level_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode of the level that is named or chosen; ``info["level_id"]`` says which."""
+        """Begins an episode on the named or chosen level, which is in ``info["level_id"]``."""
         if self.level_id is None:
             self._begin()
         others = dict(options or {})
@@ -97,7 +96,7 @@ class LevelWrapper(gymnasium.Wrapper):
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """A step of the environment, whose info says of which level it is."""
+        """Takes a step; its info has the level under ``level_id``."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
 
@@ -129,7 +128,7 @@ class LevelWrapper(gymnasium.Wrapper):
 
 
 def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
-    """The outermost one that is not Gymnasium's, whose wrappers pass on whatever they are given."""
+    """Returns the outermost ``reset`` that is not of a Gymnasium wrapper, since these pass on any argument."""
     while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
         env = env.env
     return env.reset
@@ -138,7 +137,7 @@ def _own_reset(env: gymnasium.Env) -> Callable[..., Any]:
 def make_level_vector(
     env: str | Callable[[], gymnasium.Env],
     num_envs: int,
-    levels: LevelSource,
+    levels: LevelSelector,
     *,
     actors: Sequence[int | str] | None = None,
     asynchronous: bool = False,
@@ -146,21 +145,21 @@ def make_level_vector(
     seed: int | None = None,
     check: bool | Sequence[int] = True,
 ) -> LevelVectorWrapper:
-    """A vector of one environment that plays the levels it is given, by seed or by ``set_level``.
+    """Builds a vector environment that plays levels, set by seed or by ``set_level``.
 
     Args:
-        env: what ``gymnasium.make`` knows, or a function that makes one environment.
-        num_envs: sub-environments, each an actor.
-        levels: where each actor's next level comes from.
-        actors: a name for each sub-environment; else 0, 1, 2, …
+        env: an id for ``gymnasium.make``, or a function that makes one environment.
+        num_envs: number of sub-environments, each an actor.
+        levels: chooses each actor's next level.
+        actors: a name for each sub-environment; 0, 1, 2, … if absent.
         asynchronous: one process for each sub-environment.
-        context: how these start; ``None`` is ``"spawn"`` once TorchRL is imported: seconds each, where ``"fork"`` has
-            none, and only from below ``if __name__ == "__main__"``.
-        seed: of the environments' own generators (plus 0, 1, 2, …) where levels are set by ``set_level``.
+        context: start method of these processes; ``None`` is ``"spawn"`` once TorchRL is imported, which takes seconds
+            each and needs ``if __name__ == "__main__"``; ``"fork"`` does neither.
+        seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
         check: whether to check that the environment follows its level; see :class:`LevelVectorWrapper`.
 
     Raises:
-        TypeError: an environment in place of what makes one, a number that is none, levels that choose none; what
+        TypeError: an environment instead of its id or maker, ``levels`` that are not a level selector; what
             :class:`LevelWrapper` refuses.
         ValueError: no sub-environment; what :class:`LevelVectorWrapper` refuses.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Infos of Gymnasium's vector environments, cut by sub-environment and laid over each other."""
+"""Infos of Gymnasium's vector environments: restricted to some sub-environments, and merged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["everywhere", "of_rows", "overlaid"]
 
 
 def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """What the infos say of some sub-environments: each mask ``_key`` restricted to them.
+    """Restricts infos to some sub-environments, by their masks ``_key``.
 
     Args:
-        infos: as a vector environment returns them; a key without its mask holds for all.
+        infos: of a vector environment; a key without a mask is of all sub-environments.
         rows: bool ``[num_envs]``, the sub-environments to keep.
     """
     kept: dict[str, Any] = {}
@@ -29,7 +29,7 @@ def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both infos as one; of a sub-environment that both speak of, ``above`` counts. Neither is changed."""
+    """Merges two infos; ``above`` takes precedence where both have a sub-environment. Neither is changed."""
     merged = dict(below)
     for key, value in above.items():
         if key.startswith("_") and key[1:] in above:
@@ -48,5 +48,5 @@ def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def everywhere(**values: np.ndarray) -> dict[str, np.ndarray]:
-    """Entries of vector infos that hold for every sub-environment."""
+    """Builds entries of vector infos with a mask of all sub-environments."""
     return values | {f"_{key}": np.ones(len(value), np.bool_) for key, value in values.items()}

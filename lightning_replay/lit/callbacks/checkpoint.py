@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn.parameter import is_lazy
 
-from lightning_replay.levels import LevelSource
+from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.stop_signals import StopSignals
@@ -264,7 +264,7 @@ def _interrupts_a_write(exception: BaseException) -> bool:
         return False
     for frame, _ in walk_tb(exception.__traceback__):
         owner, name = frame.f_locals.get("self"), frame.f_code.co_name
-        if isinstance(owner, Replay | LevelSource):
+        if isinstance(owner, Replay | LevelSelector):
             return name != "sample"
         if isinstance(owner, Collection) and name == "_store":
             return True

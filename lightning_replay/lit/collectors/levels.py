@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from lightning_replay.agents.foreign import rollout_agent
-from lightning_replay.levels import LevelSource
+from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
 from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
 from lightning_replay.lit.policy import act_with_value_on, acting, values_of
@@ -45,7 +45,7 @@ class LevelCollection(Collector):
 
     def __init__(
         self,
-        levels: LevelSource,
+        levels: LevelSelector,
         environments: Callable[[int], LevelVectorWrapper],
         seed: int | None,
         normalization: ReturnNormalization | None = None,

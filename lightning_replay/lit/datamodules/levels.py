@@ -13,7 +13,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.levels import LevelSource, update_rollout
+from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments.level_check import checked_probes
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
@@ -89,7 +89,7 @@ class LevelDataModule(EnvStepDataModule):
     def __init__(
         self,
         env: str | Callable[..., gymnasium.Env],
-        levels: LevelSource,
+        levels: LevelSelector,
         env_steps: int,
         num_envs: int = 16,
         rollout_length: int = 256,
@@ -104,7 +104,7 @@ class LevelDataModule(EnvStepDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
-        check_kind("levels", levels, LevelSource, _LEVELS)
+        check_kind("levels", levels, LevelSelector, _LEVELS)
         if return_normalization is not None:
             accepted = "a ReturnNormalization(discount=0.999), or None"
             check_kind("return_normalization", return_normalization, ReturnNormalization, accepted)

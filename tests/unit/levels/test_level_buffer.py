@@ -14,7 +14,7 @@ from lightning_replay.levels import (
     Boltzmann,
     Greedy,
     LevelBuffer,
-    LevelSource,
+    LevelSelector,
     Proportional,
     Rank,
     SequentialLevels,
@@ -382,7 +382,7 @@ def test_a_function_of_the_users_own_scores():
 
 
 @pytest.mark.parametrize("source", [UniformLevels(range(4), seed=0), SequentialLevels([5, 3, 9])])
-def test_baselines_follow_the_same_interface(source: LevelSource):
+def test_baselines_follow_the_same_interface(source: LevelSelector):
     chosen = [source.next_level(actor) for actor in range(3)]
     assert source.update(0, chosen[0], scored(0.5), episode_done=True) is None
     assert source.trains_on(1, chosen[1])
@@ -449,3 +449,10 @@ def test_a_buffer_without_a_score_counts_as_one_and_shows_what_it_holds():
     play(levels, 3, 0.5)
     assert repr(levels) == "LevelBuffer(10 levels, 1 with a score, 1 episodes)"
     assert repr(UniformLevels(None)) == "UniformLevels(levels without end, 0 with a score, 0 episodes)"
+
+
+def test_the_former_name_of_the_selector_warns_and_is_the_same_class():
+    from lightning_replay import levels
+
+    with pytest.warns(DeprecationWarning, match="LevelSource has moved: it is named LevelSelector"):
+        assert levels.LevelSource is LevelSelector

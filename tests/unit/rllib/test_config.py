@@ -183,7 +183,7 @@ def test_parts_that_cannot_be_built_are_refused(options: dict, error: type[Excep
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (PPOConfig(), ValueError, "PPO has no replay buffer .* rllib_ext.configure_levels"),
+        (PPOConfig(), ValueError, r"PPO has no replay buffer .* rllib_ext.configure\(config, levels=...\)"),
         ({"a": 1}, TypeError, r"config is \{'a': 1\}; DQNConfig\(\)"),
     ],
 )

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import json
 
-from rllib_ext.episodes.fragments import Fragments
+from rllib_ext.episodes.fragments import FragmentTracker
 
 
 def test_fragments_of_one_episode_are_one_trajectory() -> None:
-    fragments = Fragments()
+    fragments = FragmentTracker()
     assert fragments.place("a", 0, 3) == (0, 0)
     assert fragments.place("b", 0, 1) == (1, 0)
     assert fragments.place("a", 3, 2) == (0, 0)
@@ -15,7 +15,7 @@ def test_fragments_of_one_episode_are_one_trajectory() -> None:
 
 
 def test_a_fragment_sent_twice_has_no_new_rows() -> None:
-    fragments = Fragments()
+    fragments = FragmentTracker()
     fragments.place("a", 0, 3)
     fragments.place("a", 3, 2)
     assert fragments.place("a", 3, 2) == (0, 2)
@@ -27,14 +27,14 @@ def test_a_fragment_sent_twice_has_no_new_rows() -> None:
 def test_an_overlap_leaves_only_its_new_rows() -> None:
     #  known   0 1 2 3 4
     #  sent          3 4 5 6     new: rows 2 and 3 of the fragment
-    fragments = Fragments()
+    fragments = FragmentTracker()
     fragments.place("a", 0, 5)
     assert fragments.place("a", 3, 4) == (0, 2)
     assert fragments.place("a", 7, 1) == (0, 0)
 
 
 def test_a_lost_fragment_is_a_gap_and_a_new_trajectory() -> None:
-    fragments = Fragments()
+    fragments = FragmentTracker()
     fragments.place("a", 0, 3)
     assert fragments.place("a", 6, 2) == (1, 0)
     assert fragments.place("a", 8, 2) == (1, 0)
@@ -42,13 +42,13 @@ def test_a_lost_fragment_is_a_gap_and_a_new_trajectory() -> None:
 
 
 def test_an_episode_that_is_first_seen_in_its_middle_is_kept() -> None:
-    fragments = Fragments()
+    fragments = FragmentTracker()
     assert fragments.place("a", 50, 3) == (0, 0)
     assert fragments.gaps == 0
 
 
 def test_the_episode_continued_longest_ago_is_forgotten_first() -> None:
-    fragments = Fragments(remembered=2)
+    fragments = FragmentTracker(remembered=2)
     fragments.place("a", 0, 1)
     fragments.place("b", 0, 1)
     fragments.place("a", 1, 1)
@@ -58,11 +58,11 @@ def test_the_episode_continued_longest_ago_is_forgotten_first() -> None:
 
 
 def test_state_goes_through_json() -> None:
-    fragments = Fragments()
+    fragments = FragmentTracker()
     fragments.place("a", 0, 3)
     fragments.place("a", 6, 3)
     fragments.place("a", 6, 3)
-    again = Fragments()
+    again = FragmentTracker()
     again.load_state(json.loads(json.dumps(fragments.state())))
     assert again.place("a", 9, 1) == fragments.place("a", 9, 1) == (1, 0)
     assert again.place("b", 0, 1) == fragments.place("b", 0, 1) == (2, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``configure_levels`` checks and adds; real EnvRunners that evaluate play held-out levels."""
+"""What ``configure(config, levels=...)`` checks and adds; real EnvRunners that evaluate play held-out levels."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tensordict import TensorDict
 
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
-from rllib_ext.levels.config import built_levels
+from rllib_ext.levels.building import built_levels
+from rllib_ext.levels.environments import PlayedLevel
 from rllib_ext.levels.evaluation import test_of as level_test_of
-from rllib_ext.levels.playing import PlayedLevel
 
 
 class Numbered(gym.Env):
@@ -97,7 +97,7 @@ def plain(algorithm: type[AlgorithmConfig] = PPOConfig, env: Any = Numbered) -> 
 
 def configured(config: AlgorithmConfig, levels: Any = None, **options: Any) -> AlgorithmConfig:
     levels = {"levels": 8} if levels is None else levels
-    return rllib_ext.configure_levels(config, levels, **{"require_cpus": False, **options})
+    return rllib_ext.configure(config, levels=levels, **{"require_cpus": False, **options})
 
 
 def hooks(config: AlgorithmConfig) -> dict[str, Any]:
@@ -286,8 +286,8 @@ def test_scores_after_every_update_need_one_learner_and_ppo() -> None:
 def test_other_levels_and_too_few_cpus_are_refused() -> None:
     with pytest.raises(TypeError, match="levels is 3; accepted are LevelBuffer"):
         configured(plain(), 3)
-    with pytest.raises(TypeError, match=r"config is \{'levels': 8\}; PPOConfig\(\), .* and after it the levels"):
-        rllib_ext.configure_levels({"levels": 8}, plain())  # type: ignore[type-var,arg-type]
+    with pytest.raises(TypeError, match=r"config is \{'levels': 8\}; .* PPOConfig\(\), .* and after it the levels"):
+        rllib_ext.configure({"levels": 8}, levels=plain())  # type: ignore[type-var,arg-type]
     with pytest.raises(ValueError, match="999 EnvRunners"):
         configured(plain().env_runners(num_env_runners=999), require_cpus=True)
 
@@ -367,11 +367,11 @@ def test_levels_trained_on_are_played_between() -> None:
     runner.stop()
 
 
-def test_an_environment_knows_how_far_it_is() -> None:
+def test_an_environment_tracks_its_episode() -> None:
     env = PlayedLevel(Numbered(), check=False)
     states = []
-    for call in (lambda: env.tell(4, "a"), env.reset, *(functools.partial(env.step, 0) for _ in range(3))):
+    for call in (lambda: env.set_next(4, "a"), env.reset, *(functools.partial(env.step, 0) for _ in range(3))):
         call()
-        states.append((env.waits, env.runs))
+        states.append((env.is_waiting, env.is_running))
     assert states == [(True, False), (False, True), (False, True), (False, True), (False, False)]
-    assert (env.told, env.episode_id, env.level_id) == (4, "a", 4) and Counter(states)[(False, True)] == 3
+    assert (env.episode_id, env.level_id) == ("a", 4) and Counter(states)[(False, True)] == 3

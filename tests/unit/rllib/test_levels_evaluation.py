@@ -59,7 +59,7 @@ def evaluating(environments: int = 2, worker_index: int = 0, runners: int = 0, *
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=environments)
     config.fault_tolerance(restart_failed_sub_environments=True)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=runners)
-    rllib_ext.configure_levels(config, {"levels": 12}, held_out_levels=HELD_OUT, require_cpus=False, **options)
+    rllib_ext.configure(config, levels={"levels": 12}, held_out_levels=HELD_OUT, require_cpus=False, **options)
     config.freeze()
     return SingleAgentEnvRunner(config=config.get_evaluation_config_object(), worker_index=worker_index)
 

@@ -12,14 +12,14 @@ import torch
 from ray import cloudpickle
 from tensordict import TensorDict
 
-from lightning_replay.levels import LevelBuffer, LevelSource, UniformLevels
+from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import PositiveValueLoss
-from rllib_ext.levels.fragment import Fragment
+from rllib_ext.levels.episodes import Fragment
 from rllib_ext.levels.server import LevelServer
 
 
-def server_of(levels: LevelSource, spare: Path, **options: Any) -> LevelServer:
-    given = {"environments": 2, "patience": 4, "most": 100, "flush": False, **options}
+def server_of(levels: LevelSelector, spare: Path, **options: Any) -> LevelServer:
+    given = {"environments": 2, "max_lag": 4, "max_pending": 100, "flush": False, **options}
     return LevelServer(cloudpickle.dumps(levels), spare=str(spare), **given)
 
 

@@ -113,7 +113,7 @@ def test_a_module_that_keeps_rows_by_age_takes_the_td_error_alone() -> None:
     buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=10, priority_exponent=1.0, priority_offset=0.0, seed=0)
     buffer.add(numbered("a", 5))
     drawn = numbers(buffer.sample(num_items=40))
-    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"]._expected.action is None
+    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"].feedback._expected.action is None
     buffer.update_priorities(np.column_stack((drawn - 3.0, drawn + 7.0, drawn, -drawn)))
     assert set(numbers(buffer.sample(num_items=400))) == {0, 1, 2, 4}  # the TD error of the others is 0
     assert buffer.replay.stats()["priorities_updated"] == 40
@@ -150,7 +150,7 @@ def test_formed_returns_are_those_of_whole_episodes(n_step: int, fragment: int) 
     drawn, steps = numbers(episodes), column(episodes, "get_extra_model_outputs", "n_step")
     following = np.concatenate([e.get_observations(slice(1, len(e) + 1)) for e in episodes])[:, 0]
     np.testing.assert_array_equal(drawn + steps, following)
-    assert buffer.modules["default_policy"].mean_n_step == steps.mean()
+    assert buffer.modules["default_policy"].draws.mean_n_step == steps.mean()
 
 
 @pytest.mark.parametrize(("n_step", "gamma"), [(1, GAMMA), (2, GAMMA), (3, 0.9), ((1, 3), GAMMA)])
@@ -298,7 +298,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rllib_ext.buffer.module_replay.ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rllib_ext.buffer.feedback.ROWS_PER_PASS", 7)
     sizes = []
 
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:

@@ -126,12 +126,12 @@ def test_a_grid_is_sampled_once() -> None:
             r"a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search",
         ),
         (
-            lambda: rllib_ext.configure_levels(ppo(), {"levels": 20, "staleness_weight": tune.uniform(2, 5)}),
+            lambda: rllib_ext.configure(ppo(), levels={"levels": 20, "staleness_weight": tune.uniform(2, 5)}),
             "staleness_weight is .*; it must be a number in",
         ),
         (
-            lambda: rllib_ext.configure_levels(
-                ppo().learners(num_learners=tune.choice([2, 3])), {"levels": 20}, flush=True, require_cpus=False
+            lambda: rllib_ext.configure(
+                ppo().learners(num_learners=tune.choice([2, 3])), levels={"levels": 20}, flush=True, require_cpus=False
             ),
             "flush=True makes scores of unfinished episodes",
         ),
@@ -170,10 +170,10 @@ def test_tables_have_room_for_the_largest_trial() -> None:
 
 def test_levels_given_by_arguments_become_a_setting_where_tune_finds_them() -> None:
     levels = {"levels": 20, "staleness_weight": tune.uniform(0.1, 0.5)}
-    config = rllib_ext.configure_levels(ppo(), levels)
+    config = rllib_ext.configure(ppo(), levels=levels)
     (hook,) = config.callbacks_on_algorithm_init
     assert config.levels is levels and hook.keywords["packed"] is None
     assert all(0.1 <= one.levels["staleness_weight"] <= 0.5 for one in sampled_configs(config))
-    rllib_ext.configure_levels(config, {"levels": 20})
+    rllib_ext.configure(config, levels={"levels": 20})
     (hook,) = config.callbacks_on_algorithm_init
     assert "levels" not in vars(config) and hook.keywords["packed"] is not None and hook.keywords["held_out"] is None

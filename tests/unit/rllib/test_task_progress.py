@@ -36,7 +36,7 @@ def of(task: str, name: str, length: int, **options: Any) -> SingleAgentEpisode:
 
 
 def signals(buffer: RecipeEpisodeReplayBuffer) -> dict[str, float]:
-    progress = buffer.modules["default_policy"].task_progress
+    progress = buffer.modules["default_policy"].intake.task_progress
     assert progress is not None
     return progress.signals
 
@@ -63,7 +63,7 @@ def test_episodes_with_a_hole_or_without_a_beginning_do_not_count() -> None:
 
 def test_episodes_of_lost_runners_are_forgotten() -> None:
     taught = curriculum(capacity_per_task=10_000)
-    progress = taught.modules["default_policy"].task_progress
+    progress = taught.modules["default_policy"].intake.task_progress
     assert progress is not None
     progress._remembered = 10
     for number in range(50):

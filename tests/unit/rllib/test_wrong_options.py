@@ -23,8 +23,8 @@ NOT_FOLLOWED = ["beta", "gamma", "n_step", "batch_length_T", "min_batch_length_T
 def wrong() -> list[WrongOption]:
     levels = {"config": PPO, "levels": {"levels": 20}}
     return [
-        *wrong_options(rllib_ext.configure, {"config": DQN}),
-        *wrong_options(rllib_ext.configure_levels, levels, leave_out=["held_out_levels"]),
+        *wrong_options(rllib_ext.configure, {"config": DQN}, leave_out=["held_out_levels"]),
+        *wrong_options(rllib_ext.configure, levels, leave_out=["held_out_levels"]),
         *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer, PER, leave_out=["metrics_num_episodes_for_smoothing"]),
         *wrong_options(rllib_ext.RecipeEpisodeReplayBuffer(**PER).sample, {}, leave_out=NOT_FOLLOWED),
     ]
@@ -69,12 +69,12 @@ def test_what_a_part_refuses_reaches_the_user(options: dict[str, Any], error: ty
 @pytest.mark.parametrize("held_out_levels", [True, 2.5, "x", ["a"], [1.5], [True, 5]])
 def test_held_out_levels_of_another_kind(held_out_levels: Any) -> None:
     with pytest.raises(TypeError, match=r"held_out_levels(\[0\])? is .*; it must be"):
-        rllib_ext.configure_levels(PPO, {"levels": 20}, held_out_levels=held_out_levels)
+        rllib_ext.configure(PPO, levels={"levels": 20}, held_out_levels=held_out_levels)
 
 
 def test_arguments_of_levels_are_given_by_name() -> None:
     with pytest.raises(TypeError, match="init_args of levels is 5; it must be arguments by name"):
-        rllib_ext.configure_levels(PPO, {"class_path": "lightning_replay.levels.UniformLevels", "init_args": 5})
+        rllib_ext.configure(PPO, levels={"class_path": "lightning_replay.levels.UniformLevels", "init_args": 5})
 
 
 @pytest.mark.parametrize(

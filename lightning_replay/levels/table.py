@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of levels by row, how long ago each was played, and draws by both."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lightning_replay.levels.concentration import ReplayConcentration, effective_number
+from lightning_replay.levels.prioritization import Prioritization
+from lightning_replay.levels.sum_tree import SumTree
+from lightning_replay.seeded import uniform
+
+__all__ = ["REFUSED", "LevelTable"]
+
+REFUSED = -1
+
+
+class StalenessTree:
+    """Draws rows in proportion to the age of their timestamps, exactly, in integers."""
+
+    def __init__(self) -> None:
+        self._count = SumTree()
+        self._timestamps = SumTree()
+        self._rows = 0
+
+    def put(self, row: int, timestamp: int) -> None:
+        """Adds a row or changes its timestamp."""
+        if row == self._rows:
+            self._count[row] = 1
+            self._rows += 1
+        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
+            return  # the usual case: the level is scored for its newest episode
+        self._timestamps[row] = timestamp
+
+    def fill(self, timestamps: list[int]) -> None:
+        """Replaces all rows at once: row k has ``timestamps[k]``."""
+        self._rows = len(timestamps)
+        self._count.fill([1] * len(timestamps))
+        self._timestamps.fill(list(timestamps))
+
+    def total(self, now: int) -> int:
+        """Returns the sum of ``now - timestamp`` over the rows."""
+        return int(now * self._count.total - self._timestamps.total)
+
+    def find(self, now: int, prefix: int) -> int:
+        """Returns the row in whose part of :meth:`total` ``prefix`` lies; ``prefix`` is in [0, total)."""
+        count, timestamps, node = self._count.nodes, self._timestamps.nodes, 1
+        while node < self._count.first_leaf:
+            node *= 2
+            left = now * count[node] - timestamps[node]
+            if prefix >= left:
+                prefix -= int(left)
+                node += 1
+        return node - self._count.first_leaf
+
+
+class Place(NamedTuple):
+    """Row of a level, and the level it evicted.
+
+    Attributes:
+        row: -1 for a refused level.
+        left: id of the evicted level, or ``None``.
+    """
+
+    row: int
+    left: int | None
+
+
+class LevelTable:
+    """Scores and timestamps of rows, each of which holds one level.
+
+    Args:
+        order: draws rows by their scores.
+        staleness_weight: share of probability given to staleness.
+        generator: of all draws.
+
+    Attributes:
+        episodes: number of episodes begun on any level, the clock of staleness.
+        level_ids: id of the level in each row.
+        refused: number of levels that were not stored.
+        replaced: number of levels that were evicted.
+    """
+
+    def __init__(self, order: Prioritization, staleness_weight: float, generator: torch.Generator) -> None:
+        self.staleness_weight = staleness_weight
+        self.generator = generator
+        self.episodes = 0
+        self._order = order
+        self._staleness = StalenessTree()
+        self._concentration = ReplayConcentration(order)
+        self._scores = np.zeros(0)
+        self._timestamps = np.zeros(0, np.int64)
+        self._generations = np.zeros(0, np.int64)
+        self._count = 0
+        self.level_ids: list[int] = []
+        self.pending: dict[int, int] = {}  # ids by row, placed and not yet in the storage
+        self.refused = self.replaced = 0
+        self._rows: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Number of rows that hold a level."""
+        return self._count
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Score of each row, float64 ``[L]``."""
+        return self._scores[: self._count]
+
+    @property
+    def timestamps(self) -> np.ndarray:
+        """Episode at which each row was last drawn, int64 ``[L]``."""
+        return self._timestamps[: self._count]
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """Episodes since each row was last drawn, int64 ``[L]``."""
+        return self.episodes - self.timestamps
+
+    def row_of(self, level_id: int) -> int:
+        """Returns the row of a stored level, -1 for others."""
+        return self._rows.get(level_id, REFUSED)
+
+    def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
+        """Sets the score of a level, after assigning a row if it has none; the storage is written by the writer.
+
+        Args:
+            level_id: not negative.
+            score: finite.
+            timestamp: episode in which the level was begun.
+            capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
+
+        Returns:
+            The row, or -1, and the evicted level.
+        """
+        left = None
+        row = self._rows.get(level_id)
+        if row is not None:
+            self.put(row, score, max(timestamp, int(self.timestamps[row])))
+            return Place(row, left)
+        row = len(self.level_ids)
+        if row < capacity:
+            self.level_ids.append(level_id)
+        else:
+            row = self.least_probable()
+            if not self.scores[row] < score:
+                self.refused += 1
+                return Place(REFUSED, left)
+            self.replaced += 1
+            left = self.level_ids[row]
+            del self._rows[left]
+            self.level_ids[row] = level_id
+        self._rows[level_id] = row
+        self.pending[row] = level_id
+        self.put(row, score, timestamp, is_another_level=True)
+        return Place(row, left)
+
+    def set_levels(self, level_ids: list[int]) -> None:
+        """Replaces the ids of all rows; their scores are set apart from them."""
+        self.level_ids = level_ids
+        self._rows = {level_id: row for row, level_id in enumerate(level_ids)}
+        self.pending.clear()
+
+    def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
+        """Sets the score of a row, or of the next free one.
+
+        Args:
+            row: at most :func:`len`.
+            score: of the level, finite.
+            timestamp: episode at which it was last played.
+            is_another_level: whether the level is another than the row had before.
+        """
+        if row == self._count:
+            if row == len(self._scores):
+                room = max(2 * row, 64)
+                self._scores = np.resize(self._scores, room)
+                self._timestamps = np.resize(self._timestamps, room)
+                self._generations = np.resize(self._generations, room)
+            self._count += 1
+            self._generations[row] = 0
+        elif is_another_level:
+            self._generations[row] += 1
+        self._scores[row], self._timestamps[row] = score, timestamp
+        self._order.put(row, score, timestamp)
+        self._staleness.put(row, timestamp)
+
+    def touch(self, row: int) -> None:
+        """Marks the level of a row as played in the newest episode."""
+        self.put(row, float(self._scores[row]), self.episodes)
+
+    def begin_episode(self) -> int:
+        """Advances the clock by one episode and returns the episode's number."""
+        self.episodes += 1
+        return self.episodes
+
+    def draw(self) -> int:
+        """Draws a row by its replay probability; changes no level.
+
+        Raises:
+            RuntimeError: no level is stored.
+        """
+        if self._count == 0:
+            raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
+        row = self._draw()
+        self._concentration.add((row, int(self._generations[row])), self._count)
+        return row
+
+    def _draw(self) -> int:
+        if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
+            total = self._staleness.total(self.episodes)
+            if total == 0:
+                return int(torch.randint(self._count, (), generator=self.generator))
+            return self._staleness.find(self.episodes, int(torch.randint(total, (), generator=self.generator)))
+        return self._order.draw(self.generator)
+
+    def probabilities(self) -> np.ndarray:
+        """Returns the replay probability of each row, float64 ``[L]``."""
+        if self._count == 0:
+            return np.zeros(0)
+        by_score = self._order.probabilities(self.scores, self.timestamps)
+        if self.staleness_weight == 0.0:
+            return by_score
+        staleness = self.staleness.astype(np.float64)
+        total = staleness.sum()
+        by_staleness = staleness / total if total > 0 else np.full(self._count, 1.0 / self._count)
+        return (1.0 - self.staleness_weight) * by_score + self.staleness_weight * by_staleness
+
+    def stats(self) -> dict[str, float]:
+        """Metrics to log: means and maximum over the levels, and how broad the replay distribution is.
+
+        Returns:
+            ``score_mean``, ``score_max``, ``staleness_mean`` in episodes, ``probability_max``, the replay probability
+            of the likeliest level, and ``effective_levels``, one over the sum of all squared replay probabilities: 1
+            where one level is replayed, ``len`` where all are alike. Empty while no level is stored.
+        """
+        if self._count == 0:
+            return {}
+        probabilities = self.probabilities()
+        return {
+            "score_mean": float(self.scores.mean()),
+            "score_max": float(self.scores.max()),
+            "staleness_mean": float(self.staleness.mean()),
+            "probability_max": float(probabilities.max()),
+            "effective_levels": effective_number(probabilities),
+        }
+
+    def least_probable(self) -> int:
+        """Returns the row of least replay probability; among equals the lowest score, then the lowest row."""
+        probabilities = self.probabilities()
+        least = np.flatnonzero(probabilities == probabilities.min())
+        return int(least[np.argmin(self.scores[least])])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scores, timestamps, clock and generator."""
+        return {
+            "episodes": self.episodes,
+            "score": torch.from_numpy(self.scores.copy()),
+            "timestamp": torch.from_numpy(self.timestamps.copy()),
+            "generation": torch.from_numpy(self._generations[: self._count].copy()),
+            "prioritization": self._order.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues the draws from where :meth:`state_dict` was read."""
+        self.episodes = int(state_dict["episodes"])
+        self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
+        self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
+        self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
+        self._count = len(self._scores)
+        self._order.fill(self._scores, self._timestamps)
+        self._order.load_state_dict(state_dict.get("prioritization", {}))  # early saves have none
+        self._staleness.fill(self._timestamps.tolist())
+        self.generator.set_state(state_dict["generator"].cpu())

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that recipes share, documented once: every recipe names them in its signature, with its own defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from lightning_replay.argument_names import with_named_arguments
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DOCUMENTED = """
+    capacity: most transitions kept.
+    batch_size: transitions per batch.
+    mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
+    fraction: share of rows that are mixed.
+    keys: columns that are mixed, where they are floating; a key stands for everything under it.
+    priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
+    importance_exponent: β of their correction.
+    priority_offset: ε, added to every priority.
+    n_steps: rewards summed into one return when a row is drawn.
+    discount: γ of that return.
+    device: where transitions are kept.
+    memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
+    frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+        :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
+    image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
+    frame_capacity: most frames kept; a full frame store evicts the oldest transitions. By default an eighth more than
+        transitions for stacks of 4, enough for episodes of 32 steps or more.
+    prefetch: batches drawn ahead in threads.
+    check_finite: refuse rows with NaN or infinity in rewards or observations.
+    seed: of every draw; ``None`` seeds from torch's global generator.
+"""
+_ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)
+_SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
+
+
+def recipe(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a recipe: completes its documentation by the shared options and refuses unknown ones by name.
+
+    A recipe documents an option itself where it means something else. The signature stays: editors, ``--help``, YAML
+    files and RLlib's checks read names and defaults from it.
+
+    Raises:
+        KeyError: an option is documented neither by the recipe nor here.
+    """
+    if function.__doc__ is not None:  # python -OO has none
+        before, _, rest = f"{inspect.cleandoc(function.__doc__)}\n\n".partition("Args:\n")
+        section, _, after = rest.partition("\n\n")
+        own = {entry[1]: entry[0] for entry in _ENTRY.finditer(section)}
+        entries = [own.get(name) or _SHARED[name] for name in inspect.signature(function).parameters]
+        function.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
+    return with_named_arguments(function)

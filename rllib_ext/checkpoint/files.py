@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of RLlib's checkpoints on any file system of pyarrow: this library's folders, fingerprints of the others.
+
+RLlib overwrites the files of an earlier checkpoint one by one, and this library writes its folders after them. A save
+that is cut short in between leaves files of two checkpoints, which fingerprints reveal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pyarrow import fs
+
+LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
+_OWN_FOLDERS = ("levels", "replay_buffer")
+_BLOCK_BYTES = 1 << 20
+
+
+@contextmanager
+def folder_to_write(
+    path: str | Path | None, filesystem: fs.FileSystem | None, saved: str, name: str
+) -> Iterator[tuple[Path, bool]]:
+    """Opens a local folder whose files are copied into a checkpoint that RLlib has just saved, unless it lies there.
+
+    Args:
+        path, filesystem: of the checkpoint, as given by the user.
+        saved: where RLlib saved it, as it returned.
+        name: of the folder.
+
+    Yields:
+        The folder, and whether it stays where it is.
+    """
+    if path is not None and filesystem is None:
+        filesystem, _ = fs.FileSystem.from_uri(str(path))
+    folder = Path(saved) / name
+    if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
+        yield folder, True
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch), False
+        _copy(Path(scratch), folder.as_posix(), filesystem)
+
+
+def _copy(source: Path, target: str, filesystem: fs.FileSystem) -> None:
+    """Copies a save to another file system: its data first, then the manifest that names it; earlier data goes last."""
+    parts = sorted(source.iterdir(), key=Path.is_file)
+    filesystem.create_dir(target)
+    for part in parts:
+        if part.name == LOCK_FILE:
+            continue
+        if part.is_dir():
+            filesystem.create_dir(f"{target}/{part.name}")  # copy_files makes folders inside it alone
+        fs.copy_files(str(part), f"{target}/{part.name}", destination_filesystem=filesystem)
+    for info in filesystem.get_file_info(fs.FileSelector(target)):
+        if info.type == fs.FileType.Directory and info.base_name not in {part.name for part in parts}:
+            filesystem.delete_dir(info.path)
+
+
+@contextmanager
+def folder_to_read(path: str | Path, filesystem: fs.FileSystem | None, name: str) -> Iterator[Path]:
+    """Opens a folder of a checkpoint, copied if it is not local; it may not exist."""
+    location = str(path)
+    if filesystem is None:
+        filesystem, location = fs.FileSystem.from_uri(location)
+    folder = Path(location) / name
+    if isinstance(filesystem, fs.LocalFileSystem):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / name
+        if filesystem.get_file_info(folder.as_posix()).type != fs.FileType.NotFound:
+            copy.mkdir()
+            fs.copy_files(folder.as_posix(), str(copy), source_filesystem=filesystem)
+        yield copy
+
+
+def fingerprints_of(path: str | Path | None, filesystem: fs.FileSystem | None, saved: str) -> dict[str, Any]:
+    """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint.
+
+    Args:
+        path, filesystem: of the checkpoint, as given by the user.
+        saved: where RLlib saved it, as it returned.
+    """
+    if filesystem is None:
+        filesystem = fs.LocalFileSystem() if path is None else fs.FileSystem.from_uri(str(path))[0]
+    return {name: _record(filesystem, file) for name, file in _files(filesystem, saved).items()}
+
+
+def check_fingerprints(
+    path: str | Path, filesystem: fs.FileSystem | None, recorded: Mapping[str, Any] | None, instead: str
+) -> None:
+    """Compares RLlib's files in a checkpoint with their fingerprints.
+
+    Args:
+        path, filesystem: of the checkpoint, as given by the user.
+        recorded: by :func:`fingerprints_of`; ``None`` in checkpoints of earlier versions, which hold none.
+        instead: option that restores the algorithm alone, for the error.
+
+    Raises:
+        DamagedFileError: a file is missing or another one.
+    """
+    from lightning_replay.saving import DamagedFileError
+
+    location = str(path)
+    if filesystem is None:
+        filesystem, location = fs.FileSystem.from_uri(location)
+    present = _files(filesystem, location)
+    for name, record in (recorded or {}).items():
+        if name not in present or _record(filesystem, present[name]) != record:
+            raise DamagedFileError(
+                f"{path} holds files of two checkpoints: {name} is not the one that was saved with the rest, because a "
+                f"save into this folder was cut short or the file is damaged. Nothing was restored. Restore an earlier "
+                f"checkpoint; {instead}"
+            )
+
+
+def _files(filesystem: fs.FileSystem, location: str) -> dict[str, str]:
+    """Returns RLlib's files: relative path to path. Tune's own begin with a dot."""
+    found = filesystem.get_file_info(fs.FileSelector(location, recursive=True))
+    names = {
+        PurePosixPath(info.path).relative_to(location).as_posix(): info.path
+        for info in found
+        if info.type == fs.FileType.File
+    }
+    return {
+        name: path
+        for name, path in sorted(names.items())
+        if name.split("/")[0] not in _OWN_FOLDERS and not any(part.startswith(".") for part in name.split("/"))
+    }
+
+
+def _record(filesystem: fs.FileSystem, file: str) -> dict[str, Any]:
+    digest, num_bytes = hashlib.blake2b(digest_size=20), 0
+    with filesystem.open_input_stream(file) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            num_bytes += len(block)
+    return {"bytes": num_bytes, "blake2b": digest.hexdigest()}

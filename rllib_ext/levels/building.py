@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level buffers from the option ``levels`` of :func:`rllib_ext.configure`: built, and tried with the algorithm."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ray import cloudpickle
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+
+from rllib_ext.class_paths import built, call, class_and_arguments
+from rllib_ext.levels.checks import (
+    check_algorithm,
+    check_apart,
+    check_environment,
+    check_score,
+    check_updates,
+    draw_levels,
+)
+
+if TYPE_CHECKING:
+    from lightning_replay.levels import LevelSelector
+
+_EXAMPLE = "lightning_replay.levels.UniformLevels"  # of a class path
+_EXAMPLES = {
+    "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
+    "levels.prioritization": "lightning_replay.levels.Rank",
+    "levels.editor": "my_project.my_module.edited",
+    "levels.generate": "my_project.my_module.new_level",
+}
+
+
+def checked_levels(
+    levels: LevelSelector | Mapping[str, Any],
+    config: AlgorithmConfig,
+    held_out: Sequence[int],
+    *,
+    flush: bool,
+    check_environments: bool,
+) -> LevelSelector:
+    """Builds a level buffer and checks on a copy that the algorithm can play and score its levels.
+
+    Arguments and errors are those of :func:`rllib_ext.configure`; the config has no search spaces.
+    """
+    source = built_levels(levels, config)
+    check_algorithm(config, source.plays_unlearned)
+    check_updates(config, flush)
+    trial = cloudpickle.loads(cloudpickle.dumps(source))
+    drawn = draw_levels(trial)
+    check_apart(held_out, trial)
+    actions = check_environment(config, drawn, held_out) if check_environments else config.action_space
+    check_score(trial, drawn[0], actions)
+    return source
+
+
+def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmConfig) -> LevelSelector:
+    """Builds the level buffer, unless an object was given; arguments and errors as :func:`rllib_ext.configure`."""
+    from lightning_replay.levels import LevelBuffer, LevelSelector
+    from lightning_replay.levels.scores import L1ValueLoss
+
+    source: Any = levels
+    if isinstance(levels, Mapping):
+        kind: Any = LevelBuffer
+        options = dict(levels)
+        if "class_path" in options:
+            kind, options = class_and_arguments(options, "levels", _EXAMPLE)
+        accepted = inspect.signature(kind).parameters
+        if "seed" in accepted:
+            options.setdefault("seed", config.seed)
+        if "score" in accepted and options.get("score") is None:
+            options["score"] = L1ValueLoss(config.gamma, config.lambda_ if isinstance(config, PPOConfig) else 0.95)
+        arguments = {
+            name: built(value, f"levels.{name}", functions=True, example=_EXAMPLE, examples=_EXAMPLES)
+            for name, value in options.items()
+        }
+        source = call(kind, arguments, "levels")
+    if not isinstance(source, LevelSelector):
+        raise TypeError(
+            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
+            "lightning_replay.levels, or the arguments of LevelBuffer by name"
+        )
+    return source
