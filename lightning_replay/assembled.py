@@ -91,6 +91,13 @@ class AssembledReplay(BufferHooks, SavedReplay):
         return []
 
     @property
+    def returns(self) -> list[tuple[int, float]]:
+        """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
+        formed = [] if self._episodes is None else [(self._episodes.n_steps, self._episodes.discount)]
+        formed += [(one.n_steps, one.discount) for one in self._own_transforms()]
+        return [(n_steps, discount) for n_steps, discount in formed if n_steps > 1]
+
+    @property
     def is_prioritized(self) -> bool:
         """Whether the sampler learns from TD errors."""
         return self._sampler_hooks.uses_priorities

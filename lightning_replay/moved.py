@@ -111,7 +111,6 @@ MOVED = {
     "rllib_ext.columns": "rllib_ext.episodes.columns",
     "rllib_ext.fragments": "rllib_ext.episodes.fragments",
     "rllib_ext.information": "rllib_ext.episodes.info_columns",
-    "rllib_ext.running_episodes": "rllib_ext.episodes.running",
     "rllib_ext.task_progress": "rllib_ext.episodes.task_progress",
     "rllib_ext.task_assignment": "rllib_ext.episodes.task_assignment",
     "rllib_ext.blocks": "rllib_ext.learner.blocks",

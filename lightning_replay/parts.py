@@ -197,6 +197,8 @@ class ReplayTransform(Drawing, Transform):
     """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``."""
 
     delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
+    n_steps: int = 1  #: Rewards in a return that it forms.
+    discount: float = 1.0  #: γ of these returns.
     pending: Any = None  #: What is kept back; ``Replay`` sets it to what it was where rows are refused.
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
@@ -233,8 +235,21 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     A subclass defines TorchRL's ``extend(data)`` for rows ``[N]``, which writes into ``self._storage``, calls
     ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns the slots ``[n]``. One
-    that may store others than the last n rows also defines :meth:`insert`.
+    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots.
+
+    Raises:
+        TypeError: when a subclass overrides ``extend`` of a writer that stores rows by :meth:`insert`, but not the
+            latter, which ``Replay`` calls.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
+            raise TypeError(
+                f"{cls.__name__} overrides extend, and {cls.__base__.__name__} stores rows by insert(data), which "
+                "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
+                "insert; extend calls it"
+            )
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.replay import Replay
 
 __all__ = ["ExploringAgent", "OffPolicyAgent", "weighted_mean"]
 
@@ -56,12 +57,9 @@ class OffPolicyAgent(SizedAgent):
     def on_fit_start(self) -> None:
         """Refuses a replay whose n-step returns are discounted differently."""
         data = training_data(self.trainer)
-        replay: Any = None if data is None else data.replay
-        transforms = getattr(getattr(replay, "_transform", None), "transforms", ())
-        for part in (replay, *transforms):  # returns are formed when rows are drawn, or before they are stored
-            built_with = getattr(part, "init_arguments", {})
-            n_steps, discount = built_with.get("n_steps", 1), built_with.get("discount")
-            if n_steps > 1 and discount != self.hparams["discount"]:
+        replay = None if data is None else data.replay
+        for n_steps, discount in replay.returns if isinstance(replay, Replay) else ():
+            if discount != self.hparams["discount"]:
                 raise ValueError(
                     f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
                     f"{self.hparams['discount']}; give both the same discount."

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
-from lightning_replay.parts import Insertion, ReplayWriter
+from lightning_replay.parts import ReplayWriter
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -38,10 +38,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         super().__init__(compilable=True)  # plain counters, see PackedStorage
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first; see :meth:`insert`, whose slots it returns."""
-        return self.insert(data).slots
-
-    def insert(self, data: TensorDictBase) -> Insertion:
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
@@ -53,8 +49,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """
         storage = self._storage
         if not isinstance(storage, PackedStorage):
-            index = super().extend(data.copy())  # TorchRL's writes an index into what it is given
-            return Insertion(index, slice(data.shape[0] - index.numel(), None))
+            return super().extend(data.copy())  # TorchRL's writes an index into what it is given
         count = data.shape[0]
         capacity = storage.capacity
         values = storage.checked_values(data)
@@ -81,7 +76,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return Insertion(index, slice(count - index.numel(), None))
+        return index
 
     def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:
         """Writes rows at the cursor, which moves behind them."""

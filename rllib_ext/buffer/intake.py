@@ -10,7 +10,6 @@ import numpy as np
 
 from rllib_ext.buffer.frame_stacks import check_stacks
 from rllib_ext.episodes.convert import EpisodeConverter, FlatEpisode
-from rllib_ext.episodes.running import RunningEpisodes
 from rllib_ext.episodes.task_progress import TaskProgress
 
 if TYPE_CHECKING:
@@ -49,9 +48,6 @@ class Intake:
         self._replay, self._converter, self._returns = replay, converter, returns
         self._formed, self._module_id = formed, module_id
         self.task_progress = TaskProgress(replay, progress) if isinstance(replay, CurriculumReplay) else None
-        self.running: RunningEpisodes | FormedReturns = (
-            formed if formed is not None and formed.waits else RunningEpisodes(replay, converter.fragments)
-        )
         self._interrupted = False
 
     @property
@@ -90,26 +86,30 @@ class Intake:
             self._converter.fragments.forget_running()  # the next fragments follow on rows that are missing
             raise
         stored += len(index)
-        stored += self.running.follow(rows, index)
+        if self._formed is not None:
+            stored += self._formed.follow(rows)
         if self.task_progress is not None:
             self.task_progress.update(self._converter.slices)
         self._replay.advance(env_steps=self._converter.fragments.steps)
         return Added(len(rows), stored)
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values from which :meth:`load_state` restores the running episodes."""
+        """Returns plain values from which :meth:`load_state` restores the progress of tasks."""
         progress = None if self.task_progress is None else self.task_progress.state()
-        return {"running": self.running.state(), "task_progress": progress}
+        return {"task_progress": progress}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state`. The episodes that ran are truncated once new steps arrive."""
-        self.running.load_state(state["running"])
+        if self._formed is not None:
+            self._formed.forget()
         self._interrupted = True
         if self.task_progress is not None:
             self.task_progress.load_state(state["task_progress"])
 
     def _close_interrupted(self) -> int:
-        stored = self.running.close()
+        stored = len(self._replay.end_episodes())
+        if self._formed is not None:
+            self._formed.forget()
         self._converter.fragments.forget_running()
         if self.task_progress is not None:
             self.task_progress.forget_running()

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightning_replay.parts import declared_writer
 from lightning_replay.transforms import NStepTransitions
-from lightning_replay.writers import RetentionWriter
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-    from torch import Tensor
 
     from lightning_replay.replay import Replay
 
@@ -41,7 +40,7 @@ class FormedReturns:
     def of(cls, replay: Replay) -> FormedReturns | None:
         """Returns ``None`` for replays that form returns at the draw."""
         formed = cls(replay)
-        is_scattered = isinstance(replay.writer, RetentionWriter)
+        is_scattered = declared_writer(replay.writer).may_refuse
         return formed if is_scattered or formed.waits else None
 
     @property
@@ -66,7 +65,7 @@ class FormedReturns:
             "gamma=...) says"
         )
 
-    def follow(self, rows: TensorDictBase, index: Tensor) -> int:
+    def follow(self, rows: TensorDictBase) -> int:
         """Notes the rows of an ``extend``; flushes episodes that broke off and returns the number of rows stored."""
         if self._transform is None:
             return 0
@@ -85,15 +84,6 @@ class FormedReturns:
             del self._continued[trajectory]
         return len(self._replay.flush(broken_off)) if broken_off else 0
 
-    def close(self) -> int:
-        """Flushes all episodes, which were interrupted; returns the number of rows stored."""
-        self._continued.clear()
-        return 0 if self._transform is None else len(self._replay.flush())
-
-    def state(self) -> list[list[int]]:
-        """Returns nothing: partial transitions are saved with the replay, and flushed by the first steps then."""
-        return []
-
-    def load_state(self, state: list[list[int]]) -> None:
-        """Removes the running episodes."""
+    def forget(self) -> None:
+        """Forgets the running episodes, all of which have ended."""
         self._continued.clear()

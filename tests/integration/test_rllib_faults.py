@@ -149,7 +149,7 @@ def test_a_lost_env_runner_is_replaced_and_no_episode_is_mixed_up(build: Any) ->
     for name, array in ((name, array) for runner in played_with for name, array in runner.items()):
         np.testing.assert_array_equal(array, weights[name])
     check_draws(buffer)
-    assert len(module.intake.running.state()) <= 5 and len(module.converter.fragments.state()["known"]) <= 5
+    assert len(module.converter.fragments.state()["known"]) <= 5
     assert result["replay_buffer"]["num_fragment_gaps_lifetime"] == 0
     assert result["replay_buffer"]["num_duplicate_env_steps_lifetime"] == 0
 

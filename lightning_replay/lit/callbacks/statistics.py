@@ -13,6 +13,7 @@ import torch
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
+from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.validation import checked_count
 
 __all__ = ["LogLevelStats", "LogReplayStats"]
@@ -69,7 +70,7 @@ class LogReplayStats(_LogStats):
         if source.updates_done // self.every_n_updates == self._last[0] // self.every_n_updates:
             return
         stats = _numbers(source.replay.stats(), "replay")
-        if hasattr(source.replay, "probabilities"):
+        if isinstance(source.replay, CurriculumReplay):
             stats |= _numbers(source.replay.probabilities(), "replay/probability")
         if isinstance(outputs, dict) and "td_error" in outputs:
             stats["train/td_error"] = float(outputs["td_error"].abs().mean())

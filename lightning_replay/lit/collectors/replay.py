@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
-import numpy as np
-import torch
 from gymnasium.vector import VectorEnv
-from torch import Tensor
 
 from lightning_replay.agents.foreign import acting_agent
 from lightning_replay.lit.collectors.vector import Collector, Rollout
@@ -60,9 +57,7 @@ class Collection(Collector):
         self._information = InformationColumns(info_keys)
         self._rollout: Rollout | None = None
         self._next_trajectory = 0
-        self._newest = np.zeros(0, dtype=np.int64)
-        self._is_open = np.zeros(0, dtype=np.bool_)
-        self._interrupted: tuple[Tensor, Tensor] | None = None
+        self._is_interrupted = False
         self._stored_steps = 0
 
     def collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
@@ -102,63 +97,36 @@ class Collection(Collector):
             self.env_steps = self._stored_steps
 
     def _start(self) -> Rollout:
-        if self._interrupted is not None:
-            device = self._replay.storage.device
-            self._replay.truncate(*(rows.to(device) for rows in self._interrupted))
-            self._interrupted = None
-            self._replay.flush()
+        if self._is_interrupted:
+            self._replay.end_episodes(range(self._next_trajectory))  # of which those that ended stay as they are
+            self._is_interrupted = False
         seed = int(self._generator.integers(2**31))
         self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
-        self._newest = np.full(self._rollout.num_envs, -1)
-        self._is_open = np.zeros(self._rollout.num_envs, dtype=np.bool_)
         return self._rollout
-
-    @property
-    def _transforms_that_wait(self) -> list[Any]:
-        """Transforms that store a step later than they are given it, such as returns over several steps."""
-        return [transform for transform in self._replay._transform.transforms if hasattr(transform, "flush")]
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
         rows = rollout.take_rows(rollout.pending_rows - excess)
-        index = self._replay.extend(rows)
-        # steps a transform waits with are closed by it, and rows the writer refused are not there to be closed
-        if len(index) == len(rows) and not self._transforms_that_wait:
-            environment = np.arange(len(rows)) % rollout.num_envs
-            # in order of time, so that the newest row of each environment is the one that stays
-            self._newest[environment] = index.cpu().numpy()
-            self._is_open[environment] = ~rows["next", "done"].squeeze(-1).numpy()
-        else:  # or the writer refused some, so that the slots do not identify the newest rows
-            self._is_open[:] = False
+        self._replay.extend(rows)
         if excess:
             self.env_steps = self._last_step
             self.close()
         self._stored_steps = self.env_steps
 
-    def _open_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Newest rows of episodes in progress: slots and generations."""
-        if self._rollout is None:
-            return self._interrupted
-        index = torch.from_numpy(self._newest[self._is_open]).to(self._replay.storage.device)
-        return index, self._replay.storage.generation_of(index)
-
     def close(self) -> None:
         """Closes the environments; their episodes are interrupted."""
         if self._rollout is None:
             return
-        self._interrupted = self._open_rows()
+        self._is_interrupted = True
         self._next_trajectory = self._rollout.next_trajectory
         self._rollout.close()
         self._rollout = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock, generator and open episodes, as plain values."""
-        index, generation = self._open_rows() or (torch.zeros(0), torch.zeros(0))
+        """Clock and generator, as plain values."""
         rollout = self._rollout
         return super().state_dict() | {
             "next_trajectory": self._next_trajectory if rollout is None else rollout.next_trajectory,
-            "open_index": [int(value) for value in index],
-            "open_generation": [int(value) for value in generation],
             "tasks": None if self._assignment is None else self._assignment.state_dict(),
             "missing_information": self._information.state_dict(),
         }
@@ -168,7 +136,7 @@ class Collection(Collector):
         super().load_state_dict(state)
         self._stored_steps = self.env_steps
         self._next_trajectory = state["next_trajectory"]
-        self._interrupted = (torch.tensor(state["open_index"]).long(), torch.tensor(state["open_generation"]).long())
+        self._is_interrupted = True
         if self._assignment is not None and state.get("tasks") is not None:
             self._assignment.load_state_dict(state["tasks"])
         self._information.load_state_dict(state.get("missing_information", self._information.keys))

@@ -26,6 +26,7 @@ from lightning_replay.lit.environments import make_environment, make_environment
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.lit.update_schedule import Pace
+from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers.progress import ReturnProgress
 from lightning_replay.validation import check_kind, checked_count
@@ -124,7 +125,7 @@ class ReplayDataModule(EnvStepDataModule):
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
-        self._tasks: list[str] = list(getattr(replay, "tasks", ()))
+        self._tasks = replay.tasks
         if progress is not None:
             check_kind("progress", progress, ReturnProgress, "an object of lightning_replay.schedulers, or None")
         if progress is not None and not self._tasks:
@@ -179,11 +180,10 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _hand_over_surprise(self) -> None:
         """Sets the agent's ``initial_surprise`` in a replay that needs it for new rows and has no function for it."""
-        writer: Any = self.replay.writer
+        writer = declared_writer(self.replay.writer)
         agent = surprise_agent(self._agent)
-        measure = None if agent is None else agent.initial_surprise
-        if measure is not None and getattr(writer, "initial_surprise", measure) is None:
-            writer.initial_surprise = measure
+        if agent is not None and writer.needs_initial_surprise:
+            writer.set_initial_surprise(agent.initial_surprise)
             self._handed_over = True
 
     def train_dataloader(self) -> UpdateStream:
@@ -243,8 +243,8 @@ class ReplayDataModule(EnvStepDataModule):
 
     def replay_stamp(self) -> Hashable:
         """Equal for two moments between which the replay was neither written, drawn from nor updated."""
-        generator_state = getattr(self.replay.sampler, "generator_state", None)
-        drawn = b"" if generator_state is None else generator_state().numpy().tobytes()
+        state = declared_sampler(self.replay.sampler).generator_state()
+        drawn = b"" if state is None else state.numpy().tobytes()
         return self.env_steps_done, self.updates_done, self.replay.awaits_priorities, drawn
 
     def state_dict(self) -> dict[str, Any]:
