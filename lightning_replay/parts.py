@@ -246,7 +246,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
         super().__init_subclass__(**kwargs)
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(
-                f"{cls.__name__} overrides extend, and {cls.__base__.__name__} stores rows by insert(data), which "
+                f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )

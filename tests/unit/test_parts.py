@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, transforms, writers
@@ -29,8 +28,6 @@ def test_every_exported_part_is_of_its_base_class(exported, base) -> None:
 def test_torchrls_parts_get_the_defaults() -> None:
     hooks = declared_sampler(RandomSampler())
     assert not hooks.uses_priorities and hooks.nbytes == 0 and hooks.num_slots is None
-    assert declared_sampler(TorchRLPrioritizedSampler(8, 0.6, 0.4)).uses_priorities
-    assert declared_sampler(TorchRLPrioritizedSampler(8, 0.6, 0.4)).num_slots == 8
     sampler = samplers.UniformSampler()
     assert declared_sampler(sampler) is sampler
     assert parts.declared_writer(TensorDictRoundRobinWriter()).keeps_order
