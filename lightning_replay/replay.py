@@ -34,6 +34,9 @@ from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger = logging.getLogger(__name__)
 
+# A draw that these refuse leaves them as they were; a subclass may change more.
+_UNCHANGED_WHERE_REFUSED = (UniformSampler, Prioritized)
+
 #: What ``update_priority`` takes beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
 
@@ -274,14 +277,14 @@ class Replay(EpisodicReplay):
         batch = rows[:1].clone()
         if self._sampler_hooks.draws_pairs:
             batch = torch.stack((batch, batch), 1)
-        drawing = _Drawing(self._transforms)
+        before = _draw_states(self._transforms)
         try:
             for transform in self._transforms:
                 if not isinstance(transform, ReplayTransform):
                     break  # it may make what the next ones need, and do more than that
                 batch = transform(batch)
         finally:
-            drawing.undo()
+            _undo_draws(before)
 
     def _given_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns the magnitudes of the TD errors among new rows, float32 ``[N]``; ``None`` where there are none."""
@@ -318,7 +321,8 @@ class Replay(EpisodicReplay):
             RuntimeError: the buffer is empty.
             ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved.
         """
-        self._check_usable()
+        if self._refusal is not None:
+            self._check_usable()
         if batch_size is None:
             batch_size = self._batch_size
         elif batch_size != self._batch_size:
@@ -335,29 +339,29 @@ class Replay(EpisodicReplay):
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
-            is_plain = self._is_plain
-            if is_plain and not self._sampler_may_fail:
+            sampler, transforms = self._sampler, self._transforms
+            # A batch that is just rows: packed, single, neither summed nor transformed.
+            is_plain = self._packed is not None and self._episodes is None and not len(transforms)
+            if is_plain and type(sampler) in _UNCHANGED_WHERE_REFUSED:
                 return self._draw(batch_size, is_plain=True)
-            if isinstance(self._sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
-                self._check_slices(self._sampler, self._storage, self._writer, batch_size)
-            drawing = _Drawing([self._sampler] if is_plain else [self._sampler, *self._transforms])
+            if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
+                self._check_slices(sampler, self._storage, self._writer, batch_size)
+            before = _draw_states([sampler, *transforms])
             try:
                 return self._draw(batch_size, is_plain=is_plain)
             except BaseException:  # a draw that fails is none: the next one is what it would have been
-                drawing.undo()
+                _undo_draws(before)
                 raise
-
-    @property
-    def _sampler_may_fail(self) -> bool:
-        """Whether the sampler may have changed when it refuses to draw."""
-        return type(self._sampler) not in (UniformSampler, Prioritized)
 
     def _draw(self, batch_size: int, *, is_plain: bool) -> tuple[TensorDictBase, dict[str, Any]]:
         index, info = self._sampler.sample(self._storage, batch_size)
         if isinstance(index, tuple):  # TorchRL's slices
             index = index[0]
         elif is_plain:
-            return self._gather(index, info), info
+            info["index"] = index
+            data = self._storage.get(index, extra=info)
+            info["generation"] = data.get("generation")
+            return data, info
         if self._packed is not None:
             data = self._packed.get(index, extra={"index": index})
         else:
@@ -377,17 +381,6 @@ class Replay(EpisodicReplay):
             if data.get(key, None) is not value:
                 data.set(key, value)
         return data, info
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a batch is just rows: packed, single, and neither summed nor transformed."""
-        return self._packed is not None and self._episodes is None and not len(self._transforms)
-
-    def _gather(self, index: Tensor, info: dict[str, Any]) -> TensorDictBase:
-        info["index"] = index
-        data = self._storage.get(index, extra=info)
-        info["generation"] = data.get("generation")
-        return data
 
     def update_priority(
         self,
@@ -517,16 +510,14 @@ class Replay(EpisodicReplay):
         self._check_slices = SliceCheck()
 
 
-class _Drawing:
-    """Parts before they draw, so that their draws can be undone."""
+def _draw_states(parts: Iterable[Any]) -> list[tuple[Drawing, Any]]:
+    """Returns the parts that draw, each with what a draw changes."""
+    return [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
 
-    def __init__(self, parts: Iterable[Any]) -> None:
-        self._before = [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
 
-    def undo(self) -> None:
-        """Undoes the draws since then."""
-        for part, state in self._before:
-            part.undo_draw(state)
+def _undo_draws(before: list[tuple[Drawing, Any]]) -> None:
+    for part, state in before:
+        part.undo_draw(state)
 
 
 class _EntryState(NamedTuple):

@@ -87,6 +87,9 @@ class NumbaTree:
     def min(self) -> Tensor:
         return torch.tensor(self._minima[self._root], dtype=torch.float32)
 
+    def bounds(self) -> tuple[float, float]:
+        return float(self._sums[self._root]), float(self._minima[self._root])
+
     def has_mass(self) -> bool:
         return bool(self._sums[self._root] > 0)
 

@@ -116,6 +116,10 @@ class TorchTree:
     def min(self) -> Tensor:
         return self._minima[-1].amin()
 
+    def bounds(self) -> tuple[float, float]:
+        """Returns the sum and the smallest positive value; waits for the device."""
+        return float(self.total()), float(self.min())
+
     def has_mass(self) -> bool:
         """Whether anything can be drawn; waits for the device."""
         return bool(self.total() > 0)

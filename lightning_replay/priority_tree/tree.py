@@ -106,6 +106,10 @@ class PriorityTree:
         """Smallest positive value, a float32 scalar on the device; infinity when there is none."""
         return self._tree.min()
 
+    def bounds(self) -> tuple[float, float]:
+        """Returns the sum of all values and the smallest positive one, as numbers; waits for the device."""
+        return self._tree.bounds()
+
     def argmin(self) -> Tensor:
         """Slot of the smallest present value, zero included, the lowest slot of equals; -1 when none is present.
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +18,25 @@ from lightning_replay.priority_updates import flat_index, matching_priority, ref
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.access import occupancy_of
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
+
+
+class DrawnRatios(NamedTuple):
+    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each.
+
+    Attributes:
+        ratio: float64 ``[B]``, ``|B| P`` of each row.
+        smallest: the least it can be for any row of any table drawn from.
+    """
+
+    ratio: np.ndarray
+    smallest: float
+
+    def importance(self, exponent: float) -> np.ndarray:
+        """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
+        return (self.ratio / self.smallest) ** -exponent
 
 
 class WithinTables(Seeded, TorchRLNames):
@@ -71,6 +88,7 @@ class WithinTables(Seeded, TorchRLNames):
     @priority_exponent.setter
     def priority_exponent(self, value: float) -> None:
         self._priority_exponent = checked_number("priority_exponent", value, 0.0)
+        self.uses_priorities = self._priority_exponent > 0
         self._forget_trees()
 
     @abstractmethod
@@ -80,11 +98,6 @@ class WithinTables(Seeded, TorchRLNames):
         Raises:
             RuntimeError: no table can be drawn from.
         """
-
-    @property
-    def uses_priorities(self) -> bool:  # type: ignore[override]
-        """Whether it learns from TD errors."""
-        return self.priority_exponent > 0
 
     @property
     def default_priority(self) -> float:
@@ -125,11 +138,11 @@ class WithinTables(Seeded, TorchRLNames):
         rows = self.rows_of_tables(tables, batch_size)
         self._attach_tables(tables)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
-        table = np.repeat(np.arange(len(tables)), rows)
-        ratio = None
+        table = np.repeat(np.arange(len(rows)), rows)
+        drawn = None
         if self.uses_priorities:
             self._follow(tables)
-            places, ratio = self._by_priority(tables, uniform, rows)
+            places, drawn = self._by_priority(tables, uniform.cpu(), rows)
         else:
             length = tables.length[table]
             # Never the length itself, to which a product close to it may be rounded.
@@ -138,59 +151,51 @@ class WithinTables(Seeded, TorchRLNames):
         slots = tables.entries[tables.offset[table] + places]
         self._clocks["draws"] += 1
         self.rows_drawn += rows
-        device = storage.device
-        info = self.describe(tables, table, slots, ratio)
-        return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
+        info = self.describe(tables, table, slots, drawn)
+        if storage.device.type != "cpu":
+            info = {key: value.to(storage.device) for key, value in info.items()}
+        return torch.from_numpy(slots).to(storage.device), info
 
     def describe(
-        self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
-        """What a batch carries besides its rows.
+        """Returns what a batch carries besides its rows.
 
         Args:
             tables: drawn from.
             table: int64 ``[B]``, of each row.
             slots: int64 ``[B]``.
-            ratio: float64 ``[B]``, how often each row is drawn compared with a uniform draw from its table; ``None``
-                without priorities.
+            drawn: how often each row is drawn; ``None`` without priorities.
         """
-        if ratio is None or self.beta == 0:
+        beta = self.beta
+        if drawn is None or beta == 0:
             return {}
-        return {"priority_weight": torch.from_numpy(self.importance(tables, ratio)).float()}
+        return {"priority_weight": torch.from_numpy(drawn.importance(beta)).float()}
 
-    def importance(self, tables: Tables, ratio: np.ndarray) -> np.ndarray:
-        """``ratio ** -β`` over the largest it can be for any row of any table drawn from, float64 ``[B]``."""
-        return (ratio / self._smallest_ratio(tables)) ** -self.beta
+    def _drawable(self, tables: Tables) -> np.ndarray:
+        """Returns whether rows of each table may be in a batch once it holds enough, bool ``[L]``."""
+        return np.ones(len(self._trees), dtype=np.bool_)
 
-    def _is_drawn_from(self, table: int) -> bool:
-        """Whether rows of a table may be in a batch, once it holds enough."""
-        return True
-
-    def _smallest_ratio(self, tables: Tables) -> float:
-        drawable = [
-            number for number, tree in enumerate(self._trees) if self._is_drawn_from(number) and tree.has_mass()
-        ]
-        return min(float(self._trees[number].min()) * self._scale(tables, number) for number in drawable)
-
-    def _scale(self, tables: Tables, number: int) -> float:
-        """What turns a value of a table's tree into a ratio."""
-        return float(tables.length[number]) / float(self._trees[number].total())
-
-    def _by_priority(self, tables: Tables, uniform: Tensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places, ratios = [], []
-        for number, part in enumerate(uniform.cpu().split(rows.tolist())):
-            if not len(part):
+    def _by_priority(self, tables: Tables, uniform: Tensor, rows: np.ndarray) -> tuple[np.ndarray, DrawnRatios]:
+        """Draws ``rows`` entries of each table in proportion to their priorities."""
+        places, ratios, smallest = [], [], math.inf
+        length, drawable = tables.length, self._drawable(tables)
+        for number, (tree, part) in enumerate(zip(self._trees, uniform.split(rows.tolist()), strict=True)):
+            total, least = tree.bounds()
+            scale = float(length[number]) / total if total > 0 else 0.0  # turns a value of the tree into a ratio
+            if drawable[number] and total > 0:
+                smallest = min(smallest, least * scale)
+            if not rows[number]:
                 continue
-            tree = self._trees[number]
-            if not tree.has_mass():
+            if total <= 0:
                 raise RuntimeError(
                     f"every row of table {tables.names[number]!r} has priority 0 and priority_offset is "
                     f"{self.priority_offset}, so none can be drawn; use a positive priority_offset"
                 )
             place, over_smallest = tree.draw(part)
             places.append(place.numpy())
-            ratios.append(over_smallest.double().numpy() * float(tree.min()) * self._scale(tables, number))
-        return np.concatenate(places), np.concatenate(ratios)
+            ratios.append(over_smallest.double().numpy() * least * scale)
+        return np.concatenate(places), DrawnRatios(np.concatenate(ratios), smallest)
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
@@ -237,13 +242,14 @@ class WithinTables(Seeded, TorchRLNames):
 
     def _attach_tables(self, tables: Tables) -> None:
         """Sizes everything for the tables, at the first call."""
-        if len(self.rows_drawn) != len(tables):
-            self.rows_drawn = np.zeros(len(tables), dtype=np.int64)
-        if not self.uses_priorities or len(self._trees) == len(tables):
+        count = len(tables.names)
+        if len(self.rows_drawn) != count:
+            self.rows_drawn = np.zeros(count, dtype=np.int64)
+        if not self.uses_priorities or len(self._trees) == count:
             return
         self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
-        self._known = np.zeros(len(tables), dtype=np.int64)
-        self._known_first = np.zeros(len(tables), dtype=np.int64)
+        self._known = np.zeros(count, dtype=np.int64)
+        self._known_first = np.zeros(count, dtype=np.int64)
         if len(self._priority) != tables.num_slots:
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
@@ -320,7 +326,7 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
     Raises:
         TypeError: its writer keeps none.
     """
-    tables = occupancy_of(storage)
+    tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise TypeError(
             f"{type(sampler).__name__} draws from tables and the buffer's writer keeps none; give it an "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.samplers.table_corrections import Correction
-from lightning_replay.samplers.table_sampler import WithinTables
+from lightning_replay.samplers.table_sampler import DrawnRatios, WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables.tables import Tables
@@ -144,17 +144,18 @@ class TableShares(WithinTables):
         self._names = list(names)
 
     def describe(
-        self, tables: Tables, table: np.ndarray, slots: np.ndarray, ratio: np.ndarray | None
+        self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
         """Tables of the rows, their weights if there are any, and the probabilities of ``return_probabilities``."""
         info = {"table": torch.from_numpy(table)}
-        weight = None if ratio is None or self.beta == 0 else self.importance(tables, ratio)
+        beta = self.beta
+        weight = None if drawn is None or beta == 0 else drawn.importance(beta)
         corrected = None
         if self.correction is not None or self.return_probabilities:
             shares = self._drawn_shares(tables, table)
             corrected = None if self.correction is None else self.correction(tables, shares, slots)
             if self.return_probabilities:
-                info |= self._probabilities(shares[table], corrected, ratio)
+                info |= self._probabilities(shares[table], corrected, drawn)
         if corrected is not None:
             weight = corrected if weight is None else weight * corrected
         if weight is not None:
@@ -163,12 +164,12 @@ class TableShares(WithinTables):
         return info
 
     def _probabilities(
-        self, share: np.ndarray, corrected: np.ndarray | None, ratio: np.ndarray | None
+        self, share: np.ndarray, corrected: np.ndarray | None, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
         """Returns the probability of each row's table, and each row's weight, not divided by the largest."""
         raw = np.ones(len(share)) if corrected is None else corrected
-        if ratio is not None:
-            raw = raw * ratio**-self.beta
+        if drawn is not None:
+            raw = raw * drawn.ratio**-self.beta
         return {"table_probability": torch.from_numpy(share).float(), "raw_weight": torch.from_numpy(raw).float()}
 
     def _drawn_shares(self, tables: Tables, table: np.ndarray) -> np.ndarray:
@@ -178,8 +179,8 @@ class TableShares(WithinTables):
         # With a fixed number of rows from each table, rounding makes the drawn shares differ from the configured ones.
         return np.bincount(table, minlength=len(tables)) / len(table)
 
-    def _is_drawn_from(self, table: int) -> bool:
-        return bool(self._share[table] > 0)
+    def _drawable(self, tables: Tables) -> np.ndarray:
+        return self._share > 0
 
     def __repr__(self) -> str:
         return f"TableShares({self.table_shares}, priority_exponent={self.priority_exponent})"

@@ -74,7 +74,7 @@ class Tables(Occupancy):
     @property
     def length(self) -> np.ndarray:
         """Entries of each table, int64 ``[L]``."""
-        return self.appended - self.first
+        return np.minimum(self.appended - self._first, self.capacity)
 
     @property
     def first(self) -> np.ndarray:
