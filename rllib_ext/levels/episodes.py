@@ -65,7 +65,7 @@ class Fragment:
 
 
 @dataclasses.dataclass
-class ActiveEpisode:
+class PendingEpisode:
     """An episode that has begun and has no score yet.
 
     Attributes:
@@ -94,7 +94,7 @@ class ActiveEpisode:
         return self.last is not None and self.steps == self.last.t_started + len(self.last)
 
 
-class ActiveEpisodes:
+class PendingEpisodes:
     """Tracks the episodes in flight by RLlib's ids.
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
@@ -112,19 +112,19 @@ class ActiveEpisodes:
 
     def __init__(self, max_lag: int, max_pending: int) -> None:
         self._max_lag, self._max_pending = max_lag, max_pending
-        self._active: dict[str, ActiveEpisode] = {}
-        self._by_player: dict[Player, dict[str, ActiveEpisode]] = {}
+        self._active: dict[str, PendingEpisode] = {}
+        self._by_player: dict[Player, dict[str, PendingEpisode]] = {}
         self._begun = 0
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
     def __len__(self) -> int:
         return len(self._active)
 
-    def get(self, episode_id: str | None) -> ActiveEpisode | None:
+    def get(self, episode_id: str | None) -> PendingEpisode | None:
         """Returns the episode of an id; ``None`` if it is not in flight."""
         return None if episode_id is None else self._active.get(episode_id)
 
-    def begin(self, episode_id: str, episode: ActiveEpisode) -> None:
+    def begin(self, episode_id: str, episode: PendingEpisode) -> None:
         """Adds an episode that begins."""
         self._begun += 1
         episode.number = self._begun
@@ -137,17 +137,17 @@ class ActiveEpisodes:
         self.begin(new_id, episode)
         return episode.level_id
 
-    def lose(self, *episode_ids: str) -> list[ActiveEpisode]:
+    def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""
         lost = [self._remove(name) for name in episode_ids if name in self._active]
         self.counts["episodes_lost"] += len(lost)
         return lost
 
-    def lose_runner(self, runner: int) -> list[ActiveEpisode]:
+    def lose_runner(self, runner: int) -> list[PendingEpisode]:
         """Removes the episodes of an EnvRunner."""
         return self.lose(*(name for name, episode in self._active.items() if episode.player[0] == runner))
 
-    def lose_excess(self, player: Player) -> list[ActiveEpisode]:
+    def lose_excess(self, player: Player) -> list[PendingEpisode]:
         """Removes the oldest episodes of an environment beyond ``max_pending``."""
         pending = list(self._by_player.get(player, ()))
         return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
@@ -157,13 +157,13 @@ class ActiveEpisodes:
         self._active.clear()
         self._by_player.clear()
 
-    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[ActiveEpisode, Fragment]], list[ActiveEpisode]]:
+    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
 
         Returns:
             Fragments to learn from, each with its episode, ends last; and the episodes given up without a score.
         """
-        learned: list[tuple[ActiveEpisode, Fragment]] = []
+        learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[Player, int] = {}
         for fragment in fragments:
             episode = self._active.get(fragment.episode_id)
@@ -196,12 +196,12 @@ class ActiveEpisodes:
                         late.append(name)
         return late
 
-    def _end(self, episode_id: str) -> tuple[ActiveEpisode, Fragment]:
+    def _end(self, episode_id: str) -> tuple[PendingEpisode, Fragment]:
         episode = self._remove(episode_id)
         assert episode.last is not None
         return episode, episode.last
 
-    def _remove(self, episode_id: str) -> ActiveEpisode:
+    def _remove(self, episode_id: str) -> PendingEpisode:
         episode = self._active.pop(episode_id)
         pending = self._by_player[episode.player]
         del pending[episode_id]

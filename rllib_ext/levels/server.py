@@ -13,7 +13,7 @@ from ray import cloudpickle
 
 from lightning_replay.saving import read_state, write_state
 from lightning_replay.saving.state import STATE_MANIFEST
-from rllib_ext.levels.episodes import ActiveEpisode, ActiveEpisodes, Fragment
+from rllib_ext.levels.episodes import Fragment, PendingEpisode, PendingEpisodes
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -33,7 +33,7 @@ class LevelServer:
     Args:
         packed: the level buffer, by cloudpickle.
         environments: that play.
-        max_lag, max_pending: see :class:`~rllib_ext.levels.episodes.ActiveEpisodes`.
+        max_lag, max_pending: see :class:`~rllib_ext.levels.episodes.PendingEpisodes`.
         flush: whether unfinished episodes are scored after every update, see
             :meth:`~lightning_replay.levels.LevelSelector.flush`.
         spare: directory for :meth:`report`, on the disk of this node.
@@ -44,7 +44,7 @@ class LevelServer:
     ) -> None:
         self._levels = cloudpickle.loads(packed)
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
-        self._episodes = ActiveEpisodes(max_lag, max_pending)
+        self._episodes = PendingEpisodes(max_lag, max_pending)
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: list[str] = []
@@ -89,7 +89,7 @@ class LevelServer:
         self._played[level_id] = None
         if len(self._played) > _MOST_PLAYED:
             del self._played[next(iter(self._played))]
-        self._episodes.begin(episode_id, ActiveEpisode(episode_id, level_id, player))
+        self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
         self._abandon(self._episodes.lose_excess(player))
         self._abandon_left()
         return level_id
@@ -184,7 +184,7 @@ class LevelServer:
                 self._levels.abandon(actor)
             self._left = []
 
-    def _abandon(self, episodes: Sequence[ActiveEpisode]) -> None:
+    def _abandon(self, episodes: Sequence[PendingEpisode]) -> None:
         for episode in episodes:
             self._levels.abandon(episode.actor)
 

@@ -8,21 +8,21 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_ext.levels.episodes import ActiveEpisode, ActiveEpisodes, Fragment
+from rllib_ext.levels.episodes import Fragment, PendingEpisode, PendingEpisodes
 
 
 def fragment(name: str, start: int, length: int, done: bool = False) -> Fragment:
     return Fragment(name, start, np.ones(length, np.float32), np.zeros(length + 1, np.float32), done, False)
 
 
-def begun(*names: str, max_lag: int = 2, max_pending: int = 100, player: tuple[int, int] = (1, 0)) -> ActiveEpisodes:
-    episodes = ActiveEpisodes(max_lag, max_pending)
+def begun(*names: str, max_lag: int = 2, max_pending: int = 100, player: tuple[int, int] = (1, 0)) -> PendingEpisodes:
+    episodes = PendingEpisodes(max_lag, max_pending)
     for number, name in enumerate(names):
-        episodes.begin(name, ActiveEpisode(name, number, player))
+        episodes.begin(name, PendingEpisode(name, number, player))
     return episodes
 
 
-def taken(episodes: ActiveEpisodes, *fragments: Fragment) -> tuple[list[tuple[str, int]], list[str]]:
+def taken(episodes: PendingEpisodes, *fragments: Fragment) -> tuple[list[tuple[str, int]], list[str]]:
     """Actor and first step of what is learned, and actors given up."""
     learned, lost = episodes.take(fragments)
     return [(episode.actor, one.t_started) for episode, one in learned], [episode.actor for episode in lost]
@@ -49,7 +49,7 @@ def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None
 def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
     # a lacks its end, b a piece in the middle, c is complete, d goes on; e of another environment has all the time
     episodes = begun("a", "b", "c", "d", max_lag=2)
-    episodes.begin("e", ActiveEpisode("e", 9, (1, 1)))
+    episodes.begin("e", PendingEpisode("e", 9, (1, 1)))
     assert taken(episodes, fragment("a", 0, 2), fragment("b", 0, 2), fragment("b", 4, 1, done=True))[0] == [
         ("a", 0),
         ("b", 0),
@@ -63,7 +63,7 @@ def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
 
 def test_a_runner_or_too_many_episodes_of_an_environment_are_given_up() -> None:
     episodes = begun("a", "b", "c", max_pending=2)
-    episodes.begin("d", ActiveEpisode("d", 0, (2, 0)))
+    episodes.begin("d", PendingEpisode("d", 0, (2, 0)))
     assert [one.actor for one in episodes.lose_excess((1, 0))] == ["a"]
     assert [one.actor for one in episodes.lose_runner(1)] == ["b", "c"]
     assert episodes.lose("a", "unknown") == [] and episodes.counts["episodes_lost"] == 3
