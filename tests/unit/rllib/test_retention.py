@@ -265,9 +265,8 @@ def test_a_restored_buffer_draws_alike_and_stores_what_waited_once_steps_arrive(
     waits = expected_rows(7, 9, n_step, False) if n_step > 1 else Counter()
     whole = expected_rows(0, 6, n_step, False) + expected_rows(100, 105, n_step, True)
     assert stored_rows(again) == whole + expected_rows(6, 9, n_step, False) - waits
-    if n_step == 1:
-        rows = again.replay.storage.get(slice(0, len(again)))
-        assert rows["observation"][rows["next", "truncated"].flatten(), 0].tolist() == [5.0]
+    # where rows may be refused, the newest stored one need not be the last of its episode: it is not marked
+    assert not again.replay.storage.get(slice(0, len(again)))["next", "truncated"].any()
 
 
 def test_rows_that_are_refused_are_counted_as_such() -> None:
@@ -288,12 +287,6 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
     retention = result["retention"]
     assert (retention["admitted"], retention["refused"], retention["evicted"]) == (6, 5, 1)
     assert result["bytes_stored"] == buffer.replay.nbytes
-    # the episode that was refused has no row to be closed, and the one that entered has
-    again = RecipeEpisodeReplayBuffer(None, capacity=5, writer=surprise, seed=0)
-    again.set_state(buffer.get_state())
-    again.add(numbered("c", 1, offset=300))
-    rows = again.replay.storage.get(slice(0, 5))
-    assert rows["observation"][rows["next", "truncated"].flatten(), 0].tolist() == [-100.0]
 
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
