@@ -96,6 +96,7 @@ class SamplerHooks(Drawing):
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
     draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
     draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
+    reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
     num_slots: int | None = None  #: Slots the sampler has room for; ``None`` where it fits every storage.
     rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)  #: Rows drawn so far from each table, int64 ``[L]``.
 
@@ -135,6 +136,7 @@ class WriterHooks(Drawing):
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` takes for this writer.
     checks_rows: bool = False  #: Whether :meth:`insert` has the storage check all rows before it changes anything.
     may_refuse: bool = False  #: Whether rows are left out that a storage has room for.
+    keeps_tables: bool = False  #: Whether slots are held by :class:`~lightning_replay.tables.tables.Tables`.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
 

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
+from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for
@@ -25,6 +25,7 @@ from lightning_replay.parts import Drawing, ReplayTransform, declared_sampler, d
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
+from lightning_replay.samplers.table_sampler import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import EntryState
@@ -73,6 +74,7 @@ class Replay(EpisodicReplay):
         TypeError: an option of another kind.
         ValueError: ``batch_size`` is not positive or above the capacity; a sampler with fewer slots than the storage;
             TorchRL's ``SliceSampler`` with a writer that keeps no order of time.
+        TypeError: parts that do not work together, such as a sampler of tables and a writer without.
 
     Example:
         >>> import torch
@@ -123,10 +125,8 @@ class Replay(EpisodicReplay):
         self._check_slices = SliceCheck()
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
         sampler = UniformSampler() if sampler is None else sampler
-        _check_room(sampler, storage.max_size)
         writer = FirstInFirstOutWriter() if writer is None else writer
-        if isinstance(sampler, SliceSampler):
-            check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
+        _check_parts(storage, sampler, writer, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -541,15 +541,24 @@ def _identity_of(batch: TensorDictBase, generation: Tensor | None) -> tuple[Tens
     return index, batch.get("generation", None) if generation is None else generation
 
 
-def _check_room(sampler: Sampler, capacity: int) -> None:
-    """Refuses a sampler that has fewer slots than the storage: it would fail once the storage has filled up so far."""
-    hooks = declared_sampler(sampler)
-    room = hooks.num_slots
-    if room is not None and room < capacity:
+def _check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
+    """Refuses parts that would not work together: some would fail only once rows are stored or drawn."""
+    hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
+    if hooks.num_slots is not None and hooks.num_slots < capacity:
         raise ValueError(
-            f"capacity of {type(hooks.base_sampler).__name__} is {room} and that of the storage {capacity}; build the "
-            f"sampler with capacity={capacity}"
+            f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
+            f"build the sampler with capacity={capacity}"
         )
+    if hooks.draws_from_tables and not declared_writer(writer).keeps_tables:
+        raise without_tables(type(hooks.base_sampler).__name__)
+    if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
+        reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
+        raise TypeError(
+            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+            "LazyTensorStorage"
+        )
+    if isinstance(sampler, SliceSampler):
+        check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
 
 
 def _path(key: NestedKey) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
 
-    draws_pairs = True
+    draws_pairs = reads_columns = True
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which are the business of ``first``.

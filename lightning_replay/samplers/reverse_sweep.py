@@ -57,6 +57,8 @@ class ReverseSweepSampler(UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
+    reads_columns = True
+
     def __init__(
         self,
         goal: ConditionLike,

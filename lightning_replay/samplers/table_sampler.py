@@ -321,15 +321,20 @@ class WithinTables(Seeded, TorchRLNames):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """The tables over a storage.
+    """Returns the tables over a storage.
 
     Raises:
         TypeError: its writer keeps none.
     """
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
-        raise TypeError(
-            f"{type(sampler).__name__} draws from tables and the buffer's writer keeps none; give it an "
-            "EventTableWriter or a TaskTableWriter"
-        )
+        raise without_tables(type(sampler).__name__)
     return tables
+
+
+def without_tables(sampler: str) -> TypeError:
+    """Returns the error for a sampler of tables, by its name, beside a writer that keeps none."""
+    return TypeError(
+        f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
+        "TaskTableWriter"
+    )

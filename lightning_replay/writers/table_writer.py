@@ -31,7 +31,7 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         tables: where the slots are kept.
     """
 
-    checks_rows = True
+    checks_rows = keeps_tables = True
     tables: Tables
 
     def __init__(self, tables: Tables) -> None:

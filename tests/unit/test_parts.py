@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement, TensorDictRoundRobinWriter
 
-from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, transforms, writers
+from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.parts import Insertion, ReplaySampler, ReplayTransform, ReplayWriter, declared_sampler
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
@@ -71,3 +73,53 @@ def test_given_priorities_go_to_the_rows_that_entered() -> None:
     leaves = replay.sampler.state_dict()["tree"]["leaves"]
     rows = replay.storage.get(torch.arange(4))["observation"][:, 0]
     assert torch.equal(leaves, rows)
+
+
+TABLES = [EventTable("high", condition=reward_at_least(3.0), history_length=2, capacity=8, min_size=1)]
+SAMPLERS = {
+    "uniform": samplers.UniformSampler,
+    "prioritized": lambda: samplers.PrioritizedSampler(32),
+    "neighborhood mixup": lambda: samplers.NeighborhoodMixupSampler(num_neighbors=2),
+    "continuous transition": samplers.ContinuousTransitionSampler,
+    "random pairs": samplers.RandomPairSampler,
+    "reverse sweep": lambda: samplers.ReverseSweepSampler(reward_at_least(3.0)),
+    "shares of event tables": lambda: samplers.TableShares({"default": 0.5, "high": 0.5}),
+    "shares of task tables": lambda: samplers.TableShares({"a": 0.5, "b": 0.5}),
+    "scheduled": lambda: samplers.ScheduledSampler(["a", "b"], schedulers.UniformTasks()),
+    "continuous correction": lambda: samplers.ContinuousCorrectionSampler(event_share=0.5),
+}
+WRITERS = {
+    "ring": FirstInFirstOutWriter,
+    "retention": lambda: RetentionWriter(writers.SurpriseOnly()),
+    "event tables": lambda: writers.EventTableWriter(16, TABLES),
+    "task tables": lambda: writers.TaskTableWriter(["a", "b"], 8),
+    "TorchRL's ring": TensorDictRoundRobinWriter,
+}
+STORAGES = [PackedStorage, LazyTensorStorage, ListStorage]
+OF_OTHER_TABLES = {("shares of event tables", "task tables"), ("shares of task tables", "event tables")}
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.__name__)
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_parts_work_together_or_are_refused_when_the_buffer_is_built(sampler, writer, storage) -> None:
+    if (sampler, writer) in OF_OTHER_TABLES:
+        pytest.skip("names tables that the writer has not, which only a draw can find")
+    chosen = SAMPLERS[sampler]()
+    transform = transforms.MixPairs(0.4, keys=["observation"]) if chosen.draws_pairs else None
+    try:
+        replay = Replay(
+            storage=storage(32), sampler=chosen, writer=WRITERS[writer](), transform=transform, batch_size=4, seed=0
+        )
+    except (TypeError, ValueError) as refusal:
+        assert any(
+            name in str(refusal) for name in ("PackedStorage", "LazyTensorStorage", "TableWriter", "TableShares")
+        )
+        return
+    rows = numbered_steps(0, 10).set("task", torch.arange(10) % 2)
+    replay.extend(rows)
+    for _ in range(3):
+        batch = replay.sample()
+        if replay.is_prioritized:
+            replay.update_priority(batch, torch.ones(4))
+    assert len(batch) == 4
