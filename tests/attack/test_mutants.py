@@ -55,7 +55,7 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
         return write(save, *more)
 
     monkeypatch.setattr(state, "write_data", over_the_old)
-    monkeypatch.setattr("lightning_replay.checkpoint.write_data", over_the_old)
+    monkeypatch.setattr("lightning_replay.checkpoint.replay.write_data", over_the_old)
     finds(kills.attack(kind, seed=1, kills=30), "leaves nothing")
 
 
