@@ -141,9 +141,13 @@ class AssembledReplay(BufferHooks, SavedReplay):
             TypeError, ValueError: readings that are no whole numbers from 0 on; nothing is changed.
         """
         for name, reading in (("env_steps", env_steps), ("updates", updates)):
-            if reading is not None:
+            if reading is not None and (type(reading) is not int or reading < 0):
                 checked_count(name, reading, 0)
-        with self._changing():
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:  # before every update of an agent, so without _changing
+            if self._refusal is not None:
+                self._check_usable()
             self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
             self._writer_hooks.advance(env_steps=env_steps, updates=updates)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.access import device_of, occupancy_of
+from lightning_replay.storage.access import device_of
+from lightning_replay.storage.packed import PackedStorage
 
 
 @recorded
@@ -53,11 +55,12 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         stored = len(storage)
         if stored == 0:
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
-        index = occupancy_of(storage).sample(batch_size, self._generator)
-        device = device_of(storage)
-        if device is not None and device != index.device:
-            index = index.to(device)
-        return index, {}
+        if not isinstance(storage, PackedStorage):
+            index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
+            device = device_of(storage)
+        else:
+            index, device = storage.occupancy.sample(batch_size, self._generator), storage.device
+        return index if device is None or device == index.device else index.to(device), {}
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Ignored: a uniform draw has no priorities."""
