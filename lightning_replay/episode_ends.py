@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_replay.assembled import AssembledReplay
 from lightning_replay.episodes.running import newest_running
-from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.episodes.tracker import EpisodeTracker, read_trajectory
 from lightning_replay.storage.access import device_of, occupancy_of
 
 
@@ -39,9 +39,7 @@ class EpisodicReplay(AssembledReplay):
         Raises:
             ValueError: the writer keeps no order of rows.
         """
-        slots = occupancy_of(self._storage).slots()
-        slots = slots.to(device_of(self._storage) or "cpu")
-        age = self._writer_hooks.age_of(slots)
+        slots, age = self._stored_slots(), self._age_of_stored()
         if age is None:
             raise ValueError(
                 f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
@@ -49,13 +47,25 @@ class EpisodicReplay(AssembledReplay):
             )
         return slots[age.to(slots.device).argsort(descending=True)]
 
+    def _stored_slots(self) -> Tensor:
+        return occupancy_of(self._storage).slots().to(device_of(self._storage) or "cpu")
+
+    def _age_of_stored(self) -> Tensor | None:
+        return self._writer_hooks.age_of(self._stored_slots())
+
+    def _trajectories(self) -> list[int | None]:
+        """Returns the ids of all stored trajectories; ``[None]`` where rows have none."""
+        slots = self._stored_slots()
+        ids = read_trajectory(self._storage, slots) if len(slots) else None
+        return [None] if ids is None else ids.unique().tolist()
+
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
 
         Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
         each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
-        the last step of its episode (a writer that refuses rows, returns formed before they are stored) it stays as it
-        is, and only what comes next is kept apart from it. Looks at all rows once, O(N).
+        the last step of its episode (a writer that refuses rows or keeps no order, returns formed before they are
+        stored) it stays as it is, and only what comes next is kept apart from it. Looks at all rows once, O(N).
 
         Args:
             trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
@@ -65,7 +75,6 @@ class EpisodicReplay(AssembledReplay):
 
         Raises:
             TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
-            ValueError: the writer keeps no order of rows, by which the newest of an episode is found.
         """
         named = None if trajectories is None else list(trajectories)
         stored = self.flush(named)
@@ -75,8 +84,12 @@ class EpisodicReplay(AssembledReplay):
                     f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
                     "Build the buffer with storage=PackedStorage(capacity)"
                 )
+            keeps_last_steps = not self._writer_hooks.may_refuse and self._age_of_stored() is not None
+            if not keeps_last_steps:
+                self.break_episodes(self._trajectories() if named is None else named)
+                return stored
             index, running = newest_running(self._packed, self.oldest_first(), named)
-            if self._writer_hooks.may_refuse or any(one.delays_rows for one in self._own_transforms()):
+            if any(one.delays_rows for one in self._own_transforms()):
                 self.break_episodes(running)
             elif len(index):
                 self._mark_truncated(index)

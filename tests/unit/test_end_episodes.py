@@ -13,7 +13,7 @@ from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least, sustained
 from lightning_replay.samplers import ContinuousTransitionSampler
 from lightning_replay.transforms import NStepTransitions
-from lightning_replay.writers import SurpriseOnly
+from lightning_replay.writers import FirstInFirstOutWriter, SurpriseOnly
 from tests.transitions import numbered_steps
 
 
@@ -118,3 +118,17 @@ def test_over_torchrls_writer_and_storage() -> None:
     replay.extend(interleaved(0, [1, 2, 1]))
     with pytest.raises(TypeError, match="end_episodes marks rows in a PackedStorage; the storage is a LazyTensorStor"):
         replay.end_episodes()
+
+
+def test_without_an_order_of_rows_nothing_is_marked_and_nothing_follows() -> None:
+    class Unordered(FirstInFirstOutWriter):
+        def age_of(self, index):
+            return None
+
+    replay = Replay(storage=PackedStorage(8), writer=Unordered(), batch_size=4, n_steps=2, discount=0.5, seed=0)
+    replay.extend(interleaved(0, [7, 7]))
+    replay.end_episodes()
+    replay.extend(interleaved(2, [7]))
+    rows = {int(row["observation"][0]): row for row in replay.sample(256)}
+    assert [rows[number]["steps_to_next_obs"].item() for number in (0, 1, 2)] == [2, 1, 1]
+    assert not any(flags(replay, "truncated").values())

@@ -14,7 +14,6 @@ from lightning_replay.samplers.table_shares import TableShares, largest_remainde
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.tables.tables import Tables
 from tests.event_steps import IsTrue, event_steps
-from tests.transitions import numbered_steps
 
 SHARES = {"default": 0.5, "goal": 0.3, "gap": 0.2}
 
@@ -203,10 +202,8 @@ def test_shares_of_other_tables_are_refused(sampler) -> None:
 
 
 def test_a_buffer_without_tables_is_refused() -> None:
-    replay = Replay(storage=PackedStorage(8), sampler=TableShares({"default": 1.0}), batch_size=2)
-    replay.extend(numbered_steps(0, 4))
     with pytest.raises(TypeError, match="TableShares draws from tables.*EventTableWriter or a TaskTableWriter"):
-        replay.sample()
+        Replay(storage=PackedStorage(8), sampler=TableShares({"default": 1.0}), batch_size=2)
 
 
 def test_batches_are_the_rows_of_table_after_table() -> None:
