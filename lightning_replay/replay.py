@@ -25,7 +25,7 @@ from lightning_replay.parts import Drawing, ReplayTransform, declared_sampler, d
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
-from lightning_replay.samplers.table_sampler import without_tables
+from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import EntryState

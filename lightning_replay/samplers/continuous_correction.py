@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.samplers.table_sampler import tables_of
+from lightning_replay.samplers.table_draws import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables

@@ -210,13 +210,6 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         if not bool(self._powered(priority.to(self._tree.device)).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, self.max_size, None)
 
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
-        if env_steps is not None:
-            self._clocks["env_steps"] = env_steps
-        if updates is not None:
-            self._clocks["updates"] = updates
-
     @property
     def default_priority(self) -> float | Tensor:
         """What new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""

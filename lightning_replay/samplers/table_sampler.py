@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,28 +15,12 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
+from lightning_replay.samplers.table_draws import DrawnRatios, tables_of
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.schedules import Constant, Schedule
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
-
-
-class DrawnRatios(NamedTuple):
-    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each.
-
-    Attributes:
-        ratio: float64 ``[B]``, ``|B| P`` of each row.
-        smallest: the least it can be for any row of any table drawn from.
-    """
-
-    ratio: np.ndarray
-    smallest: float
-
-    def importance(self, exponent: float) -> np.ndarray:
-        """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
-        return (self.ratio / self.smallest) ** -exponent
 
 
 class WithinTables(Seeded, TorchRLNames):
@@ -284,13 +268,6 @@ class WithinTables(Seeded, TorchRLNames):
         if not bool(self._raised(priority).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
 
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
-        if env_steps is not None:
-            self._clocks["env_steps"] = env_steps
-        if updates is not None:
-            self._clocks["updates"] = updates
-
     def _empty(self) -> None:
         self._forget()
 
@@ -318,23 +295,3 @@ class WithinTables(Seeded, TorchRLNames):
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self.set_generator_state(state_dict["generator"])
-
-
-def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables over a storage.
-
-    Raises:
-        TypeError: its writer keeps none.
-    """
-    tables = storage.occupancy if isinstance(storage, PackedStorage) else None
-    if not isinstance(tables, Tables):
-        raise without_tables(type(sampler).__name__)
-    return tables
-
-
-def without_tables(sampler: str) -> TypeError:
-    """Returns the error for a sampler of tables, by its name, beside a writer that keeps none."""
-    return TypeError(
-        f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
-        "TaskTableWriter"
-    )

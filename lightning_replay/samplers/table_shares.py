@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_replay.samplers.table_corrections import Correction
-from lightning_replay.samplers.table_sampler import DrawnRatios, WithinTables
+from lightning_replay.samplers.table_draws import DrawnRatios
+from lightning_replay.samplers.table_sampler import WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables.tables import Tables

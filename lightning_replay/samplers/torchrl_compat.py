@@ -44,6 +44,13 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
     def importance_exponent(self, value: float | Schedule) -> None:
         self._importance_exponent = checked_schedule("importance_exponent", value, highest=1.0)
 
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks that the schedule of ``importance_exponent`` may follow; absolute readings."""
+        if env_steps is not None:
+            self._clocks["env_steps"] = env_steps
+        if updates is not None:
+            self._clocks["updates"] = updates
+
     @property
     def alpha(self) -> float:
         """TorchRL's name of :attr:`priority_exponent`."""

@@ -8,22 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
+from lightning_replay.transforms.mixing import Mixing, as_path, listed, tree_of
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
 _BLOCK = 4096
-_NOTHING: dict[str, Any] = {}
-
-#: Builds a TensorDict without checking shapes that follow from a checked one; falls back to the checked constructor.
-_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 def mixup_coefficients(concentration: float, count: int, generator: torch.Generator) -> Tensor:
@@ -88,7 +85,7 @@ class MixPairs(Seeded, ReplayTransform):
         self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self.fraction = checked_share("fraction", fraction)
         self._mixed_keys = set(checked_keys("keys", keys))
-        self._mixed_tree = _tree_of(self._mixed_keys)
+        self._mixed_tree = tree_of(self._mixed_keys)
         self._coefficients = _CoefficientStream(self.mixup_concentration)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -107,12 +104,12 @@ class MixPairs(Seeded, ReplayTransform):
         index = tensordict.get("index", None)
         if index is not None:  # a row and itself: the mixture is the row already
             coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
-        mixing = _Mixing(coefficient, untouched)
+        mixing = Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
             missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
             raise ValueError(
-                f"the batch has no {_listed(missing)}; MixPairs mixes {_listed(self._mixed_keys)}. "
+                f"the batch has no {listed(missing)}; MixPairs mixes {listed(self._mixed_keys)}. "
                 "Name the keys of your transitions with keys=."
             )
         return mixed
@@ -207,7 +204,7 @@ class MixStates(Seeded, ReplayTransform):
             missing = {key for key, value in ((path, observation), (("next", *path), following)) if value is None}
             if missing:
                 raise ValueError(
-                    f"the batch has no {_listed(missing)}; MixStates mixes each observation with the next one. Name "
+                    f"the batch has no {listed(missing)}; MixStates mixes each observation with the next one. Name "
                     "the keys of your observations with keys=."
                 )
             if not observation.is_floating_point():
@@ -257,63 +254,3 @@ class _CoefficientStream:
             self.ahead = torch.cat((self.ahead, block))
         drawn, self.ahead = self.ahead[:count], self.ahead[count:]
         return drawn
-
-
-class _Mixing:
-    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys it was asked for."""
-
-    def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
-        self.found = 0
-        self._coefficient = coefficient
-        self._untouched = untouched
-        self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
-
-    def mix(self, node: TensorDictBase, tree: dict[str, Any] | None, source: dict[str, Any]) -> TensorDictBase:
-        """Mixes what ``tree`` names, everything where it is None, into ``source``; the rest is that of the firsts."""
-        for name, value in node.items():
-            inner = None if tree is None else tree.get(name, _NOTHING)
-            self.found += inner is None and tree is not None
-            if name == "index":
-                source[name] = value
-            elif isinstance(value, Tensor):
-                mixes = inner is None and value.is_floating_point()
-                source[name] = self._mix_leaf(value) if mixes else value.select(1, 0)
-            elif isinstance(value, TensorDictBase):
-                source[name] = self.mix(value, inner, {})
-            else:
-                source[name] = value[:, 0]
-        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
-
-    def _mix_leaf(self, pairs: Tensor) -> Tensor:
-        kind = (pairs.dtype, pairs.ndim)
-        if kind not in self._shaped:
-            shape = (-1,) + (1,) * (pairs.ndim - 2)
-            untouched = None if self._untouched is None else self._untouched.reshape(shape)
-            self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
-        weight, untouched = self._shaped[kind]
-        first, second = pairs.unbind(1)
-        # In this order a weight of 1 returns the first exactly, and so do two equal rows.
-        mixed = torch.lerp(second, first, weight)
-        # A weight of 1 does not remove the NaN or infinity of a partner.
-        return mixed if untouched is None else torch.where(untouched, first, mixed)
-
-
-def _tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
-    """Nested names with None at the end of each path: everything there."""
-    tree: dict[str, Any] = {}
-    for path in paths:
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = None
-    return tree
-
-
-def as_path(key: NestedKey) -> tuple[str, ...]:
-    """The names of a key, from the outermost on; of lists, as YAML has them, too."""
-    key = unravel_key(tuple(key) if isinstance(key, list) else key)
-    return key if isinstance(key, tuple) else (key,)
-
-
-def _listed(paths: set[tuple[str, ...]]) -> str:
-    return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.transforms.mixup import as_path
+from lightning_replay.transforms.mixing import as_path
 from lightning_replay.validation import checked_choice, checked_keys, checked_number
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))

@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import trajectory_name, trajectory_of
+from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.tracker import episodes_of
 from lightning_replay.events.event_table import ConditionError, EventTable, holds, load_state_of, state_of
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.transition_check import Column
@@ -25,6 +26,7 @@ from lightning_replay.writers.table_writer import TableWriter
 DEFAULT_TABLE = "default"
 _ROWS_BEFORE_WARNING = 1_000
 _SUSPICIOUS_SHARE = 0.95
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @recorded
@@ -97,7 +99,7 @@ class EventTableWriter(TableWriter):
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
                 does not answer one bool per row, or too many running episodes. Nothing is stored then.
         """
-        trajectory, done = _episodes_of(data)
+        trajectory, done = episodes_of(data)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
         values, fired, keys = self._test(data, trajectory, done, parts)
@@ -295,31 +297,3 @@ def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> No
         )
     if len(names) == 1:
         raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
-
-
-def _episodes_of(data: TensorDictBase) -> tuple[np.ndarray, np.ndarray]:
-    """Running episode, int64 ``[N]``, and whether it ended, bool ``[N]``, of each row."""
-    rows = data.shape[0]
-    done = data.get(("next", "done"), None)
-    if not isinstance(done, Tensor) or done.dtype != torch.bool or done.numel() != rows:
-        raise ValueError(
-            f"histories of events need ('next', 'done'), bool [{rows}] or [{rows}, 1]; got {_described(done)}. Nothing "
-            "was stored. Store terminated, truncated and done with every transition"
-        )
-    trajectory = trajectory_of(data)
-    if trajectory is None:
-        return np.zeros(rows, dtype=np.int64), done.reshape(-1).cpu().numpy()
-    is_other = trajectory.is_floating_point() or trajectory.is_complex() or trajectory.dtype == torch.bool
-    if is_other or trajectory.numel() != rows:
-        raise (TypeError if is_other else ValueError)(
-            f"the column {trajectory_name(data)} names the episode of each row, int64 [{rows}]; got "
-            f"{_described(trajectory)}. Nothing was stored"
-        )
-    return trajectory.reshape(-1).cpu().numpy(), done.reshape(-1).cpu().numpy()
-
-
-def _described(column: Any) -> str:
-    return f"{column.dtype} {list(column.shape)}" if isinstance(column, Tensor) else "no such column"
-
-
-_NONE = np.zeros(0, dtype=np.int64)

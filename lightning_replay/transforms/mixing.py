@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of mixup over nested batches, leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+
+_NOTHING: dict[str, Any] = {}
+
+#: Builds a TensorDict without checking shapes that follow from a checked one; falls back to the checked constructor.
+_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+
+class Mixing:
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys it was asked for."""
+
+    def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
+        self.found = 0
+        self._coefficient = coefficient
+        self._untouched = untouched
+        self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
+
+    def mix(self, node: TensorDictBase, tree: dict[str, Any] | None, source: dict[str, Any]) -> TensorDictBase:
+        """Mixes what ``tree`` names, everything where it is None, into ``source``; the rest is that of the firsts."""
+        for name, value in node.items():
+            inner = None if tree is None else tree.get(name, _NOTHING)
+            self.found += inner is None and tree is not None
+            if name == "index":
+                source[name] = value
+            elif isinstance(value, Tensor):
+                mixes = inner is None and value.is_floating_point()
+                source[name] = self._mix_leaf(value) if mixes else value.select(1, 0)
+            elif isinstance(value, TensorDictBase):
+                source[name] = self.mix(value, inner, {})
+            else:
+                source[name] = value[:, 0]
+        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
+
+    def _mix_leaf(self, pairs: Tensor) -> Tensor:
+        kind = (pairs.dtype, pairs.ndim)
+        if kind not in self._shaped:
+            shape = (-1,) + (1,) * (pairs.ndim - 2)
+            untouched = None if self._untouched is None else self._untouched.reshape(shape)
+            self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
+        weight, untouched = self._shaped[kind]
+        first, second = pairs.unbind(1)
+        # In this order a weight of 1 returns the first exactly, and so do two equal rows.
+        mixed = torch.lerp(second, first, weight)
+        # A weight of 1 does not remove the NaN or infinity of a partner.
+        return mixed if untouched is None else torch.where(untouched, first, mixed)
+
+
+def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
+    """Nested names with None at the end of each path: everything there."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = None
+    return tree
+
+
+def as_path(key: NestedKey) -> tuple[str, ...]:
+    """The names of a key, from the outermost on; of lists, as YAML has them, too."""
+    key = unravel_key(tuple(key) if isinstance(key, list) else key)
+    return key if isinstance(key, tuple) else (key,)
+
+
+def listed(paths: set[tuple[str, ...]]) -> str:
+    """Returns keys as they are shown in errors."""
+    return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))
