@@ -33,7 +33,7 @@ from tests.recipe_options import built, fitting
 from tests.saves import files_of, forge, names_in
 from tests.transitions import numbered_steps
 
-FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "replay_format_1"
+FORMAT_1 = Path(__file__).parents[2] / "fixtures" / "replay_format_1"
 
 
 @pytest.fixture

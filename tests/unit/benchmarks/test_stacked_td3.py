@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # scripts, no package
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
 
 from stacked_td3 import EvaluateRuns, StackedReplays, StackedTD3
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.episodes.n_step import bootstrap_discounts, n_step_returns
 
-CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
+CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
 
 
 def write(links: EpisodeLinks, slots: list[int], trajectory: list[int] | None = None, done: list[int] = ()) -> None:  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_replay.neighbors import NeighborLists
 from lightning_replay.saving import read_state, write_state
 
-FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "nmer_neighbours.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
 
 

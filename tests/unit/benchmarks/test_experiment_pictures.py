@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # scripts, no package
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
 
 from experiment_pictures import block_means, draw_panels
 from redraw import MODULES

@@ -23,7 +23,7 @@ from lightning_replay.schedulers import (
     among_ready,
 )
 
-FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "dpcer_exp3.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "dpcer_exp3.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
 TASKS = ["target", "far", "near", "goal_mouth"]
 EVERY_SCHEDULER = [

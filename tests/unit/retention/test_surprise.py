@@ -24,7 +24,7 @@ from lightning_replay.retention.surprise import (
     surprise,
 )
 
-FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "retention_priority.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "retention_priority.json").read_text())
 
 
 @pytest.mark.parametrize("case", FIXTURE["cases"], ids=lambda case: case["name"])

@@ -225,7 +225,7 @@ def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path) -> None:
         tree.set(torch.tensor([1]), 2.0)
         assert tree.find(torch.tensor([0.0])).tolist() == [1]
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=root, timeout=120)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))  # scripts, no package
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
 
 import combination_lock
 import experiment_level_temperature
