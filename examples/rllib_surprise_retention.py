@@ -5,8 +5,8 @@ python examples/rllib_surprise_retention.py                     # 100,000 steps 
 python examples/rllib_surprise_retention.py --fast              # 500 steps on one EnvRunner, to see it run
 python examples/rllib_surprise_retention.py --recipe uniform    # first in, first out, to compare
 
-A full buffer gives up the row of the lowest surprise times on-policyness, and refuses a newcomer that is itself lowest.
-The Learner tells the buffer TD errors and action values, and how surprising newcomers are to the present networks.
+A full buffer evicts the row of the lowest surprise times on-policyness, and refuses a candidate that is itself lowest.
+The Learner reports TD errors and action values, and the surprise of candidates to the present networks.
 Needs the extra atari: pip install 'lightning-replay[rllib,atari]'.
 """
 

@@ -110,7 +110,7 @@ def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeRepl
     """
     options = {name: value for name, value in config.replay_buffer_config.items() if name not in ("type", "recipe")}
     modules = ModuleOptions(config.replay_buffer_config.get("recipe"), "blocks", options, options.get("modules") or {})
-    if any(map(modules.keeps_by_importance, modules.module_ids())):
+    if any(map(modules.uses_retention, modules.module_ids())):
         trial().form_returns(config.n_step, config.gamma)
 
 

@@ -95,11 +95,11 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
             'Leave the layout out, or give layout="blocks" or "rows"'
         )
     buffer.form_returns(algorithm.config.n_step, algorithm.config.gamma)
-    if buffer.keeps_by_importance:
-        from rllib_ext.learner.signals import NewcomersSurprise, report_from_all
+    if buffer.uses_retention:
+        from rllib_ext.learner.signals import CandidateSurprise, report_from_all
 
         if report_from_all(algorithm.learner_group):
-            buffer.measure_newcomers(NewcomersSurprise(algorithm.learner_group))
+            buffer.set_initial_surprise(CandidateSurprise(algorithm.learner_group))
     if assign_tasks:
         from rllib_ext.episodes.task_assignment import TaskAssignment
 

@@ -34,7 +34,7 @@ class RetentionOracle:
     largest: float = -math.inf
 
     def offer(self, priority: float | None) -> None:
-        """One newcomer; ``None`` is the largest priority seen."""
+        """One candidate; ``None`` is the largest priority seen."""
         if priority is None:
             priority = self.largest if self.largest > 0 else 1.0
         self.largest = max(self.largest, priority)

@@ -25,7 +25,7 @@ class Decisions(NamedTuple):
 
 
 FIRST_ROW = np.zeros(1, dtype=np.int64)
-NOBODY = Decisions(FIRST_ROW[:0], FIRST_ROW[:0], 0, 0)
+REJECTED = Decisions(FIRST_ROW[:0], FIRST_ROW[:0], 0, 0)
 
 
 def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool:
@@ -34,8 +34,8 @@ def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool
     return always_admits or mine > other or (ties_enter and mine == other)
 
 
-class Newcomers(NamedTuple):
-    """New rows that compete for slots.
+class Candidates(NamedTuple):
+    """New rows that resolve_evictions for slots.
 
     Priorities float32 and arrivals int64 ``[M]``; whether they enter in any case, and on equal terms; and the slot each
     has taken, int64 ``[M]``, -1 where none.
@@ -58,8 +58,8 @@ class Newcomers(NamedTuple):
         self.slots[row] = slot
 
 
-def compete(
-    new: Newcomers, keys: list[int], stored: list[int], slots: list[int], first: int
+def resolve_evictions(
+    new: Candidates, keys: list[int], stored: list[int], slots: list[int], first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Which slots new rows take, and which rows these are, one after the other; and how many rows left.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of rows that compete for a place: surprise and on-policyness, checked at the door."""
+"""What is known of rows that resolve_evictions for a place: surprise and on-policyness, checked at the door."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.retention.eviction import FIRST_ROW, NOBODY, Decisions, Newcomers, compete, enters
+from lightning_replay.retention.eviction import FIRST_ROW, REJECTED, Candidates, Decisions, enters, resolve_evictions
 from lightning_replay.retention.eviction_order import LeavingOrder, key_of, single_key
 from lightning_replay.retention.feedback import Factors
 from lightning_replay.retention.rules import RetentionRule
@@ -64,13 +64,13 @@ class RetainedRows:
         Args:
             factors: of the new rows.
             first_arrival: of the first of them; the others follow.
-            always_admits: whether even the lowest newcomer enters.
+            always_admits: whether even the lowest candidate enters.
         """
         if len(factors.priority) == 1 and self._chances is None and self._length == self.capacity and not self._holes:
             return self._offer_single(factors, first_arrival, always_admits)
         priority = self.first_priorities(factors)
         arrival = np.arange(first_arrival, first_arrival + len(priority))
-        new = Newcomers(priority, arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
+        new = Candidates(priority, arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
         fitting = min(len(priority), self.capacity - self._length + len(self._holes))
         if fitting:
             new.slots[:fitting] = (
@@ -107,7 +107,7 @@ class RetainedRows:
             where it was refused.
         """
         priority = self.first_priorities(factors.rows(torch.tensor([row])))
-        new = Newcomers(priority, np.array([arrival]), always_admits, not factors.is_known, np.full(1, -1))
+        new = Candidates(priority, np.array([arrival]), always_admits, not factors.is_known, np.full(1, -1))
         key = int(key_of(new.priority, new.arrival)[0])
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
@@ -176,13 +176,13 @@ class RetainedRows:
         key = single_key(priority, arrival)
         victim = self.order.first()
         if not enters(key, self.order.key(victim), always_admits, not factors.is_known):
-            return NOBODY
+            return REJECTED
         self.order.place_one(victim, key)
         slots = np.array([victim])
         self._keep_factors(slots, factors, FIRST_ROW)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
-    def _lowest_leave(self, new: Newcomers, fitting: int) -> int:
+    def _lowest_leave(self, new: Candidates, fitting: int) -> int:
         """Gives slots to those of the new rows from ``fitting`` on that enter; returns how many rows left for them."""
         keys = key_of(new.priority[fitting:], new.arrival[fitting:])
         slots = self.order.lowest(len(keys))
@@ -193,14 +193,14 @@ class RetainedRows:
             rows = np.arange(fitting, fitting + len(keys))
             evicted = len(keys)
         else:
-            taken, rows, evicted = compete(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
+            taken, rows, evicted = resolve_evictions(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
         if len(taken):
             new.slots[np.isin(new.slots, taken)] = -1
             new.slots[rows] = taken
             self.order.place(taken, new.priority[rows], new.arrival[rows])
         return evicted
 
-    def _draw_victims(self, new: Newcomers, fitting: int) -> int:
+    def _draw_victims(self, new: Candidates, fitting: int) -> int:
         """The same with drawn victims; all enter."""
         assert self._chances is not None
         count = len(new.slots) - fitting

@@ -17,7 +17,7 @@ class RetentionRule:
     """What :class:`~lightning_replay.writers.RetentionWriter` asks; the row of the lowest priority leaves.
 
     Attributes:
-        always_admits: a newcomer enters a full buffer whatever its priority.
+        always_admits: a candidate enters a full buffer whatever its priority.
         takes_surprise: the priority of a new row is its surprise (``initial_surprise`` of the writer).
         learns: feedback changes priorities.
         needs_actions: feedback without ``action_values`` and ``action`` tells nothing.
@@ -113,7 +113,7 @@ class _Weighing:
 
 @recorded
 class SurpriseOnPolicyness(_Weighing, _Surprising):
-    """The proposal: surprise times on-policyness, the lowest leaves, a newcomer that is lowest is refused.
+    """The proposal: surprise times on-policyness, the lowest leaves, a candidate that is lowest is refused.
 
     Feedback without ``action_values`` counts as on-policyness 1: surprise alone.
 
@@ -219,7 +219,7 @@ class SmallestReturnLeaves(RetentionRule):
 
 @recorded
 class StochasticSurprise(RetentionRule):
-    """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; newcomers always enter.
+    """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; candidates always enter.
 
     Surprise is fed back squared and its root taken here, so that the same feedback serves every rule.
 
@@ -241,7 +241,7 @@ class StochasticSurprise(RetentionRule):
 
 @recorded
 class StochasticExploration(_Weighing, RetentionRule):
-    """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; newcomers always enter.
+    """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; candidates always enter.
 
     Args:
         exponent: α; the paper gives no number.

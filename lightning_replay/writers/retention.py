@@ -36,10 +36,10 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @recorded
 class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
-    """When the storage is full, the row of the lowest retention priority leaves; a newcomer that is lowest is refused.
+    """When the storage is full, the row of the lowest retention priority leaves; a candidate that is lowest is refused.
 
     The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
-    which a sampler draws, and any sampler may be used: a newcomer takes the slot of the row that leaves.
+    which a sampler draws, and any sampler may be used: a candidate takes the slot of the row that leaves.
     A new row has on-policyness 1 and the surprise that ``initial_surprise`` computes; it enters a full buffer when some
     stored priority is lower than its own. Without ``initial_surprise`` it gets the largest priority seen (1 before any)
     and is never refused, because nothing is known of it. ``Replay.update_priority(index, td_error, generation=...,
@@ -56,7 +56,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             each ``extend``, unless the rule knows priorities without surprise. May be set later, as
             :attr:`initial_surprise`. A function that cannot be imported by name, such as a lambda or an agent's method,
             is not saved: a buffer that ``load_replay`` builds has none until it is set again, and says so in the log.
-        always_admit: newcomers always enter, as the paper's prose has it and its listing not.
+        always_admit: candidates always enter, as the paper's prose has it and its listing not.
         seed: of stochastic rules; ``None`` seeds from torch's global generator.
 
     Raises:

@@ -59,7 +59,7 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     return _from_parts(options, returns) if recipe is None else _from_recipe(recipe, options, returns)
 
 
-def keeps_by_importance(recipe: str | None, options: Mapping[str, Any]) -> bool:
+def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
     """Returns whether such a buffer keeps rows by feedback instead of age: its writer is a ``RetentionWriter``.
 
     Args:
@@ -184,7 +184,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     given = given if isinstance(given, list | tuple) else [given]
     transforms = [_part(value, "transform", Transform, capacity) for value in given]
     n_steps, worst = 1, None
-    if keeps_by_importance(None, options):
+    if uses_retention(None, options):
         n_steps, discount = _single_length(returns)
         worst = frames_at_worst(capacity, frame_stack, n_steps)
         if n_steps > 1:

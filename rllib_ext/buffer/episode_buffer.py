@@ -98,16 +98,16 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
-    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+    def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
-            module.feedback.measure_newcomers(measure)
+            module.feedback.set_initial_surprise(measure)
 
     @property
-    def keeps_by_importance(self) -> bool:
+    def uses_retention(self) -> bool:
         """Whether the replay of some module keeps rows by importance."""
-        return any(map(self.options.keeps_by_importance, self.options.module_ids()))
+        return any(map(self.options.uses_retention, self.options.module_ids()))
 
     @property
     def replay(self) -> Replay:

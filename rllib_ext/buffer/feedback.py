@@ -48,7 +48,7 @@ class Feedback:
         self._replay, self._draws, self._module_id = replay, draws, module_id
         self._expected: Expected | None = None
 
-    def measure_newcomers(self, measure: MeasureSurprise) -> None:
+    def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
         from lightning_replay.parts import declared_writer
 

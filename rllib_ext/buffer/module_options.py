@@ -12,7 +12,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from lightning_replay.validation import check_kind, checked_choice, checked_seed
-from rllib_ext.buffer.building import Returns, build_progress, build_replay, keeps_by_importance
+from rllib_ext.buffer.building import Returns, build_progress, build_replay, uses_retention
 from rllib_ext.buffer.feedback import MeasureSurprise
 from rllib_ext.buffer.min_sizes import MinSizes
 from rllib_ext.buffer.module_replay import ModuleReplay
@@ -68,9 +68,9 @@ class ModuleOptions:
         options = {key: value for key, value in options.items() if value is not None or key not in special}
         return options.pop("recipe", self.recipe), options
 
-    def keeps_by_importance(self, module_id: str) -> bool:
+    def uses_retention(self, module_id: str) -> bool:
         """Returns whether the replay of a module keeps rows by importance, not by age."""
-        return keeps_by_importance(*self.of(module_id))
+        return uses_retention(*self.of(module_id))
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
         """Builds the replay of a module.
@@ -102,7 +102,7 @@ class ModuleOptions:
             ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
         """
         self.returns = returns
-        built = {name: self.build(name) for name in self.module_ids() if self.keeps_by_importance(name)}
+        built = {name: self.build(name) for name in self.module_ids() if self.uses_retention(name)}
         return {name: module for name, module in built.items() if name in present}
 
     def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:

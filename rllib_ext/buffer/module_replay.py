@@ -67,7 +67,7 @@ class ModuleReplay:
         self.feedback = Feedback(replay, self.draws, module_id)
         self._batch: TensorDictBase | None = None
         if measure is not None:
-            self.feedback.measure_newcomers(measure)
+            self.feedback.set_initial_surprise(measure)
 
     def __len__(self) -> int:
         return len(self.replay)

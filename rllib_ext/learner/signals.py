@@ -104,7 +104,7 @@ def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, A
     return target.scatter_add_(1, (lower.long() + 1).clamp_max(atoms - 1), following * above)
 
 
-class NewcomersSurprise:
+class CandidateSurprise:
     """Surprise of new rows by one forward pass of the present online and target networks of a Learner.
 
     Args:

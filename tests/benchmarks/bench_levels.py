@@ -81,7 +81,7 @@ def free_score() -> Score:
 
 
 def rising_score() -> Score:
-    """Each above the one before, so that every newcomer to a full buffer replaces a level."""
+    """Each above the one before, so that every candidate to a full buffer replaces a level."""
     values = count(1)
     return lambda steps: float(next(values))
 

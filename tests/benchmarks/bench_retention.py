@@ -47,7 +47,7 @@ def main() -> None:
     rows = options.rows
     table = Table(f"insert when full, {rows:,} rows like HalfCheetah's, microseconds")
     buffers = {
-        "retention": full(rows),  # every newcomer enters, and one row leaves for it
+        "retention": full(rows),  # every candidate enters, and one row leaves for it
         "refusing": full(rows, initial_surprise=lambda formed: torch.zeros(formed.shape[0])),
         "stochastic": full(rows, rule=StochasticSurprise()),
         "prioritized": contenders.prioritized(rows, 256, "auto"),

@@ -7,7 +7,7 @@
 The mechanism of "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022,
 https://openreview.net/forum?id=SPRHpBKzJE), not its headline, which is Atari with 10,000 transitions. Who leaves the
 full buffer is all that differs: the oldest of 200, the least worth keeping of 200, or (with room for 100,000) nobody.
-Draws are prioritized (exponent 0.5), as the paper's are, returns are of one step. Surprise of newcomers comes from one
+Draws are prioritized (exponent 0.5), as the paper's are, returns are of one step. Surprise of candidates comes from one
 forward pass of the online and the target network, and every update gives TD errors and action values back.
 MinAtar's network, sticky actions and minimal actions. The measure was fixed beforehand, the mean return of the last 50
 training episodes; greedy episodes at the end stand beside it. Of the settings one was changed after pilots with seed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real algorithms that keep rows by importance: priorities by hand, newcomers, frames, checkpoints, several agents."""
+"""Real algorithms that keep rows by importance: priorities by hand, candidates, frames, checkpoints, several agents."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_signals_of_two_learners_reach_their_rows_in_either_layout(monkeypatch: 
         assert_priorities_are_surprise_times_softmax(buffer.replay, algorithm.get_module(), updated)
     for learner in algorithm.learner_group._worker_manager.actors().values():
         ray.kill(learner)
-        with pytest.raises(ray.exceptions.RayError):  # that newcomers were to be measured by
+        with pytest.raises(ray.exceptions.RayError):  # that candidates were to be measured by
             algorithm.train()
     with pytest.raises(RuntimeError, match=r"no Learner is left .*Algorithm.from_checkpoint"):
         algorithm.train()
@@ -182,7 +182,7 @@ def test_surprise_is_that_of_the_present_networks(
     np.testing.assert_allclose(priority, surprise * weight, rtol=1e-3, atol=1e-5)
 
 
-def test_a_restored_algorithm_draws_alike_and_measures_newcomers(tmp_path: Path) -> None:
+def test_a_restored_algorithm_draws_alike_and_measures_candidates(tmp_path: Path) -> None:
     algorithm = built(retaining(capacity=60, priority_exponent=0.5))
     trained(algorithm)
     waiting = algorithm.local_replay_buffer.replay.transform[0].get_extra_state()["length"]
@@ -199,7 +199,7 @@ def test_a_restored_algorithm_draws_alike_and_measures_newcomers(tmp_path: Path)
     again.train()
     after = buffers[1].replay.stats()
     offered = {key: after[key] - before[key] for key in ("admitted", "refused")}
-    # what waited was offered too, and newcomers are not all let in, as without a measure of their surprise they were
+    # what waited was offered too, and candidates are not all let in, as without a measure of their surprise they were
     assert sum(offered.values()) >= 38 + waiting and offered["refused"] > 0
     again.stop()
 
@@ -279,7 +279,7 @@ def test_frames_of_env_runners_are_stored_once_and_drawn_as_they_were(recipe: st
     shared = result["replay_buffer"]["frames"]
     assert shared["frames_held"] <= 60 * len(films) and shared["frames_per_transition"] <= 1.1  # each film once
     if recipe == "surprise_retention":
-        assert len(kept_for(algorithm).unique()) > 20  # each newcomer has a surprise of its own
+        assert len(kept_for(algorithm).unique()) > 20  # each candidate has a surprise of its own
 
 
 def test_a_game_that_does_not_exist_is_said_before_ray_waits() -> None:

@@ -84,7 +84,7 @@ class Kept:
 
 @dataclass
 class FrameRetentionOracle:
-    """One row at a time: as many of the lowest leave as the newcomer's slot and frames need, or it is refused."""
+    """One row at a time: as many of the lowest leave as the candidate's slot and frames need, or it is refused."""
 
     room: int
     always_admit: bool

@@ -17,7 +17,7 @@ DRAWS = 100_000
 
 
 def victims(rule: RetentionRule, priority: torch.Tensor) -> np.ndarray:
-    """How often each slot is overwritten where every newcomer is like the row that left."""
+    """How often each slot is overwritten where every candidate is like the row that left."""
     rows = RetainedRows(SLOTS, rule, torch.Generator().manual_seed(0))
     ones = torch.ones(SLOTS)
     rows.offer(Factors(priority, ones, priority), 0, True)
@@ -43,7 +43,7 @@ def test_likely_actions_leave_in_proportion() -> None:
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_victims_follow_the_chances_as_rows_come(size: int) -> None:
-    """Row 0 of chance 1 among rows of chance 3: it outlives a newcomer with 1 - 1/22, ten with that to the 10th."""
+    """Row 0 of chance 1 among rows of chance 3: it outlives a candidate with 1 - 1/22, ten with that to the 10th."""
     survived, trials = 0, 4_000
     generator = torch.Generator().manual_seed(1)
     rule = StochasticExploration(exponent=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent's training step says of a batch reaches the replay, and the replay asks the agent about newcomers."""
+"""What an agent's training step says of a batch reaches the replay, and the replay asks the agent about candidates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
 class Surprised(Tiny):
-    """Its surprise is the observations' sum; it knows what it was asked of newcomers."""
+    """Its surprise is the observations' sum; it knows what it was asked of candidates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def retention(**options):
     return recipes.surprise_retention(capacity=50, batch_size=4, priority_exponent=0.0, seed=0, **options)
 
 
-def test_the_replay_asks_the_agent_about_newcomers_while_it_is_fitted(tmp_path) -> None:
+def test_the_replay_asks_the_agent_about_candidates_while_it_is_fitted(tmp_path) -> None:
     replay, agent = retention(n_steps=2, discount=0.9), Surprised()
     agent.hparams["discount"] = 0.9
     data = ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0)
@@ -83,7 +83,7 @@ def test_the_replay_asks_the_agent_about_newcomers_while_it_is_fitted(tmp_path) 
     assert replay.writer.initial_surprise is None  # no agent stays behind
 
 
-def test_a_replay_that_knows_how_to_measure_newcomers_is_left_alone(tmp_path) -> None:
+def test_a_replay_that_knows_how_to_measure_candidates_is_left_alone(tmp_path) -> None:
     def measure(transitions):
         return torch.ones(len(transitions))
 
@@ -92,7 +92,7 @@ def test_a_replay_that_knows_how_to_measure_newcomers_is_left_alone(tmp_path) ->
     assert replay.writer.initial_surprise is measure and agent.asked == []
 
 
-def test_agents_without_a_measure_leave_newcomers_to_the_replay(tmp_path) -> None:
+def test_agents_without_a_measure_leave_candidates_to_the_replay(tmp_path) -> None:
     replay = retention()
     fit(ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), Tiny(), tmp_path)
     assert replay.writer.initial_surprise is None and len(replay) == 23

@@ -188,7 +188,7 @@ def test_other_recipes_form_their_returns_when_they_draw() -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=10)
     module = buffer.modules["default_policy"]
     buffer.form_returns((1, 5), GAMMA)
-    assert buffer.modules["default_policy"] is module and not buffer.keeps_by_importance
+    assert buffer.modules["default_policy"] is module and not buffer.uses_retention
 
 
 def test_retention_put_together_from_parts_forms_returns() -> None:
@@ -199,7 +199,7 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
     buffer = RecipeEpisodeReplayBuffer(None, capacity=50, writer=writer, seed=0)
     buffer.form_returns(3, GAMMA)
     buffer.add(numbered("a", 9, terminated=True))
-    assert buffer.keeps_by_importance and stored_rows(buffer) == expected_rows(0, 9, 3, True)
+    assert buffer.uses_retention and stored_rows(buffer) == expected_rows(0, 9, 3, True)
 
 
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
@@ -234,7 +234,7 @@ def test_no_return_goes_over_steps_that_could_not_be_measured() -> None:
         return np.ones(sum(map(len, episodes)))
 
     buffer = retaining(n_step=3)
-    buffer.measure_newcomers(measure)
+    buffer.set_initial_surprise(measure)
     buffer.add(numbered("a", 4))
     with pytest.raises(RuntimeError, match="the Learner was lost"):
         buffer.add(numbered("a", 3, start=4))
@@ -290,7 +290,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
-def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
+def test_candidates_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("rllib_ext.buffer.feedback.ROWS_PER_PASS", 7)
     sizes = []
 
@@ -305,7 +305,7 @@ def test_newcomers_are_measured_in_the_form_in_which_they_would_be_drawn(layout:
         return surprise
 
     buffer = retaining(n_step=2, layout=layout)
-    buffer.measure_newcomers(measure)
+    buffer.set_initial_surprise(measure)
     buffer.add([numbered(f"e{number}", 3, offset=10 * number, terminated=True) for number in range(5)])
     rows = buffer.replay.storage.get(slice(0, 15))
     steps = torch.tensor([2, 2, 1] * 5)
@@ -321,7 +321,7 @@ def test_a_measure_of_the_users_own_stays_and_rules_without_surprise_need_none()
     ]
     for option, priority in zip(options, (3.0, 0.0), strict=True):
         buffer = retaining(**option)
-        buffer.measure_newcomers(lambda module_id, episodes: 1 / 0)
+        buffer.set_initial_surprise(lambda module_id, episodes: 1 / 0)
         buffer.add(numbered("a", 2))
         assert buffer.replay.writer.retention_priority(torch.arange(2)).tolist() == [priority] * 2
 

@@ -68,7 +68,7 @@ def priorities(replay: Replay) -> list[float]:
     return replay.writer.retention_priority(torch.arange(len(replay))).tolist()
 
 
-def test_the_lowest_leaves_and_a_newcomer_that_is_lowest_is_refused() -> None:
+def test_the_lowest_leaves_and_a_candidate_that_is_lowest_is_refused() -> None:
     replay = small()
     assert replay.extend(rewarded([2.0, 1.0, 3.0])).tolist() == [0, 1, 2]
     assert replay.extend(rewarded([0.5])).tolist() == []
@@ -82,14 +82,14 @@ def test_the_lowest_leaves_and_a_newcomer_that_is_lowest_is_refused() -> None:
     assert stats["bytes_per_transition"] == replay.nbytes / 3 > replay.storage.nbytes / 3
 
 
-def test_a_newcomer_no_higher_than_the_lowest_is_refused_and_the_oldest_of_equals_leaves() -> None:
+def test_a_candidate_no_higher_than_the_lowest_is_refused_and_the_oldest_of_equals_leaves() -> None:
     replay = small()
     replay.extend(rewarded([1.0, 1.0, 1.0]))
     assert replay.extend(rewarded([1.0, -1.0])).tolist() == []
     assert [replay.extend(rewarded([2.0])).tolist() for _ in range(3)] == [[0], [1], [2]]
 
 
-def test_always_admit_lets_the_lowest_newcomer_in() -> None:
+def test_always_admit_lets_the_lowest_candidate_in() -> None:
     replay = small(always_admit=True)
     replay.extend(rewarded([2.0, 1.0, 3.0]))
     assert replay.extend(rewarded([0.5])).tolist() == [1]
@@ -106,7 +106,7 @@ def test_rows_driven_out_by_later_ones_of_the_same_extend_are_not_returned() -> 
 
 
 def test_the_slots_of_rows_that_left_are_told() -> None:
-    """Capacity 3, priorities the squares of rewards; a newcomer that is driven out by a later one never was there."""
+    """Capacity 3, priorities the squares of rewards; a candidate that is driven out by a later one never was there."""
     replay = small()
     told = []
     for some in ([1.0, 2.0], [3.0, 4.0], [1.0], [5.0, 2.5], [9.0, 8.0, 7.0]):
@@ -136,7 +136,7 @@ def test_who_follows_what_enters_and_what_leaves_holds_what_the_buffer_holds(rul
             assert not len(replay.writer.evicted)
 
 
-def test_without_a_first_surprise_newcomers_get_the_largest_priority_and_are_never_refused() -> None:
+def test_without_a_first_surprise_candidates_get_the_largest_priority_and_are_never_refused() -> None:
     replay = small(initial_surprise=None)
     replay.extend(rewarded([0.0, 0.0, 0.0, 0.0]))
     assert priorities(replay) == [1.0, 1.0, 1.0] and replay.stats()["refused"] == 0
@@ -212,7 +212,7 @@ def test_the_oldest_leaves_like_from_a_ring() -> None:
     assert sorted(rewards(replay)) == sorted(rewards(ring)) == [9.0, 10.0, 11.0, 12.0]
 
 
-def test_the_smallest_return_leaves_and_newcomers_always_enter() -> None:
+def test_the_smallest_return_leaves_and_candidates_always_enter() -> None:
     replay = small(rule=SmallestReturnLeaves())
     replay.extend(rewarded([0.0, -1.0, 5.0]))
     assert replay.extend(rewarded([-9.0])).tolist() == [1]

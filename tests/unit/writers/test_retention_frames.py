@@ -51,8 +51,8 @@ def test_two_rows_leave_for_one_where_the_first_gives_up_no_frame(at_once, prior
     generation = replay.storage.generation_of(torch.arange(3))
     assert replay.extend(pictured([1.5], [(5, 6)])).tolist() == [], "2.0 would have to leave as well"
     assert held(replay) == {0: 1.0, 1: 2.0, 2: 3.0}
-    newcomers = pictured([2.5, 2.75], [(5, 6), (6, 7)])  # in place of both; then only one frame is lacking
-    parts = [newcomers] if at_once else newcomers.split(1)
+    candidates = pictured([2.5, 2.75], [(5, 6), (6, 7)])  # in place of both; then only one frame is lacking
+    parts = [candidates] if at_once else candidates.split(1)
     index = [slot for part in parts for slot in replay.extend(part).tolist()]
     assert held(replay) == {2: 3.0, index[0]: 2.5, index[1]: 2.75} and len(replay) == 3
     assert [replay.stats()[name] for name in ("admitted", "refused", "evicted")] == [5, 1, 2]

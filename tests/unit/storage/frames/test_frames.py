@@ -364,7 +364,7 @@ def test_without_a_stack_rows_are_stored_as_they_come() -> None:
     assert type(recipes.uniform(10, 2).storage) is PackedStorage
 
 
-def test_the_oldest_leave_until_the_newcomer_fits() -> None:
+def test_the_oldest_leave_until_the_candidate_fits() -> None:
     #   8 frames. Two long episodes that share nothing: 1..6 in 5 rows and then 11, 12, ..
     replay = recipes.prioritized(20, 1, frame_stack=2, frame_capacity=8, seed=0)
     replay.extend(frame_rows(stacks_of([1, 2, 3, 4, 5, 6], 2)))
