@@ -157,7 +157,7 @@ def matching_priority(priority: Any, index: Tensor) -> Tensor:
 
 
 def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | None) -> Exception:
-    """The error for the first entry that is not sound; says what it is, what is accepted and what to do."""
+    """Returns the error for the first entry that is not sound: what it is, what is accepted and what to do."""
     if priority is not None:
         refused = (~(torch.isfinite(priority) & (priority >= 0))).nonzero()
         if refused.numel():

@@ -489,7 +489,7 @@ class Replay(EpisodicReplay):
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
         ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
-        :class:`~lightning_replay.writers.RetentionWriter` what its ``stats`` says.
+        :class:`~lightning_replay.writers.RetentionWriter` its own ``stats``.
         """
         stats = super().stats()
         stats.update(self._feedback.stats(self._writer_hooks.age_of))

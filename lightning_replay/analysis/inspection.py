@@ -253,7 +253,7 @@ def draw_inspection(
 
     Args:
         inspections: what :func:`inspect_buffers` returned.
-        path: of the picture, PNG or whatever the suffix says.
+        path: of the picture, in the format of its suffix.
         title: above all.
 
     Raises:

@@ -138,7 +138,7 @@ class HalfField(TaskChoice, gymnasium.Env):
     def step(
         self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """The player acts for ``frame_skip`` cycles; ``kicked`` says whether any of its kicks reached the ball."""
+        """The player acts for ``frame_skip`` cycles; ``kicked`` is whether any of its kicks reached the ball."""
         kicked = False
         for _ in range(self.frame_skip):
             goal, caught, outside, touched = self._cycle(*action)

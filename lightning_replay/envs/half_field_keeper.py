@@ -32,7 +32,7 @@ class Keeper:
         self.body.place(soccer.FIELD_LENGTH - 1.0, soccer.HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
 
     def act(self, ball: soccer.Body) -> None:
-        """One dash towards where the keeper wants to stand, as strong as needed."""
+        """One dash towards the keeper's target position, as strong as needed."""
         x, y = _meeting_point(self.body, ball) or _standing_point(ball)
         body = self.body
         wish_x = x - body.x - body.velocity_x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ObstructedMazeGamut of the level-replay paper on MiniGrid: mazes of locked doors, the level's seed says which."""
+"""ObstructedMazeGamut of the level-replay paper on MiniGrid: mazes of locked doors, chosen by the level's seed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         return MAZES[self.difficulty]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode of the maze that the seed says; without a seed, of any."""
+        """Begins an episode of the maze of the seed; without a seed, of any."""
         self._become(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
         return super().reset(seed=seed, options=options)
 

@@ -94,7 +94,7 @@ def dash_acceleration(power: float) -> float:
 
 
 def real_turn(turn: float, speed: float) -> float:
-    """The angle a player at ``speed`` turns by when it asks for ``turn``: ``turn / (1 + 5 speed)``."""
+    """The angle a player at ``speed`` turns by for the action ``turn``: ``turn / (1 + 5 speed)``."""
     return turn / (1.0 + TURN_INERTIA * speed)
 
 

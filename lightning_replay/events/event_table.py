@@ -222,7 +222,7 @@ def suggest_events(
     *,
     history_length: int = HISTORY_LENGTH,
 ) -> list[Event]:
-    """Proposes events for a domain nobody knows yet: the reward reaching a quantile of the stored rewards.
+    """Proposes events for an unknown domain: the reward reaching a quantile of the stored rewards.
 
     Each threshold is a reward that was stored. The least reward is none, since every step reaches it: where a quantile
     falls on it, as with sparse rewards, the next greater reward takes its place. Equal thresholds are one event.

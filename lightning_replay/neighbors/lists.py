@@ -45,7 +45,7 @@ class NeighborLists:
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
             exact with all three; Faiss runs on the GPU where the features are on one.
         num_spare: candidates kept beyond k, at least; None keeps as many as k. A list is a multiple of 8 long.
-        drift_tolerance: relative change of a standard deviation that asks for standardising anew.
+        drift_tolerance: relative change of a standard deviation from which rows are standardised anew.
 
     Example:
         >>> lists = NeighborLists(capacity=4, num_neighbors=1)
@@ -150,7 +150,7 @@ class NeighborLists:
         return partner
 
     def _draw_again(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """Partners among the rows left in the lists; a list that has lost all its neighbours asks for a pass."""
+        """Partners among the rows left in the lists; a list that has lost all its neighbours triggers a pass."""
         assert self._upkeep is not None
         neighbor = self.neighbors(index)
         if bool((neighbor[:, 0] < 0).any()):

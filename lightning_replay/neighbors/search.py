@@ -37,7 +37,7 @@ class PointTable:
         self._rows[:, width] = torch.inf
         self._rows[:, width + 1] = 1
         self._steps = torch.arange(_GROUP, device=device)
-        # Distances of one tile stay in the processor's second cache; a GPU wants more work per call.
+        # Distances of one tile stay in the processor's second cache; a GPU needs more work per call.
         self._tile_elements = 2**18 if self._rows.device.type == "cpu" else 2**26
 
     @property
@@ -126,7 +126,7 @@ class ExactSearch:
 
 
 class FaissSearch:
-    """Builds a Faiss index over all rows and asks it for all of them; on the GPU where the table is on one.
+    """Builds a Faiss index over all rows and queries it for all of them; on the GPU where the table is on one.
 
     Args:
         inverted_file: cells of similar rows, of which the nearest ones are searched: faster above about 100,000
@@ -159,7 +159,7 @@ class FaissSearch:
     def _index(self, points: Tensor):  # type: ignore[no-untyped-def]  # Faiss has no types
         faiss, (number, width) = self._faiss, points.shape
         index = faiss.IndexFlatL2(width)
-        # Faiss asks for 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
+        # Faiss needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
         cells = min(round(4 * number**0.5), number // 39)
         if self.inverted_file and cells >= 8:
             index = faiss.IndexIVFFlat(index, width, cells)

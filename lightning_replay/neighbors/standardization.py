@@ -17,7 +17,7 @@ class Standardization:
 
     Two versions are kept. The sums follow every write (:meth:`replace`), in float64 and about a shift near the mean.
     ``mean`` and ``std`` stand still between two calls of :meth:`refit`, so that distances measured meanwhile can be
-    compared; :meth:`drift` says how far the rows have moved away from them. A feature with ``std`` 0 is ignored.
+    compared; :meth:`drift` is how far the rows have moved away from them. A feature with ``std`` 0 is ignored.
 
     Args:
         width: features of a row.

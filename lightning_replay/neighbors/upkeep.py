@@ -31,7 +31,7 @@ class NeighborUpkeep:
         cache: the lists.
         search: of a rebuild.
         refresh_interval: waiting rows that are served without being drawn.
-        drift_tolerance: relative change of a standard deviation that asks for standardising anew.
+        drift_tolerance: relative change of a standard deviation from which rows are standardised anew.
     """
 
     def __init__(

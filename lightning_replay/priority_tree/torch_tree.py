@@ -20,7 +20,7 @@ def _rounded_up(count: int) -> int:
 
 
 class TorchTree:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where it says so.
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
 
     Node ``n`` of ``sums[l]`` is the sum of entries ``64 n`` to ``64 n + 63`` of the level below, the leaves at first.
     Shapes never depend on values and nothing is read back, so that every method but :meth:`has_mass`,

@@ -22,7 +22,7 @@ _FLOAT32, _INT32 = struct.Struct("f"), struct.Struct("i")
 class LeavingOrder:
     """A flat tree of minima over slots, with the slot that leaves first at its root; on the CPU, in NumPy.
 
-    A slot's key is one int64, its float32 priority above and its arrival below, so that one comparison tells the lowest
+    A slot's key is one int64, its float32 priority above and its arrival below, so that one comparison finds the lowest
     and, of equals, the oldest. Keys differ from each other, so the order is total.
 
     Args:

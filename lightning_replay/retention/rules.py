@@ -14,13 +14,13 @@ from lightning_replay.validation import ABOVE_ZERO, checked_number, checked_shar
 
 
 class RetentionRule:
-    """What :class:`~lightning_replay.writers.RetentionWriter` asks; the row of the lowest priority leaves.
+    """Retention priorities for :class:`~lightning_replay.writers.RetentionWriter`; the lowest row is evicted.
 
     Attributes:
         always_admits: a candidate enters a full buffer whatever its priority.
         takes_surprise: the priority of a new row is its surprise (``initial_surprise`` of the writer).
         learns: feedback changes priorities.
-        needs_actions: feedback without ``action_values`` and ``action`` tells nothing.
+        needs_actions: feedback without ``action_values`` and ``action`` is of no use.
         weighs_actions: they are made use of.
         is_stochastic: the victim is drawn, in proportion to :meth:`chance`.
         surprise_exponent: of the surprise in the priority; ``None`` where it is not raised to a power.

@@ -32,7 +32,7 @@ class ContinuousTransitionSampler(PairSampler):
     Args:
         first: draws the first of each pair; uniform by default.
         update_partners: give the TD error of a pair to both rows.
-        done_key: where a row says that it ended its episode, terminated or truncated.
+        done_key: the flag of rows that ended their episode, terminated or truncated.
         seed: of the sampler's own generator.
 
     Sampled keys:

@@ -23,7 +23,7 @@ from lightning_replay.validation import check_kind, checked_flag
 class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
-    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass says what a partner is in
+    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines partners in
     :meth:`partners`, and learns of new rows in :meth:`on_insert`. TD errors go to ``first`` when that is prioritized
     and are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
     them over. TorchRL's ``update_tensordict_priority`` names only the first of each pair; with ``update_partners``
@@ -95,7 +95,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         """Draws ``batch_size`` pairs.
 
         Returns:
-            int64 ``[B, 2]``, and what ``first`` says of its draw.
+            int64 ``[B, 2]``, and the columns that ``first`` returns.
 
         Raises:
             RuntimeError: the storage is empty.

@@ -38,7 +38,7 @@ class ReverseSweepSampler(UniformSampler):
             ``reward_at_least(1.0)``; asked once for each stored row, in insertion order. What it remembers of episodes
             is copied, not shared.
         sweep_share: chance of a batch to be a sweep.
-        done_key: where a row says that it ended its episode, terminated or truncated.
+        done_key: the flag of rows that ended their episode, terminated or truncated.
         seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:

@@ -25,7 +25,7 @@ Correction = Callable[[Tables, np.ndarray, np.ndarray], np.ndarray]
 
 
 def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i says whether table i holds the row.
+    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i is 1 if table i holds the row.
 
     The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
     """
@@ -39,7 +39,7 @@ def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
     A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here.
 
-    The proof's last sentence says ``1 - η`` for the outside; the formula displayed in the lemma, taken here, is the one
+    The proof's last sentence has ``1 - η`` for the outside; the formula displayed in the lemma, taken here, is the one
     that removes the bias.
     """
     share, outside = _outside(tables, shares, slots)

@@ -24,7 +24,7 @@ from lightning_replay.validation import checked_number
 
 
 class WithinTables(Seeded, TorchRLNames):
-    """Draws a number of rows from each table that the writer keeps; a subclass says how many.
+    """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
 
     With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
     ``(priority + priority_offset) ** priority_exponent`` within it. A transition has one priority, which holds in every
@@ -113,7 +113,7 @@ class WithinTables(Seeded, TorchRLNames):
         """Draws ``batch_size`` slots with replacement.
 
         Returns:
-            int64 ``[B]`` on the storage's device, table after table, and what :meth:`describe` says of them.
+            int64 ``[B]`` on the storage's device, table after table, and the columns of :meth:`describe`.
 
         Raises:
             RuntimeError: no table can be drawn from.

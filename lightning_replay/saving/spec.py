@@ -33,7 +33,7 @@ def recorded(cls: C) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
     Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called. A class that
-    works without some arguments, and says so when it loads, names them in ``set_again``: where they cannot be said in
+    works without some arguments, and logs so when it loads, names them in ``set_again``: where they have no form in
     JSON, they are left to their defaults. An argument under the name of another library is refused with ours.
     """
     original = cls.__init__  # type: ignore[misc]
@@ -62,7 +62,7 @@ def recorded(cls: C) -> C:
 
 
 def describe(value: Any) -> Any:
-    """JSON that says how to build ``value`` again; what cannot be said becomes ``{"not_saved": ...}``."""
+    """Returns JSON from which ``value`` is built again; what has no such form becomes ``{"not_saved": ...}``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, numbers.Real):  # NumPy's integers and floats
@@ -79,7 +79,7 @@ def describe(value: Any) -> Any:
         return {"device": str(value)}
     if "init_arguments" in getattr(value, "__dict__", {}) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
-        for name in getattr(type(value), "set_again", ()):  # left to its default, which the class says when it loads
+        for name in getattr(type(value), "set_again", ()):  # left to its default, which the class logs when it loads
             if isinstance(arguments[name], dict) and "not_saved" in arguments[name]:
                 del arguments[name]
         return {"class": _import_path(type(value)), "arguments": arguments}

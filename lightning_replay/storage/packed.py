@@ -98,7 +98,7 @@ class PackedStorage(ForkableStorage):
         self._begin_life()
 
     def __len__(self) -> int:
-        return self._len  # TorchRL's asks torch.compile to step aside, which costs 5 us a call
+        return self._len  # TorchRL's disables torch.compile around it, which costs 5 us a call
 
     @property
     def _has_rows(self) -> bool:

@@ -29,7 +29,7 @@ class StateActionCounts:
         self._is_counted = np.zeros(num_slots, dtype=np.bool_)
 
     def store(self, slots: np.ndarray, keys: list[bytes]) -> None:
-        """Counts new rows ``[N]`` in their slots, by what :func:`state_action_keys` says of them."""
+        """Counts new rows ``[N]`` in their slots, by their :func:`state_action_keys`."""
         for slot, key in zip(slots.tolist(), keys, strict=True):
             number = self._numbers.setdefault(key, len(self._stored))
             if number == len(self._stored):

@@ -35,7 +35,7 @@ class EventTableWriter(TableWriter):
 
     An event is tested on the step that led to it: conditions see rows with their ``next`` state, never a reset state.
     The event's own step counts as one of the history. A step goes to a table once, however many events follow it, even
-    if it has left that table since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) says which episode a
+    if it has left that table since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode a
     row belongs to, without it the rows are one environment in order; ``("next", "done")`` ends an episode. All tables
     are first in, first out. Needs no feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 

@@ -53,9 +53,9 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     Args:
         rule: what the priority is made of, and how the victim is found by it.
         initial_surprise: from the new rows ``TensorDict [M]`` to their surprise ``[M]``, not negative; called once for
-            each ``extend``, unless the rule knows priorities without surprise. May be set later, as
+            each ``extend``, unless the rule has priorities without surprise. May be set later, as
             :attr:`initial_surprise`. A function that cannot be imported by name, such as a lambda or an agent's method,
-            is not saved: a buffer that ``load_replay`` builds has none until it is set again, and says so in the log.
+            is not saved: a buffer that ``load_replay`` builds has none until it is set again, and logs so.
         always_admit: candidates always enter, as the paper's prose has it and its listing not.
         seed: of stochastic rules; ``None`` seeds from torch's global generator.
 

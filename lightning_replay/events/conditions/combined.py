@@ -21,7 +21,7 @@ class Combination(Condition):
     conditions: tuple[ConditionLike, ...]
 
     def answers(self, steps: TensorDictBase) -> Tensor:
-        """What each condition says: bool ``[number of conditions, N]``."""
+        """Returns the values of the conditions, bool ``[number of conditions, N]``."""
         return torch.stack([holds(condition, steps) for condition in self.conditions])
 
     def fresh(self) -> Condition:
