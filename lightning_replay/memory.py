@@ -29,7 +29,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _container_bytes() -> int:
-    """What the control group of this process still allows, where it sets a limit."""
+    """Returns what the control group of this process still allows, where it sets a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())

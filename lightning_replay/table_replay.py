@@ -38,7 +38,7 @@ class TableReplay(Replay):
         return super().nbytes + self.tables.nbytes
 
     def table(self, name: str) -> TensorDictBase:
-        """What a table holds: TensorDict ``[n]``, the oldest entry first, copied.
+        """Returns what a table holds: TensorDict ``[n]``, the oldest entry first, copied.
 
         Raises:
             KeyError: no such table.
@@ -110,7 +110,7 @@ class CurriculumReplay(TableReplay):
             self._curriculum.scheduler.progress(self.tasks.index(task), value)
 
     def probabilities(self) -> dict[str, float]:
-        """How likely the next batch comes from each task, by name.
+        """Returns how likely the next batch comes from each task, by name.
 
         Tasks with too few rows are left out once there is one that has enough; before, the scheduler's own are given.
         """

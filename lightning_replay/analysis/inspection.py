@@ -62,7 +62,7 @@ def stored_rows(replay: Replay) -> Tensor:
 
 
 def ages(replay: Replay) -> Tensor:
-    """How many transitions came after each stored row, int64 ``[N]``, the oldest first.
+    """Returns how many transitions came after each stored row, int64 ``[N]``, the oldest first.
 
     Those that a :class:`~lightning_replay.writers.RetentionWriter` refused count as well.
 
@@ -232,7 +232,7 @@ def _loaded(buffer: Replay | str | Path, trust: Sequence[str]) -> Replay:
 
 
 def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
-    """What is known of a buffer without the others, and the observations of its sampled rows."""
+    """Returns what is known of a buffer without the others, and the observations of its sampled rows."""
     if len(replay) == 0:
         raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
     with replay._replay_lock:

@@ -88,7 +88,7 @@ class RoomGrid(MiniGridEnv):
         return self.gen_obs(), reward, terminated, self.step_count >= self.max_steps and not terminated, {}
 
     def gen_obs(self) -> np.ndarray:
-        """Where the agent is and faces, float32 ``[6]``."""
+        """Returns where the agent is and faces, float32 ``[6]``."""
         observation = np.zeros(6, np.float32)
         observation[0], observation[1] = self.agent_pos
         observation[2 + self.agent_dir] = 1.0

@@ -116,7 +116,7 @@ def kick_acceleration(power: float, distance: float, angle: float) -> float:
 
 
 def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
-    """Where the straight way between two points first leaves the half field; ``None`` where it does not.
+    """Returns where the straight way between two points first leaves the half field; ``None`` where it does not.
 
     The first point lies on the field.
     """

@@ -113,7 +113,7 @@ class EpisodeLinks:
         self._forget_running(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """What comes next of these trajectories follows no stored row: steps between were not stored."""
+        """Returns what comes next of these trajectories follows no stored row: steps between were not stored."""
         for trajectory in trajectories:
             self._forget(trajectory)
 

@@ -182,7 +182,7 @@ class EpisodeTracker:
             self.links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """What comes next of these trajectories follows no stored row."""
+        """Returns what comes next of these trajectories follows no stored row."""
         if self.links is not None:
             self.links.break_episodes(trajectories)
 

@@ -183,7 +183,7 @@ class EventTable:
                 event.condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the conditions remember of the running episodes; tensors and plain values."""
+        """Returns what the conditions remember of the running episodes; tensors and plain values."""
         return {"conditions": [state_of(event.condition) for event in self.events]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

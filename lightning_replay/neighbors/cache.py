@@ -107,7 +107,7 @@ class NeighborCache:
         return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
 
     def listed(self, slots: Tensor) -> Tensor:
-        """Which of ``slots`` have a list that rows may enter, bool ``[n]``."""
+        """Returns which of ``slots`` have a list that rows may enter, bool ``[n]``."""
         return self.radius[slots] >= 0
 
     def state_dict(self, limit: int) -> dict[str, Tensor]:

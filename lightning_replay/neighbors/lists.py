@@ -94,7 +94,7 @@ class NeighborLists:
 
     @property
     def standardization(self) -> Standardization:
-        """What the lists were computed with, and how far the rows have moved since then as of the last pass."""
+        """Returns what the lists were computed with, and how far the rows have moved since then as of the last pass."""
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:

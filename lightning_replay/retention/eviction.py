@@ -61,7 +61,7 @@ class Candidates(NamedTuple):
 def resolve_evictions(
     new: Candidates, keys: list[int], stored: list[int], slots: list[int], first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which slots new rows take, and which rows these are, one after the other; and how many rows left.
+    """Returns which slots new rows take, and which rows these are, one after the other; and how many rows left.
 
     By a heap of as many rows as can leave: nobody else is ever the lowest.
     """

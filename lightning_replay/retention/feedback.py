@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of rows that resolve_evictions for a place: surprise and on-policyness, checked at the door."""
+"""Surprise and on-policyness of rows and of candidates for a full buffer, validated."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Factors(NamedTuple):
 
     @classmethod
     def unknown(cls, count: int) -> Factors:
-        """Of new rows whose surprise nobody computed."""
+        """Returns the factors of new rows whose surprise was not computed."""
         nothing = torch.full((count,), torch.nan)
         return cls(nothing, torch.ones(count), nothing, is_known=False)
 
     def rows(self, kept: Tensor) -> Factors:
-        """Those of some rows."""
+        """Returns the factors of some rows."""
         return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
 
     def twice(self) -> Factors:
@@ -45,7 +45,7 @@ class Factors(NamedTuple):
 
 
 def first_surprise(given: Any, count: int) -> Tensor:
-    """What ``initial_surprise`` returned for ``count`` new rows, as float32 ``[count]``.
+    """Returns what ``initial_surprise`` returned for ``count`` new rows, as float32 ``[count]``.
 
     Raises:
         TypeError: complex numbers or flags.

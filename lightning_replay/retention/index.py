@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are kept, one decision after another, at the cost of one for many."""
+"""Batched eviction, equal to inserting one row at a time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RetainedRows:
 
     @property
     def default_priority(self) -> float:
-        """Of rows of which nothing is known: the largest seen, 1 before any or when all were 0."""
+        """Returns the priority of rows without feedback: the largest seen, 1 before any or when all were 0."""
         return self._largest if self._largest > 0 else 1.0
 
     def first_priorities(self, factors: Factors) -> np.ndarray:

@@ -52,7 +52,7 @@ class RetentionRule:
 
     @property
     def schedule(self) -> Schedule | None:
-        """What changes the priorities of stored rows as time goes by; ``None`` where nothing does."""
+        """Returns what changes the priorities of stored rows as time goes by; ``None`` where nothing does."""
         return None
 
     def follow(self, value: float) -> bool:

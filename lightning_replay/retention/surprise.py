@@ -146,7 +146,7 @@ def surprise(
     log_probability: Tensor | None = None,
     measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
 ) -> Tensor:
-    """How wrong a prediction was: ``td_error ** 2``, or ``measure(target, log_probability)`` of distributions.
+    """Returns how wrong a prediction was: ``td_error ** 2``, or ``measure(target, log_probability)`` of distributions.
 
     δ of the retention priority. The paper measures distributions by :func:`kl_divergence`; :func:`cross_entropy` is the
     other choice.

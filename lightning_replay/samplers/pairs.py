@@ -221,7 +221,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self.load_learned_state(state_dict["learned"])
 
     def learned_state(self) -> dict[str, Any]:
-        """What :meth:`on_insert` keeps, as tensors and plain values."""
+        """Returns what :meth:`on_insert` keeps, as tensors and plain values."""
         return {}
 
     def load_learned_state(self, state: dict[str, Any]) -> None:

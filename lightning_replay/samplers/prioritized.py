@@ -212,7 +212,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     @property
     def default_priority(self) -> float | Tensor:
-        """What new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""
+        """Returns what new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""
         if isinstance(self._largest, Tensor):
             return torch.where(self._largest > 0, self._largest, 1.0)
         return self._largest if self._largest > 0 else 1.0
@@ -224,7 +224,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     @property
     def priority_exponent(self) -> float:
-        """α; setting it raises the stored priorities anew, except from 0, which has forgotten them."""
+        """α; setting it re-exponentiates the stored priorities, which is impossible from 0."""
         return self._priority_exponent
 
     @priority_exponent.setter

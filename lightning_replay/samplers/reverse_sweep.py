@@ -130,7 +130,7 @@ class ReverseSweepSampler(UniformSampler):
             self._links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """What comes next of these trajectories follows no stored row."""
+        """Returns what comes next of these trajectories follows no stored row."""
         if self._links is not None:
             self._links.break_episodes(trajectories)
 

@@ -94,7 +94,7 @@ class ScheduledSampler(WithinTables):
         self.scheduler.load_state_dict(scheduler)
 
     def state_dict(self) -> dict[str, Any]:
-        """What :class:`~lightning_replay.samplers.table_sampler.WithinTables` saves, and the scheduler."""
+        """Returns what :class:`~lightning_replay.samplers.table_sampler.WithinTables` saves, and the scheduler."""
         kind = type(self.scheduler).__name__
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 

@@ -77,7 +77,7 @@ class WithinTables(Seeded, TorchRLNames):
 
     @abstractmethod
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
-        """How many rows come from each table, int64 ``[L]``, ``batch_size`` together.
+        """Returns how many rows come from each table, int64 ``[L]``, ``batch_size`` together.
 
         Raises:
             RuntimeError: no table can be drawn from.
@@ -85,7 +85,7 @@ class WithinTables(Seeded, TorchRLNames):
 
     @property
     def default_priority(self) -> float:
-        """What new rows get: the largest priority given so far, 1 when none was."""
+        """Returns what new rows get: the largest priority given so far, 1 when none was."""
         return self._largest if self._largest > 0 else 1.0
 
     @property
@@ -95,7 +95,7 @@ class WithinTables(Seeded, TorchRLNames):
 
     @property
     def device(self) -> torch.device:
-        """Where priorities are: tables are kept by the CPU."""
+        """Returns where priorities are: tables are kept by the CPU."""
         return torch.device("cpu")
 
     @property

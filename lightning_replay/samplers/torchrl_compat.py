@@ -32,7 +32,7 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def device(self) -> torch.device:
-        """Where the priorities are."""
+        """Returns where the priorities are."""
         return self._tree.device
 
     @property

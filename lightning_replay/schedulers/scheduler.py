@@ -156,7 +156,7 @@ class UniformTasks(Scheduler):
 
 
 def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:
-    """What a scheduler answers, which may be a user's own.
+    """Returns what a scheduler answers, which may be a user's own.
 
     Args:
         scheduler: asked.

@@ -123,12 +123,12 @@ class PackedStorage(ForkableStorage):
 
     @property
     def layout(self) -> RowLayout | None:
-        """Where each column lies in a row; ``None`` before the first rows."""
+        """Returns where each column lies in a row; ``None`` before the first rows."""
         return self._layout
 
     @property
     def occupancy(self) -> Occupancy:
-        """Which slots hold a row: those below the length, unless a writer's tables refer to them."""
+        """Returns which slots hold a row: those below the length, unless a writer's tables refer to them."""
         return FirstSlots(self._len) if self._held_by is None else self._held_by
 
     def hold_by(self, occupancy: Occupancy) -> None:
@@ -168,7 +168,7 @@ class PackedStorage(ForkableStorage):
         return values
 
     def generation_of(self, index: Tensor) -> Tensor:
-        """How often each slot has been written, int64 of the shape of ``index``."""
+        """Returns how often each slot has been written, int64 of the shape of ``index``."""
         if self._generation is None:
             return torch.zeros_like(index)
         slots = index.flatten().to(self._generation.device)
@@ -454,7 +454,7 @@ class PackedStorage(ForkableStorage):
         return layout
 
     def _largest_generation(self) -> int:
-        """Of all rows that this storage has handed out."""
+        """Returns the largest generation of all rows that this storage has handed out."""
         return 0 if self._generation is None or not self._reached else int(self._generation[: self._reached].max())
 
     def _take_rows(self, state_dict: dict[str, Any]) -> None:

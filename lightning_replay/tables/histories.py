@@ -163,7 +163,7 @@ class Histories:
     def _running_after(
         self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
     ) -> tuple[list[int], list[int]]:
-        """Of the episodes that run, those that rows do not name; and those that run on after being named."""
+        """Returns the running episodes that rows do not name, and those that run on after being named."""
         is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
         return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
 

@@ -213,7 +213,7 @@ class Tables(Occupancy):
         self._place(table, self._make_room(table, skipped), slots)
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
-        """How many rows were written after those in the slots."""
+        """Returns how many rows were written after those in the slots."""
         return self.rows_written - 1 - self._written_at[slots]
 
     def clear(self) -> None:
@@ -320,7 +320,7 @@ class Tables(Occupancy):
 
 
 def _rank(table: np.ndarray) -> np.ndarray:
-    """How many earlier entries have the same table, int64 ``[N]``.
+    """Returns how many earlier entries have the same table, int64 ``[N]``.
 
     Example:
         >>> _rank(np.array([2, 0, 2, 2, 0]))

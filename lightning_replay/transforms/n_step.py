@@ -62,7 +62,7 @@ class NStepTransitions(ReplayTransform):
 
     @property
     def pending(self) -> tuple[TensorDictBase | None, frozenset[_Given] | None]:  # type: ignore[override]
-        """What was given and is not formed yet; set by ``Replay`` to what it was where rows are refused."""
+        """Returns what was given and is not formed yet; set by ``Replay`` to what it was where rows are refused."""
         return self._waiting, self._given
 
     @pending.setter

@@ -113,11 +113,11 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return int(self.extend(data.unsqueeze(0)))
 
     def age_of(self, index: Tensor) -> Tensor:
-        """How many transitions were written after those in the slots ``index``, int64 of its shape."""
+        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return (self._cursor - 1 - index) % self._storage.max_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next transition goes, and how many were written."""
+        """Returns where the next transition goes, and how many were written."""
         return {"cursor": self._cursor, "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -311,7 +311,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._generator.manual_seed(seed)
 
     def age_of(self, index: Tensor) -> Tensor:
-        """How many transitions were offered after those in the slots ``index``, int64 of its shape."""
+        """Returns how many transitions were offered after those in the slots ``index``, int64 of its shape."""
         arrival = self._rows.order.arrival(index.cpu().numpy())
         return torch.from_numpy(self._offered - 1 - arrival)
 

@@ -107,18 +107,18 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
 
     def forget_oldest(self) -> bool:
-        """Gives up what is held beside the tables, a piece at a time; whether there was any."""
+        """Releases the oldest episode history; returns False if there is none."""
         return False
 
     def announce(self, slots: np.ndarray) -> Tensor:
-        """Tells sampler and episodes of rows just written; returns the slots as they are indexed on the device."""
+        """Passes rows just written on to the buffers; returns their slots on the device of the storage."""
         index = torch.from_numpy(slots).to(self._storage.device)
         for buffer in self._storage._attached_entities:
             buffer.mark_update(index)
         return index
 
     def age_of(self, index: Tensor) -> Tensor:
-        """How many transitions were written after those in the slots ``index``, int64 of its shape."""
+        """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:

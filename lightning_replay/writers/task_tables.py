@@ -85,7 +85,7 @@ class TaskTableWriter(TableWriter):
         return Insertion(index, torch.from_numpy(entered))
 
     def _stayed(self, slots: np.ndarray) -> np.ndarray:
-        """Which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""
+        """Returns which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""
         last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
         is_last = np.zeros(len(slots), dtype=np.bool_)
         is_last[last] = True

@@ -150,7 +150,7 @@ def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
 
 
 def state_of(condition: ConditionLike) -> dict[str, Any]:
-    """What a condition remembers; nothing where it is a plain function."""
+    """Returns what a condition remembers; nothing where it is a plain function."""
     return condition.state_dict() if isinstance(condition, Condition) else {}
 
 

@@ -87,7 +87,7 @@ class EpisodeCondition(Condition):
             self.condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of the running episodes, here and by the condition inside."""
+        """Returns what is remembered of the running episodes, here and by the condition inside."""
         named = [trajectory for trajectory in self._running if trajectory is not None]
         return {
             "trajectory": torch.tensor(named, dtype=torch.int64),

@@ -84,7 +84,7 @@ class FramePool:
         return -(-frames * self.frame_bytes // 8) * 8 + kept_beside
 
     def find(self, first: Tensor, second: Tensor) -> Found:
-        """Which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""
+        """Returns which frames of two stacks, uint8 ``[N, k, *shape]`` each, are held already."""
         return self._search.find(first, second, self._index)
 
     def missing(self, found: Found, given_up: np.ndarray) -> int:

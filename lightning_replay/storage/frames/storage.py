@@ -123,7 +123,7 @@ class FrameStorage(PackedStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """Which slots hold a row: those not released, or those that a writer's tables refer to."""
+        """Returns which slots hold a row: those not released, or those that a writer's tables refer to."""
         if self._held_by is not None:
             return self._held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
