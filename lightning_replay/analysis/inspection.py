@@ -51,11 +51,7 @@ class Inspection(NamedTuple):
 
 
 def stored_rows(replay: Replay) -> Tensor:
-    """Slots of the stored rows, int64 ``[N]``, the oldest first; each once, in however many tables it is.
-
-    Raises:
-        ValueError: the buffer is empty, or its writer does not know the order of its rows.
-    """
+    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; refuses empty and unordered buffers."""
     if len(replay) == 0:
         raise ValueError("the buffer is empty; store transitions with extend first")
     return replay.oldest_first()
@@ -69,8 +65,7 @@ def ages(replay: Replay) -> Tensor:
     Raises:
         ValueError: see :func:`stored_rows`.
     """
-    slots = stored_rows(replay)
-    age = declared_writer(replay.writer).age_of(slots)
+    age = declared_writer(replay.writer).age_of(stored_rows(replay))
     assert age is not None, "stored_rows sorts by it"
     return age.cpu()
 

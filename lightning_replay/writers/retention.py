@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least worth keeping leaves: surprise times on-policyness, and the rules it is compared with."""
+"""Eviction by surprise times on-policyness, and by the rules it is compared with.
+
+Longer than other files because candidates, feedback and saved state meet in the one class that a buffer calls.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows whose stacks of frames are kept frame by frame, each once."""
+"""Packed rows whose stacks of frames are kept frame by frame, each once.
+
+Longer than other files because it overrides each way of a row into a ``PackedStorage`` and out of it.
+"""
 
 from __future__ import annotations
 
