@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sampler, a writer and a transform of a :class:`~lightning_replay.Replay` may define.
 
+Longer than other files because it lists everything that a buffer calls of its parts.
+
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts,
 which define none of it, get the defaults from :func:`declared_sampler` and :func:`declared_writer`.

@@ -60,10 +60,7 @@ def stored_rows(replay: Replay) -> Tensor:
 def ages(replay: Replay) -> Tensor:
     """Returns how many transitions came after each stored row, int64 ``[N]``, the oldest first.
 
-    Those that a :class:`~lightning_replay.writers.RetentionWriter` refused count as well.
-
-    Raises:
-        ValueError: see :func:`stored_rows`.
+    Those that a writer refused count as well. Raises ``ValueError`` as :func:`stored_rows`.
     """
     age = declared_writer(replay.writer).age_of(stored_rows(replay))
     assert age is not None, "stored_rows sorts by it"
