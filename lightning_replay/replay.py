@@ -79,6 +79,7 @@ class Replay(EpisodicReplay):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
+        >>> from lightning_replay import PackedStorage
         >>> replay = Replay(storage=PackedStorage(capacity=100), batch_size=4, seed=0)
         >>> index = replay.extend(TensorDict({"observation": torch.randn(10, 3)}, [10]))
         >>> replay.sample()["observation"].shape

@@ -148,7 +148,7 @@ def test_an_image_key_without_frame_stack_is_refused(options: dict[str, Any]) ->
 def test_rows_released_for_room_are_not_closed() -> None:
     #  frames    a 8 9 10 11    b 9 10 11 12    c 98 99 100 101: of the 6 there is room for c needs 4, so a and b leave
     options = {"capacity": 20, "frame_stack": K, "frame_capacity": 6, "seed": 0}
-    buffer = RecipeEpisodeReplayBuffer("surprise_retention", **options)
+    buffer = RecipeEpisodeReplayBuffer("uniform", **options)
     buffer.add([game("a", 1, start=10), game("b", 1, start=11)])
     assert len(buffer) == 2
     buffer.add(game("c", 1, start=100))

@@ -112,7 +112,7 @@ def test_a_table_holds_the_same_however_its_rows_come(rows_per_call: int) -> Non
     tables = Tables({"all": 3, "other": 1})
     written = [slot for _ in range(6 // rows_per_call) for slot in new(tables, 0, rows_per_call)]
     assert held(tables) == [written[-3:], []]
-    assert tables.num_held == 3 and tables.length.tolist() == [3, 0] and tables.rows_written == 6
+    assert tables.count == 3 and tables.length.tolist() == [3, 0] and tables.rows_written == 6
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1, 1, 1], [2, 3, 2, 3], [4, 4, 1], [3, 1, 4]])
@@ -145,7 +145,7 @@ def test_a_slot_lives_while_one_table_refers_to_it() -> None:
     assert new(tables, 0, 1) == [2] and held(tables) == [[1, 2], [0]] and free(tables.pool) == [3]
     assert new(tables, 0, 1) == [3] and held(tables) == [[2, 3], [0]] and free(tables.pool) == [1]
     send(tables, 1, 2)
-    assert held(tables) == [[2, 3], [0, 2]] and tables.num_held == 3
+    assert held(tables) == [[2, 3], [0, 2]] and tables.count == 3
     send(tables, 1, 3)
     assert held(tables) == [[2, 3], [2, 3]] and free(tables.pool) == [1, 0]
     assert tables.pool.references.tolist() == [0, 0, 2, 2]
@@ -204,7 +204,7 @@ def test_cleared_tables_are_as_new() -> None:
     tables = Tables({"default": 2, "goal": 1}, extra_slots=1)
     send(tables, 1, *new(tables, 0, 1))
     tables.clear()
-    assert held(tables) == [[], []] and tables.num_held == 0 and tables.rows_written == 0
+    assert held(tables) == [[], []] and tables.count == 0 and tables.rows_written == 0
     assert (tables.position[1, :4] == -1).all()
     assert new(tables, 0, 2) == [0, 1]
 
