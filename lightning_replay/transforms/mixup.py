@@ -65,6 +65,7 @@ class MixPairs(Seeded, ReplayTransform):
         ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> pair = {"observation": torch.tensor([[[0.0], [1.0]]]), "action": torch.zeros(1, 2, 1)}
         >>> pair["next"] = {"observation": torch.ones(1, 2, 1), "reward": torch.zeros(1, 2, 1)}
         >>> pair["next"]["terminated"] = torch.zeros(1, 2, 1, dtype=torch.bool)
@@ -180,6 +181,7 @@ class MixStates(Seeded, ReplayTransform):
         ValueError: an observation or its next one is missing, not floating, or of another dtype or shape.
 
     Example:
+        >>> from tensordict import TensorDict
         >>> step = TensorDict({"observation": torch.zeros(2, 3), "next": {"observation": torch.ones(2, 3)}}, [2])
         >>> batch = MixStates(seed=0)(step)
         >>> bool((batch["observation"][:, 0] == 1 - batch["mixup_coefficient"]).all())
