@@ -39,19 +39,22 @@ class EpisodicReplay(AssembledReplay):
         Raises:
             ValueError: the writer keeps no order of rows.
         """
-        slots, age = self._stored_slots(), self._age_of_stored()
-        if age is None:
+        in_order = self._slots_by_age()
+        if in_order is None:
             raise ValueError(
                 f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
                 "lightning_replay.parts.ReplayWriter has it, or use a writer of lightning_replay.writers"
             )
-        return slots[age.to(slots.device).argsort(descending=True)]
+        return in_order
 
     def _stored_slots(self) -> Tensor:
         return occupancy_of(self._storage).slots().to(device_of(self._storage) or "cpu")
 
-    def _age_of_stored(self) -> Tensor | None:
-        return self._writer_hooks.age_of(self._stored_slots())
+    def _slots_by_age(self) -> Tensor | None:
+        """Returns the slots of the stored rows, oldest first; ``None`` where the writer keeps no order."""
+        slots = self._stored_slots()
+        age = self._writer_hooks.age_of(slots)
+        return None if age is None else slots[age.to(slots.device).argsort(descending=True)]
 
     def _trajectories(self) -> list[int | None]:
         """Returns the ids of all stored trajectories; ``[None]`` where rows have none."""
@@ -76,19 +79,19 @@ class EpisodicReplay(AssembledReplay):
         Raises:
             TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
         """
+        if self._packed is None:  # before anything is stored
+            raise TypeError(
+                f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
+                "Build the buffer with storage=PackedStorage(capacity)"
+            )
         named = None if trajectories is None else list(trajectories)
         stored = self.flush(named)
         with self._changing():
-            if self._packed is None:
-                raise TypeError(
-                    f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
-                    "Build the buffer with storage=PackedStorage(capacity)"
-                )
-            keeps_last_steps = not self._writer_hooks.may_refuse and self._age_of_stored() is not None
-            if not keeps_last_steps:
+            in_order = None if self._writer_hooks.may_refuse else self._slots_by_age()
+            if in_order is None:
                 self.break_episodes(self._trajectories() if named is None else named)
                 return stored
-            index, running = newest_running(self._packed, self.oldest_first(), named)
+            index, running = newest_running(self._packed, in_order, named)
             if any(one.delays_rows for one in self._own_transforms()):
                 self.break_episodes(running)
             elif len(index):

@@ -64,11 +64,11 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         """Called when the buffer is emptied; nothing to forget by default."""
 
     def extend(self, index: Any) -> None:
-        """Tells ``first`` that rows were added."""
+        """Passes rows that were added on to ``first``."""
         self.first.extend(index)
 
     def add(self, index: Any) -> None:
-        """Tells ``first`` that a row was added."""
+        """Passes a row that was added on to ``first``."""
         self.first.add(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
@@ -88,7 +88,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self.on_insert(index, storage)
 
     def on_evict(self, index: Tensor) -> None:
-        """Tells ``first`` of rows that left without being overwritten; as partners they are not drawn."""
+        """Passes rows that left without being overwritten on to ``first``; as partners they are not drawn."""
         declared_sampler(self.first).on_evict(index)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:

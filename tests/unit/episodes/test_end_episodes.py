@@ -114,10 +114,12 @@ def test_over_torchrls_writer_and_storage() -> None:
     replay.extend(interleaved(0, [1, 2, 1]))
     replay.end_episodes()
     assert flags(replay, "truncated") == {0: False, 1: True, 2: True}
-    replay = Replay(storage=LazyTensorStorage(4), batch_size=2)
-    replay.extend(interleaved(0, [1, 2, 1]))
+    waiting = NStepTransitions(n_steps=3, discount=0.5)
+    replay = Replay(storage=LazyTensorStorage(4), transform=waiting, batch_size=2)
+    replay.extend(interleaved(0, [1, 1, 1, 1]))
     with pytest.raises(TypeError, match="end_episodes marks rows in a PackedStorage; the storage is a LazyTensorStor"):
         replay.end_episodes()
+    assert len(replay) == 2 and len(replay.flush()) == 2, "the two steps that wait are still there"
 
 
 def test_without_an_order_of_rows_nothing_is_marked_and_nothing_follows() -> None:
