@@ -22,14 +22,14 @@ def no_findings(report: Report) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_histories(variant: Variant) -> None:
-    report = histories.attack(seed=1, count=30, variants=[variant])
+    report = histories.attack(seed=1, count=20, variants=[variant])
     no_findings(report)
     assert report.figures["refused calls"] > 2
 
 
 @pytest.mark.parametrize("kind", [ReplaySubject, LevelsSubject])
 def test_kills(kind: type[Subject]) -> None:
-    no_findings(kills.attack(kind, seed=1, kills=8))
+    no_findings(kills.attack(kind, seed=1, kills=4))
 
 
 @pytest.mark.parametrize("kind", [ReplaySubject, LevelsSubject])
@@ -45,14 +45,14 @@ def test_damages_of_every_recipe() -> None:
 
 @pytest.mark.slow
 def test_a_lightning_checkpoint() -> None:
-    no_findings(kills.attack(LightningSubject, seed=1, kills=4))
+    no_findings(kills.attack(LightningSubject, seed=1, kills=3))
     no_findings(flips.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=20))
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
-    no_findings(kills.attack(RllibSubject, seed=1, kills=3))
-    no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=12))
+    no_findings(kills.attack(RllibSubject, seed=1, kills=2))
+    no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=8))
 
 
 @pytest.mark.parametrize("kind", [overlaps.Rows, overlaps.Scores])

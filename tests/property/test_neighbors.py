@@ -187,7 +187,7 @@ class DriftingMachine(CachedMachine):
         """Any other row may be drawn; that most are near is a matter of recall, tested with more rows."""
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=25, deadline=None)
+SETTINGS = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestDefinition = NeighborMachine.TestCase
 TestCached = CachedMachine.TestCase
 TestDrifting = DriftingMachine.TestCase
