@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         ReplayProgressBar,
         ScoreAgainstStaleness,
     )
+    from lightning_replay.lit.datamodules.env_steps import UpdateStream
     from lightning_replay.lit.datamodules.levels import LevelDataModule
     from lightning_replay.lit.datamodules.replay import ReplayDataModule
-    from lightning_replay.lit.datamodules.stream import UpdateStream
     from lightning_replay.lit.evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
 
@@ -52,7 +52,7 @@ _MODULES = {
     "ReturnNormalization": "lit.return_normalization",
     "UpdateBatches": "agents.feedback",
     "UpdatePriorities": "agents.feedback",
-    "UpdateStream": "lit.datamodules.stream",
+    "UpdateStream": "lit.datamodules.env_steps",
     "level_returns": "lit.evaluation",
     "stochastic_policy": "lit.evaluation",
 }

@@ -18,8 +18,7 @@ from lightning_replay.levels.environments.level_check import checked_probes
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.lit.collectors.levels import LevelCollection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
-from lightning_replay.lit.datamodules.stream import UpdateStream
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import level_returns, stochastic_policy
 from lightning_replay.lit.return_normalization import ReturnNormalization
@@ -27,11 +26,6 @@ from lightning_replay.lit.update_schedule import RolloutPace
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 
 __all__ = ["LevelDataModule", "level_source_of"]
-
-_LEVELS = (
-    "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels; transitions are "
-    "replayed with ReplayDataModule"
-)
 
 
 class LevelDataModule(EnvStepDataModule):
@@ -58,18 +52,18 @@ class LevelDataModule(EnvStepDataModule):
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
         return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
-        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. Of levels without end
-            training may still reach one: then it is left out, with a warning.
+        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
+            unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: of those, what is otherwise in evaluation.
+        evaluation_env_kwargs: those that differ in evaluation.
         check: whether to check at the start that the environment follows its level; or ids of levels to check with,
             where not all of 0 to 7 exist.
         seed: of the environments' own randomness, where levels are set by ``set_level``. Levels are chosen by the
             generator of ``levels``.
 
     Raises:
-        TypeError: an option of another kind, such as ``levels`` that are none or an environment in place of what builds
-            one; during the run a reward that is no number.
+        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
+            run a reward that is no number.
         ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
             level.
 
@@ -104,10 +98,10 @@ class LevelDataModule(EnvStepDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
-        check_kind("levels", levels, LevelSelector, _LEVELS)
-        if return_normalization is not None:
-            accepted = "a ReturnNormalization(discount=0.999), or None"
-            check_kind("return_normalization", return_normalization, ReturnNormalization, accepted)
+        accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
+        check_kind("levels", levels, LevelSelector, f"{accepted}; transitions are replayed with ReplayDataModule")
+        accepted = "a ReturnNormalization(discount=0.999), or None"
+        check_kind("return_normalization", return_normalization, ReturnNormalization | None, accepted)
         if seed is not None:
             checked_count("seed", seed, 0)
         checked_probes(check)
@@ -125,14 +119,8 @@ class LevelDataModule(EnvStepDataModule):
 
     def _make_environments(self, seed: int) -> LevelVectorWrapper:
         make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
-        return make_level_vector(
-            partial(make, **self.env_kwargs),
-            self.pace.num_envs,
-            self.levels,
-            asynchronous=self._asynchronous,
-            seed=seed,
-            check=self._check,
-        )
+        env, count = partial(make, **self.env_kwargs), self.pace.num_envs
+        return make_level_vector(env, count, self.levels, asynchronous=self._asynchronous, seed=seed, check=self._check)
 
     @property
     def _source(self) -> str:
@@ -144,7 +132,7 @@ class LevelDataModule(EnvStepDataModule):
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
     def make_environment(self) -> gymnasium.Env:
-        """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
+        """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
@@ -162,7 +150,7 @@ class LevelDataModule(EnvStepDataModule):
         super().setup(stage)
 
     def train_dataloader(self) -> UpdateStream:
-        """A plain iterable with a length, so that each rollout is collected with the newest policy."""
+        """Returns one epoch of rollouts, each collected with the newest policy."""
         return UpdateStream(self, self.rollouts_per_epoch)
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
@@ -224,13 +212,13 @@ class LevelDataModule(EnvStepDataModule):
                 "it as it was."
             )
         self.levels.load_state_dict(state["levels"])
-        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now abandon theirs when they begin
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # the others abandon theirs when they begin
             self.levels.abandon(actor)
         super().load_state_dict(state)
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
-    """The trainer's data module.
+    """Returns the trainer's data module.
 
     Raises:
         TypeError: it plays no levels.
