@@ -86,6 +86,7 @@ MOVED = {
     "lightning_replay.lit.datamodules.stream": "lightning_replay.lit.datamodules.env_steps",
     "lightning_replay.lit.checkpointing": "lightning_replay.lit.checkpoint_io",
     "lightning_replay.lit.information": "lightning_replay.lit.info_columns",
+    "lightning_replay.lit.callbacks.generalization": "lightning_replay.lit.callbacks.evaluate",
     "lightning_replay.lit.callbacks.levels": "lightning_replay.lit.callbacks.statistics",
     "lightning_replay.lit.callbacks.priorities": "lightning_replay.agents.feedback",
     "lightning_replay.lit.level_evaluation": "lightning_replay.lit.evaluation",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignment of a curriculum's tasks to environments, and progress signals from the episodes they play."""
+"""Assigns a curriculum's tasks to environments, and reports progress from the episodes they play."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TaskAssignment:
 
     Args:
         replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
-        progress: makes progress signals from the returns of finished episodes; none are sent without it.
+        progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
     """
 
     def __init__(self, replay: Any, progress: ReturnProgress | None) -> None:
@@ -31,14 +31,14 @@ class TaskAssignment:
         self.running = np.zeros(0, dtype=np.int64)
 
     def begin(self, environments: VectorEnv) -> None:
-        """Sets the tasks of new environments before their first reset; those assigned before go on."""
+        """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""
         count = environments.num_envs
         self._environments = environments
         self._assign(self._next if len(self._next) == count else self._replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
 
     def finish(self, ended: np.ndarray, returns: Sequence[float]) -> None:
-        """Reports episodes that ended, whose environments already play the next; then actors may move."""
+        """Reports episodes that ended, whose environments already play the next, and assigns tasks anew."""
         names = self._replay.tasks
         for task, episode_return in zip(self.running[ended], returns, strict=True):
             signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
@@ -81,7 +81,7 @@ def check_tasks(environment: gymnasium.Env, tasks: Sequence[str]) -> None:
     known = list(environment.get_wrapper_attr("TASKS"))
     unknown = [task for task in tasks if task not in known]
     if unknown:
-        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not know; it has {known}.")
+        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
     try:
         environment.set_wrapper_attr("task", tasks[0])
     except AttributeError as error:

@@ -19,7 +19,7 @@ class Pace:
         updates_per_env_step: replay ratio; a fraction or several.
 
     Raises:
-        ValueError: ``env_steps`` not above ``warmup_steps``, or a negative or zero argument where there must be one.
+        ValueError: ``env_steps`` not above ``warmup_steps``, or an argument that is not positive.
 
     Example:
         >>> pace = Pace(env_steps=20, warmup_steps=8, updates_per_env_step=0.25)
@@ -35,11 +35,9 @@ class Pace:
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
                 "be above it. Raise env_steps or lower warmup_steps."
             )
+        ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
-        ratio = Fraction(checked_number("updates_per_env_step", updates_per_env_step, 1e-6)).limit_denominator(
-            1_000_000
-        )
-        self._numerator, self._denominator = ratio.numerator, ratio.denominator
+        self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
         self.total_updates = self.updates_due(env_steps)
 
     def updates_due(self, steps: int) -> int:

@@ -20,7 +20,7 @@ from lightning_replay.agents.feedback import UpdateBatches
 from lightning_replay.agents.foreign import name_of
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO, unwrapped
+from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
 from lightning_replay.lit.collectors.vector import Collector
 from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.environments import make_environment
@@ -159,8 +159,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             probe.close()
         # last: Lightning does not undo changes of the trainer if setup raises
         if self.trainer is not None:
-            strategy = self.trainer.strategy
-            strategy.checkpoint_io = self._checkpoint_io(unwrapped(strategy.checkpoint_io))
+            plugin = self.trainer.strategy.checkpoint_io
+            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
+                plugin = plugin.wrapped
+            self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
             self._logging_axis.attach(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from

@@ -290,7 +290,7 @@ class Ignorant(Tasked):
     ("environment", "message"),
     [
         (Counting, r"the replay has the tasks \['target', 'middle', 'easy'\], but .* has no TASKS"),
-        (Ignorant, r"the replay has the tasks \['target'\], which .* does not know; it has \['easy', 'middle'\]"),
+        (Ignorant, r"the replay has the tasks \['target'\], which .* does not have; it has \['easy', 'middle'\]"),
         (Unsettable, r"the task of .* cannot be set \(fixed\)"),
     ],
 )
