@@ -77,6 +77,7 @@ MOVED = {
     "lightning_replay.lit.acting": "lightning_replay.lit.policy",
     "lightning_replay.lit.collection": "lightning_replay.lit.collectors.replay",
     "lightning_replay.lit.rollout": "lightning_replay.lit.collectors.replay",
+    "lightning_replay.lit.collectors.vector": "lightning_replay.lit.collectors.replay",
     "lightning_replay.lit.level_collection": "lightning_replay.lit.collectors.levels",
     "lightning_replay.lit.pace": "lightning_replay.lit.update_schedule",
     "lightning_replay.lit.datamodule": "lightning_replay.lit.datamodules.replay",

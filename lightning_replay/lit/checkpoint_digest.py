@@ -46,7 +46,7 @@ class CheckedCheckpointIO(CheckpointIO):
         """Reads the file.
 
         Raises:
-            DamagedFileError: it is not what was saved.
+            DamagedFileError: its content was changed.
         """
         checkpoint: dict[str, Any] = self.wrapped.load_checkpoint(path, *args, **kwargs)
         expected = checkpoint.pop(KEY, None)

@@ -111,7 +111,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """Reads the file and finds the replay beside it, before anything is restored.
 
         Raises:
-            DamagedFileError: it is not what was saved, or the replay is another.
+            DamagedFileError: file or replay are not those that were saved.
             FileNotFoundError: the replay is not there.
         """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
@@ -143,7 +143,7 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
 
     Raises:
         FileNotFoundError: neither is beside the file.
-        DamagedFileError: what is there was saved with another checkpoint.
+        DamagedFileError: the folder beside it was saved with another checkpoint.
     """
     candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
     found = [candidate for candidate in candidates if candidate.is_dir()]

@@ -14,7 +14,7 @@ __all__ = ["EnvStepAxis"]
 
 
 class EnvStepAxis:
-    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for what others log.
+    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
 
     Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
     axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -87,14 +88,12 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     """Returns one number for each environment that has the key."""
-    given = values if isinstance(values, dict) else values[has_key]  # Gymnasium collects infos that are dictionaries
-    try:
-        # other values than numbers are objects; NumPy would make NaN of None
-        taken = np.array([float(value) for value in given]) if given.dtype == object else given
-    except (AttributeError, TypeError, ValueError):
-        taken = None
-    if taken is None or taken.ndim != 1 or taken.dtype.kind not in "biuf":
-        shown = given if isinstance(given, dict) else given.tolist()
+    taken: np.ndarray | dict[str, Any] = values if isinstance(values, dict) else values[has_key]
+    if isinstance(taken, np.ndarray) and taken.dtype == object:  # holds other values than numbers
+        with suppress(TypeError, ValueError):
+            taken = np.array([float(value) for value in taken])  # NumPy would make NaN of None
+    if isinstance(taken, dict) or taken.ndim != 1 or taken.dtype.kind not in "biuf":
+        shown = taken if isinstance(taken, dict) else taken.tolist()
         raise ValueError(
             f"info {key!r} holds {shown!r}; info_keys takes one number or flag per environment and step. "
             "Leave it out, or put a number into the info by a wrapper."

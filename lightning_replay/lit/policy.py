@@ -121,7 +121,7 @@ def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: Action
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
     accepted = (
         f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
-        f"[{count}, 1] and what the loss and the scores of levels need, as lightning_replay.agents.PPO does."
+        f"[{count}, 1] and the columns of the loss and of the level scores, as lightning_replay.agents.PPO does."
     )
     given = as_input(observation)
     recorded: Any = agent.act_with_value(given.to(agent.device))

@@ -177,11 +177,11 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
         metric, seen = self._metric(trainer), self._seen
-        is_new = metric is not None and metric is not seen
-        if is_new and seen is not None and self.best_k_models:
+        is_seen = metric is seen
+        if metric is not None and seen is not None and self.best_k_models:
             # By value too: Lightning returns what a module logged once as a new tensor each time, until the epoch ends.
-            is_new = metric.item() != seen.item()
-        is_best = is_new and self.check_monitor_top_k(trainer, metric)
+            is_seen |= metric.item() == seen.item()
+        is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
         if is_best:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
         self._seen = metric

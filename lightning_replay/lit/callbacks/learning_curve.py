@@ -22,7 +22,7 @@ from lightning_replay.analysis.plotting import (
     save_figure,
 )
 from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
-from lightning_replay.lit.collectors.vector import Episode
+from lightning_replay.lit.collectors import Episode
 from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.validation import check_kind
 

@@ -15,7 +15,8 @@ from tensordict import TensorDict, TensorDictBase
 from lightning_replay.agents.foreign import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
-from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.collectors import Collector, Episode
+from lightning_replay.lit.collectors.replay import RunningEpisodes
 from lightning_replay.lit.policy import act_with_value_on, acting, values_of
 from lightning_replay.lit.return_normalization import ReturnNormalization
 
@@ -32,7 +33,7 @@ class LevelEpisode(Episode):
 
 
 class LevelCollection(Collector):
-    """Clock and state of collecting rollouts. Environments are built at the first step, and anew after :meth:`close`.
+    """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
 
     In new environments each actor chooses a level before its former episode is abandoned.
 
@@ -89,7 +90,8 @@ class LevelCollection(Collector):
                 row["level_id"] = torch.from_numpy(level_id)
                 row["is_trained"] = torch.from_numpy(self._is_trained.copy())
                 rows.append(row)
-                cut += [(i, step, infos["final_obs"][i]) for i in np.flatnonzero(truncated & ~terminated).tolist()]
+                for i in np.flatnonzero(truncated & ~terminated).tolist():
+                    cut.append((i, step, infos["final_obs"][i]))
                 running.observation = following
                 self.env_steps += len(reward)
                 ended = running.count_step(reward, done)
@@ -139,7 +141,7 @@ class LevelCollection(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; environments begin anew."""
+        """Restores :meth:`state_dict`; new environments are built."""
         super().load_state_dict(state)
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:

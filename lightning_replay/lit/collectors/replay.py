@@ -14,16 +14,48 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
-from lightning_replay.lit.policy import Action, act_on, acting
+from lightning_replay.lit.policy import Action, ActionReader, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
 
-__all__ = ["Collection", "Rollout"]
+__all__ = ["Collection", "Rollout", "RunningEpisodes"]
 
 _ROWS_PER_WRITE = 1_024
+
+
+class RunningEpisodes:
+    """Environments in progress, with the observation, return and length of the episode that each of them plays.
+
+    Args:
+        environments: reset here; closed if that raises.
+        seed: of the reset.
+    """
+
+    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
+        self.environments = environments
+        self.num_envs: int = environments.num_envs
+        self.read_actions = ActionReader(environments.single_action_space)
+        try:
+            self.observation, _ = environments.reset(seed=seed)
+        except Exception:
+            environments.close()
+            raise
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, dtype=np.int64)
+
+    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
+        """Adds one step; returns environment, return and length of each episode that it ended."""
+        self._return += reward
+        self._length += 1
+        if not done.any():
+            return []
+        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
+        self._return[done] = 0.0
+        self._length[done] = 0
+        return ended
 
 
 class Rollout(RunningEpisodes):
@@ -97,13 +129,14 @@ class Rollout(RunningEpisodes):
         if not ended:
             return []
         if self._assignment is not None:
-            self._assignment.finish(np.flatnonzero(done), [episode_return for _, episode_return, _ in ended])
+            returns = [episode_return for _, episode_return, _ in ended]
+            self._assignment.finish(self.environments, np.flatnonzero(done), returns)
         self._trajectory[done] = np.arange(self.next_trajectory, self.next_trajectory + len(ended))
         self.next_trajectory += len(ended)
         return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
 
     def take_rows(self, most: int) -> TensorDict:
-        """The steps since the last call as ``[N]`` rows in order of time, at most the first ``most``."""
+        """Returns the steps since the last call as ``[N]`` rows in order of time, at most the first ``most``."""
         columns: dict[str, Tensor | TensorDict] = {}
         groups: dict[str, dict[str, Tensor]] = {}
         for key in self._pending[0]:
@@ -124,16 +157,16 @@ class Rollout(RunningEpisodes):
 
 
 class Collection(Collector):
-    """Clock and state of collecting. Environments are built at the first step, and anew after :meth:`close` or a load.
+    """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
 
-    Just before the next step, episodes that a close or a load interrupted are marked truncated in the replay, and their
-    partial n-step transitions are flushed: until then the buffer is exactly what it was.
+    Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
+    flushed, only just before the next step: until then the buffer is unchanged.
 
     Args:
         replay: stores the steps.
         environments: builds a vector of environments.
         warmup_steps: steps with random actions.
-        env_steps: steps after which nothing is collected; a larger last step of several environments is cut.
+        env_steps: most steps to collect; of a last step of several environments, rows beyond it are dropped.
         seed: of environments and random actions.
         assignment: of tasks to environments; ``None`` where the replay has none.
         info_keys: of the infos that become columns.

@@ -21,7 +21,7 @@ from lightning_replay.agents.foreign import name_of
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
-from lightning_replay.lit.collectors.vector import Collector
+from lightning_replay.lit.collectors import Collector
 from lightning_replay.lit.env_step_axis import EnvStepAxis
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
@@ -34,10 +34,8 @@ __all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    From ``setup`` to ``teardown`` the trainer's loggers record both, see
-    :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`.
-
-    Subclasses set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
+    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses set
+    ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
 
     Args:
         env: Gymnasium id, or a callable that builds one environment.
@@ -49,8 +47,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
         updates_done: batches or rollouts handed to the agent.
         is_update_open: whether the agent may not have learned from the newest of them yet.
-        pause_hooks: called between training steps with ``True``, and while many steps are collected with ``False``;
-            they may save or stop.
+        pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
     """
 
     pace: Pace | RolloutPace
@@ -58,7 +55,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
     steps_environments = True
-    _each_process_would: str  # what every process of a trainer would do on its own
+    _each_process_would: str  # completes the error of a trainer with several processes
 
     def __init__(
         self,
@@ -105,7 +102,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @abstractmethod
     def draw(self) -> TensorDictBase:
-        """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
+        """Collects the steps due before the next update, then returns its batch or rollout on the agent's device."""
 
     @abstractmethod
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
@@ -142,16 +139,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis; collects nothing yet.
+        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis.
 
         Raises:
             ValueError: several processes, or an environment that cannot be used.
         """
-        if self.trainer is not None and self.trainer.world_size > 1:
+        processes = 1 if self.trainer is None else self.trainer.world_size
+        if processes > 1:
             raise ValueError(
-                f"the trainer runs {self.trainer.world_size} processes; {type(self).__name__} supports one, because "
-                f"each would {self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more "
-                "environments)."
+                f"the trainer runs {processes} processes; {type(self).__name__} supports one, because each would "
+                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
         if self.observation_space is None:
             probe = self._make_probe()
@@ -185,7 +182,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return batch
 
     def start_epoch(self) -> None:
-        """Warns if nothing is left of the run; the stream calls it first."""
+        """Warns if the run is finished; the stream calls it first."""
         if self.is_finished:
             rank_zero_warn(
                 f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
@@ -231,9 +228,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
 
 class UpdateStream:
-    """One epoch of batches or rollouts, each drawn when Lightning requests it.
-
-    It has a length, so that Lightning requests a batch only after the agent has learned from the last.
+    """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
 
     Args:
         source: the data module that collects and draws.

@@ -33,8 +33,8 @@ class LevelDataModule(EnvStepDataModule):
 
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
     :class:`~lightning_replay.agents.PPO`. For each update it collects ``rollout_length`` steps per environment, scores
-    the levels played with the values recorded meanwhile, and only then hands the rollout to ``training_step``. It stops
-    the trainer when ``env_steps`` are collected; its two clocks are ``env_steps_done`` and ``updates_done`` (rollouts).
+    the levels played with the values recorded meanwhile, and only then passes the rollout to ``training_step``. It
+    stops the trainer when ``env_steps`` are collected; its clocks are ``env_steps_done`` and ``updates_done``.
 
     Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
     choices are those of a run without a break; the environments start new episodes.
@@ -56,10 +56,9 @@ class LevelDataModule(EnvStepDataModule):
             unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: further arguments of the environment.
         evaluation_env_kwargs: those that differ in evaluation.
-        check: whether to check at the start that the environment follows its level; or ids of levels to check with,
-            where not all of 0 to 7 exist.
-        seed: of the environments' own randomness, where levels are set by ``set_level``. Levels are chosen by the
-            generator of ``levels``.
+        check: whether to check at the start that the level determines the environment; or ids of levels to check with,
+            if not all of 0 to 7 exist.
+        seed: of the environments' own randomness, where levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
         TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
@@ -128,7 +127,7 @@ class LevelDataModule(EnvStepDataModule):
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """The normalization of rewards and the score of levels."""
+        """Normalization of rewards and score of levels."""
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
     def make_environment(self) -> gymnasium.Env:
@@ -136,7 +135,7 @@ class LevelDataModule(EnvStepDataModule):
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces; collects nothing yet.
+        """Reads the spaces.
 
         Raises:
             ValueError: several processes, or held-out levels among those that are trained on.
@@ -157,7 +156,7 @@ class LevelDataModule(EnvStepDataModule):
         return self.returns_on(self.held_out_levels, agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
-        """Returns of one episode on each level under the agent's policy in training, float64 ``[L]``.
+        """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
 
         Args:
             level_ids: distinct.
@@ -186,7 +185,7 @@ class LevelDataModule(EnvStepDataModule):
             if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
                 self.levels.flush()
         except BaseException:
-            collection.env_steps = self._steps_before  # nothing will be learned from these steps
+            collection.env_steps = self._steps_before  # no update will use these steps
             raise
         self.updates_done += 1
         self.is_update_open = True
@@ -208,8 +207,8 @@ class LevelDataModule(EnvStepDataModule):
             return
         if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
             raise ValueError(
-                "the run that is resumed had another return_normalization, so that its scores are in other units; give "
-                "it as it was."
+                "return_normalization must be given in both runs or in neither: scores of the resumed run are in other "
+                "units. Give it as it was."
             )
         self.levels.load_state_dict(state["levels"])
         for actor in range(self.pace.num_envs, state["num_envs"]):  # the others abandon theirs when they begin

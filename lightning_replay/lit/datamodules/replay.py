@@ -162,7 +162,7 @@ class ReplayDataModule(EnvStepDataModule):
         return ReplayCheckpointIO(plugin, self)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints.
 
         Raises:
             ValueError: several processes, or an environment without the replay's tasks.
@@ -217,7 +217,7 @@ class ReplayDataModule(EnvStepDataModule):
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, which ignores what it does not use."""
+        """Passes the TD errors of a batch and other signals to the replay, which ignores signals it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
