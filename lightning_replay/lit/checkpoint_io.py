@@ -41,10 +41,6 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
     buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
     finds the buffer it was saved with. The next save removes the remains of a killed one.
-
-    Args:
-        wrapped: writes and reads the checkpoint file itself.
-        datamodule: whose replay is saved.
     """
 
     def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
@@ -53,7 +49,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves the buffer, then the file that names it, then removes the buffers it named before."""
+        """Saves the buffer, then the file that names it, then removes the buffers saved with it before."""
         state = checkpoint.get(type(self.datamodule).__qualname__)
         if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
@@ -137,9 +133,9 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
 
     Args:
         file: the checkpoint.
-        name: of the folder, as the checkpoint has it.
-        replay_id: of the save in it, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints
-            of earlier versions, which do not hold it.
+        name: of the folder in the checkpoint.
+        replay_id: of the save, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints of
+            earlier versions.
 
     Raises:
         FileNotFoundError: neither is beside the file.

@@ -21,10 +21,7 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
     time, other refusals only before the run begins. A ``ValueError`` of a class that is built from the options is a
     refusal; other errors in the user's code, such as an import that fails in a module of theirs, keep their tracebacks.
-
-    Args:
-        error: ended the command.
-        is_begun: whether all classes were instantiated before.
+    The run begins, ``is_begun``, when all classes are instantiated.
     """
     from lightning_replay.envs.building import UnknownEnvironmentError
 

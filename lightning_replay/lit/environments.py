@@ -22,11 +22,9 @@ __all__ = ["make_environment", "make_environments", "random_actions"]
 
 
 def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Returns one environment whose observations are arrays.
+    """Builds one environment, see :func:`~lightning_replay.envs.building.build_environment`.
 
     Raises:
-        MissingExtraError, UnknownEnvironmentError, TypeError: see
-            :func:`~lightning_replay.envs.building.build_environment`.
         ValueError: its observations are not arrays.
     """
     made = build_environment(env, env_kwargs)

@@ -112,13 +112,7 @@ class _StochasticPolicy:
 
 
 class EvaluationStream:
-    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode.
-
-    Args:
-        agent: plays the episodes.
-        episodes: number of episodes.
-        play: plays them with the agent and returns their returns.
-    """
+    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that ``play(agent)`` plays."""
 
     def __init__(
         self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]

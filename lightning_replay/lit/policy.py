@@ -65,12 +65,7 @@ class ActionReader:
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
     def __call__(self, returned: Any, count: int, source: str) -> Action:
-        """Reads the actions for ``count`` observations.
-
-        Args:
-            returned: by the agent.
-            count: N.
-            source: class and method, for the error.
+        """Reads the actions returned for ``count`` observations by ``source``, a class and method.
 
         Raises:
             TypeError: not numbers, or not of the space's kind.
@@ -102,11 +97,7 @@ class ActionReader:
 
 
 def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
-    """Returns actions ``[N, ...]`` for observations ``[N, ...]``; the agent gets floats as float32.
-
-    Raises:
-        TypeError, ValueError: the agent returned something else, see :class:`ActionReader`.
-    """
+    """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
     returned = agent.act(as_input(observation).to(agent.device), explore=explore)
     return read(returned, len(observation), f"{type(agent).__name__}.act")
 

@@ -44,12 +44,7 @@ class ReturnNormalization:
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Normalises one step's rewards ``[N]``, float32 ``[N]``, after adding them to the returns.
-
-        Args:
-            reward: of each environment.
-            done: whether its episode ends with this step.
-        """
+        """Adds one step's rewards to the returns and normalises them, float32 ``[N]``; ``done`` ends episodes."""
         if len(self._returns) != len(reward):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward

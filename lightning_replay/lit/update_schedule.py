@@ -13,10 +13,7 @@ __all__ = ["Pace", "RolloutPace"]
 class Pace:
     """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio.
 
-    Args:
-        env_steps: environment steps of the whole run.
-        warmup_steps: environment steps before the first update.
-        updates_per_env_step: replay ratio; a fraction or several.
+    The arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
 
     Raises:
         ValueError: ``env_steps`` not above ``warmup_steps``, or an argument that is not positive.
@@ -54,12 +51,8 @@ class Pace:
 class RolloutPace:
     """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``.
 
-    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``.
-
-    Args:
-        env_steps: environment steps of the whole run.
-        num_envs: environments that step together.
-        rollout_length: steps of each in one rollout.
+    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
+    are those of :class:`~lightning_replay.lit.LevelDataModule`.
 
     Raises:
         ValueError: a number below 1.

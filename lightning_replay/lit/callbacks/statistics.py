@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
+from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
 from lightning_replay.table_replay import CurriculumReplay
@@ -26,14 +26,13 @@ class _LogStats(L.Callback):
 
     def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
         """Adds the recent return, the scalars among a training step's outputs and the speed of a clock."""
-        source: EnvStepDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        now, (last_clock, last_time) = time.perf_counter(), self._last
+        collection, now = source_of(trainer, self).collection, time.perf_counter()
         for name, value in dict(outputs or {}).items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 stats[f"train/{name}"] = float(value)
-        if source.collection.episodes:
-            stats["train/return"] = source.collection.recent_return
-        stats[rate] = (clock - last_clock) / (now - last_time)
+        if collection.episodes:
+            stats["train/return"] = collection.recent_return
+        stats[rate] = (clock - self._last[0]) / (now - self._last[1])
         for logger in trainer.loggers:
             logger.log_metrics(stats)
         self._last = (clock, now)

@@ -68,10 +68,10 @@ class LevelCollection(Collector):
         """Plays ``length`` steps in every environment with the agent's policy as it is.
 
         Returns:
-            TensorDict ``[N, length]`` on the CPU: observation; what ``agent.act_with_value`` recorded, such as action,
-            action_log_prob, logits, state_value; level_id int64, the level under which the observation was made;
-            is_trained bool, whether the learner may learn from the episode; of ``next`` reward, as normalised,
-            state_value, terminated, truncated, done, each ``[N, length, 1]``.
+            TensorDict ``[N, length]`` on the CPU: observation; the columns of ``agent.act_with_value``, such as action,
+            action_log_prob, logits, state_value; level_id int64, the level of the observation; is_trained bool, whether
+            the agent may learn from the episode; ``next`` reward (normalised), state_value, terminated, truncated,
+            done, each ``[N, length, 1]``.
         """
         policy = rollout_agent(agent)
         rows: list[TensorDictBase] = []

@@ -162,14 +162,8 @@ class Collection(Collector):
     Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
     flushed, only just before the next step: until then the buffer is unchanged.
 
-    Args:
-        replay: stores the steps.
-        environments: builds a vector of environments.
-        warmup_steps: steps with random actions.
-        env_steps: most steps to collect; of a last step of several environments, rows beyond it are dropped.
-        seed: of environments and random actions.
-        assignment: of tasks to environments; ``None`` where the replay has none.
-        info_keys: of the infos that become columns.
+    Rows beyond ``env_steps``, of the last step of several environments, are dropped. The arguments are those of
+    :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
     """
 
     def __init__(

@@ -34,14 +34,8 @@ __all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses set
-    ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
-
-    Args:
-        env: Gymnasium id, or a callable that builds one environment.
-        asynchronous: whether environments are stepped in processes of their own.
-        env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: those that differ in evaluation.
+    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses document
+    the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.

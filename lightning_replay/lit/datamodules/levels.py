@@ -158,10 +158,7 @@ class LevelDataModule(EnvStepDataModule):
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
         """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
 
-        Args:
-            level_ids: distinct.
-            agent: has ``act(observation, explore)``.
-            seed: of the actions and of the environments' own randomness.
+        The seed is that of the actions and of the environments' own randomness.
         """
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
