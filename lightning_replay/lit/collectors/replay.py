@@ -74,7 +74,6 @@ class Rollout(RunningEpisodes):
 
     Attributes:
         next_trajectory: number of the next episode that begins.
-        pending_rows: rows not taken yet.
     """
 
     def __init__(
@@ -93,7 +92,11 @@ class Rollout(RunningEpisodes):
         self.next_trajectory = first_trajectory + self.num_envs
         self._trajectory = np.arange(first_trajectory, self.next_trajectory)
         self._pending: list[dict[str | tuple[str, str], np.ndarray]] = []
-        self.pending_rows = 0
+
+    @property
+    def pending_rows(self) -> int:
+        """Rows not taken yet."""
+        return len(self._pending) * self.num_envs
 
     def step(self, action: Action, env_steps: int) -> list[Episode]:
         """Applies one action per environment; returns the episodes this ended."""
@@ -123,7 +126,6 @@ class Rollout(RunningEpisodes):
         if self._information.keys:
             row |= {("next", key): column for key, column in self._information.read(infos, done).items()}
         self._pending.append(row)
-        self.pending_rows += self.num_envs
         self.observation = following
         ended = self.count_step(reward, done)
         if not ended:
@@ -149,7 +151,6 @@ class Rollout(RunningEpisodes):
                 is_flat = key[0] == "next" and key[1] != "observation"
                 groups.setdefault(key[0], {})[key[1]] = column.unsqueeze(-1) if is_flat else column
         self._pending.clear()
-        self.pending_rows = 0
         size = columns["trajectory"].shape
         for name, group in groups.items():
             columns[name] = TensorDict(group, batch_size=size)
