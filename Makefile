@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 	@$(PIP) --no-build-isolation --editable '.[all,dev]'
 	@touch $@
 
-demo: .venv/.stamp  ## three published effects in two minutes: tables, and one picture with a panel for each
+demo: .venv/.stamp  ## three published effects in two minutes: tables and a picture
 	$(BIN)/python examples/demo.py
 
 lint: .venv/.stamp  ## ruff: rules and layout
@@ -36,7 +36,7 @@ typecheck: .venv/.stamp  ## mypy on both packages
 test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
 	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
-attack: .venv/.stamp  ## looks for wrong rows, lost saves and growing memory for an hour on two cores; tests/attack in its long form
+attack: .venv/.stamp  ## searches for wrong rows, lost saves and growing memory for an hour on two cores: tests/attack in its long form
 	$(SINGLE_THREAD) $(BIN)/python -m tests.attack
 
 bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run

@@ -2,11 +2,11 @@
 """Three published effects in two minutes on two cores: a table, and one picture with a panel for each.
 
     python examples/demo.py            # writes runs/demo/demo.png
-    python examples/demo.py --fast     # two seeds and few steps: does it run?
+    python examples/demo.py --fast     # two seeds and few steps, to see it run
 
 Level replay, event tables and neighbourhood mixup, each beside uniform replay with the same seeds. These are mechanism
-experiments: they show that a method does what its paper claims on a small problem. The problems and learners are those
-of tests/benchmarks, which has them with more methods and seeds. Seeds were fixed before the first run.
+experiments: they show the effect that a paper claims on a small problem. Problems and learners are those of
+tests/benchmarks, which compares more methods over more seeds. Seeds were fixed before the first run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # the runs are the parallel part
+os.environ["OMP_NUM_THREADS"] = "1"  # runs are parallel, operations are not
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "benchmarks"))
 
 import numpy as np
@@ -38,9 +38,9 @@ class Run:
     """One seed of one method.
 
     Args:
-        value: what the panel's table compares.
-        at: where the points of the curve are, ``[P]``.
-        curve: what the panel's picture shows, ``[P]``.
+        value: figure in the panel's table.
+        at: x of the curve's points, ``[P]``.
+        curve: y of the curve's points, ``[P]``.
     """
 
     value: float
@@ -54,16 +54,17 @@ class Panel:
 
     Args:
         title: of the panel.
-        paper: whose claim it is.
-        baseline: name of the method without, in the experiment.
-        method: name of the method with.
+        paper: makes the claim.
+        baseline: name of the baseline in the experiment.
+        method: name of the published method in the experiment.
         labels: of both in the table and the picture.
         seeds: fixed before the first run.
-        value: what the table compares.
+        value: description of the figure in the table.
         higher_is_better: of this value.
         axes: names of the axes of the picture.
-        train: a method's name, seeds, whether to be fast, and a function that takes the share done, to a run by seed.
-        seconds: of one seed of one method, roughly, for the progress bar.
+        train: function of a method's name, seeds, whether to be fast, and a report of the fraction done; returns a run
+            by seed.
+        seconds: approximate time of one seed of one method, for the progress bar.
         stacked: whether all seeds of a method run together.
     """
 
@@ -82,7 +83,7 @@ class Panel:
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)
 
     def of(self, method: str) -> list[Run]:
-        """Runs of a method in the order of the seeds."""
+        """Returns the runs of a method in the order of the seeds."""
         return [self.runs[method, seed] for seed in self.seeds]
 
     @property
@@ -178,7 +179,7 @@ def panels(is_fast: bool) -> list[Panel]:
     return built
 
 
-_shares: Any = None  # of each job that is done, shared with the processes
+_shares: Any = None  # fraction done of each job, shared with the processes
 
 
 def _connect(shares: Any) -> None:
@@ -194,7 +195,7 @@ def _work(number: int, panel: int, method: str, seeds: tuple[int, ...], is_fast:
 
 
 def run_all(built: list[Panel], is_fast: bool) -> Iterable[Panel]:
-    """Yields each panel when its last run has ended; a bar shows how far all runs are."""
+    """Yields each panel when its last run has ended; a bar shows the progress of all runs."""
     from tqdm import tqdm
 
     jobs = []
@@ -234,7 +235,7 @@ def run_all(built: list[Panel], is_fast: bool) -> Iterable[Panel]:
 
 
 def print_table(panel: Panel) -> None:
-    """Every seed of both methods, their differences, means and standard errors."""
+    """Prints every seed of both methods, their differences, means and standard errors."""
     from experiment_tables import standard_error
 
     baseline, method = (np.array([run.value for run in panel.of(name)]) for name in (panel.baseline, panel.method))
@@ -254,7 +255,7 @@ def print_table(panel: Panel) -> None:
 
 
 def draw(built: list[Panel], path: Path) -> None:
-    """Means of the finished panels with bands of one standard error, as a PNG file."""
+    """Writes a PNG file: means of the finished panels, with bands of one standard error."""
     from lightning_replay.analysis.plotting import band_note, count_on, draw_band, make_figure, save_figure
 
     figure, row = make_figure("the picture of the demo", columns=len(built), width=4.4 * len(built), height=4.6)

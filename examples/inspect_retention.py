@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays of one stream of MinAtar steps, first in first out and by retention: a small table and a picture.
+"""Contents of two full buffers after one stream of MinAtar steps, first in first out and by retention.
 
 python examples/inspect_retention.py [--fast] [--projection tsne]
 """
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-import lightning_replay.envs  # noqa: F401  so that Gymnasium knows MinAtar-v0
+import lightning_replay.envs  # noqa: F401  registers MinAtar-v0
 from lightning_replay import Replay, recipes
 from lightning_replay.analysis.inspection import Inspection, draw_inspection, inspect_buffers
 
@@ -22,7 +22,7 @@ N_STEPS, DISCOUNT = 5, 0.99
 
 
 def make_buffers(capacity: int) -> dict[str, Replay]:
-    """The same returns over five steps in both; the surprise is that of an agent which expects no reward."""
+    """Builds two buffers with returns over five steps; an agent that expects no reward measures the surprise."""
     fifo = recipes.uniform(capacity, 32, n_steps=N_STEPS, discount=DISCOUNT, seed=0)
     retention = recipes.surprise_retention(
         capacity,
@@ -36,7 +36,7 @@ def make_buffers(capacity: int) -> dict[str, Replay]:
 
 
 def fill(buffers: dict[str, Replay], game: str, env_steps: int, per_write: int = 100) -> None:
-    """Random play, whose every step goes into all buffers."""
+    """Stores the steps of random play in all buffers."""
     env = gymnasium.make("MinAtar-v0", game=game)
     generator = np.random.default_rng(0)
     observation, _ = env.reset(seed=0)

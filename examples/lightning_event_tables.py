@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double DQN in two rooms under a Lightning trainer, with tables of what led to the gap and to the goal.
+"""Double DQN in two rooms under a Lightning trainer, with tables of the steps that led to the gap and to the goal.
 
 python examples/lightning_event_tables.py [--fast]
 """

@@ -43,7 +43,7 @@ def main() -> None:
     trainer.fit(agent, datamodule=make_data(env_steps))
     print(f"return {trainer.callback_metrics['eval/return']:.0f} after {env_steps} steps")
 
-    # A longer run goes on from the last checkpoint, as one after Ctrl-C does; its replay lies beside it and is loaded.
+    # A longer run resumes from the last checkpoint, as after Ctrl-C; the replay beside it is loaded.
     trainer = make_trainer(options.directory)
     data = make_data(env_steps + 200)
     trainer.fit(agent, datamodule=data, ckpt_path="last")

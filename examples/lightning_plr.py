@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on grids of one or two rooms under a Lightning trainer; which grid comes next is chosen by its score.
+"""PPO on grids of one or two rooms under a Lightning trainer; the next grid is chosen by its score.
 
 python examples/lightning_plr.py [--fast] [--uniform]
 """
@@ -30,7 +30,7 @@ from lightning_replay.lit import (
 
 LEVELS = 500  # of training; a level is the seed of the environment's reset
 ROOMS = {"max_rooms": 2}
-SETTINGS = {"score_temperature": 0.5, "staleness_weight": 0.3}  # broad enough for 16 environments and an unseen clock
+SETTINGS = {"score_temperature": 0.5, "staleness_weight": 0.3}  # broad enough for 16 environments
 
 
 def make_data(levels: LevelSelector, env_steps: int) -> LevelDataModule:
@@ -66,20 +66,20 @@ def make_trainer(directory: Path, every_n_env_steps: int) -> L.Trainer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="two thousand steps only")
-    parser.add_argument("--uniform", action="store_true", help="the baseline: every level with the same chance")
+    parser.add_argument("--uniform", action="store_true", help="the baseline: levels drawn uniformly")
     parser.add_argument("--directory", default="runs/lightning_plr", type=Path)
     options = parser.parse_args()
     env_steps = 2_048 if options.fast else 200_000
     every_n_env_steps = env_steps // 8
 
     L.seed_everything(0)
-    agent = PPO(categories=(11, 6, 4))  # the cells' objects, colours and states, as MiniGrid numbers them
+    agent = PPO(categories=(11, 6, 4))  # MiniGrid's numbers of objects, colours and states in each cell
     trainer = make_trainer(options.directory, every_n_env_steps)
     trainer.fit(agent, datamodule=make_data(make_levels(options.uniform), env_steps))
     metrics = trainer.callback_metrics
     print(f"{metrics['eval/return']:.2f} on held-out levels, {metrics['eval/train_return']:.2f} on those trained on")
 
-    # a longer run goes on from the last checkpoint, which holds the levels, their scores and all counters
+    # A longer run resumes from the last checkpoint, which holds the levels, their scores and all counters.
     trainer = make_trainer(options.directory, every_n_env_steps)
     data = make_data(make_levels(options.uniform), env_steps + 2_048)
     trainer.fit(agent, datamodule=data, ckpt_path="last")
@@ -91,7 +91,7 @@ def main() -> None:
             probability, score = row["probability"].item(), row["score"].item()
             print(f"level {row['level_id'].item()}: probability {probability:.2f}, score {score:.2f}")
 
-    # the test protocol by hand: one episode on each of some levels, with the policy as it acts in training
+    # the test protocol by hand: one episode per level, with the policy as it acts in training
     with stochastic_policy(agent, seed=1) as policy:
         env = partial(gymnasium.make, "MultiRoom-N4-Random-v0", **ROOMS)
         returns = level_returns(policy, env, range(10_000, 10_020))

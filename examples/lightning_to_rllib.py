@@ -25,7 +25,7 @@ ENV = "Pendulum-v1"
 
 
 def collect(env_steps: int, batch_size: int, path: Path) -> None:
-    """A short Lightning run, of which only the replay is kept."""
+    """Saves the replay of a short Lightning run."""
     L.seed_everything(0, verbose=False)
     agent = TD3.for_env(ENV, hidden_sizes=(64, 64), actor_learning_rate=1e-3, critic_learning_rate=1e-3)
     replay = recipes.uniform(capacity=50_000, batch_size=batch_size)
@@ -53,7 +53,7 @@ def make_config(iterations: int, env_steps: int, batch_size: int) -> SACConfig:
         .training(
             replay_buffer_config=rllib_ext.replay_config("neighborhood_mixup", capacity=50_000),
             train_batch_size_per_learner=batch_size,
-            num_steps_sampled_before_learning_starts=0,  # the rows are there already
+            num_steps_sampled_before_learning_starts=0,  # the rows are stored already
             actor_lr=3e-4,
             critic_lr=1e-3,
         )
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     parser.add_argument("--directory", type=Path, default=Path("runs/lightning_to_rllib"))
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
+    torch.set_num_threads(1)  # more threads slow networks this small down
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     collected, played, batch_size = (600, 210, 32) if options.fast else (3_000, 2_000, 128)
 
@@ -77,7 +77,7 @@ def main() -> None:
 
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     algorithm = make_config(5, played, batch_size).build_algo()
-    # Lightning stored what the environment got, -2 to 2; RLlib's modules compute -1 to 1, and fill() converts.
+    # Lightning stored the environment's actions, -2 to 2; RLlib's modules compute -1 to 1, and fill() converts.
     rows = rllib_ext.fill(algorithm, load_replay(options.directory / "replay"))
     print(f"RLlib: {rows} rows filled in\n\nenv_steps  return  stored   drawn")
     for _ in range(5):

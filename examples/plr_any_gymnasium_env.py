@@ -3,9 +3,9 @@
 
 python examples/plr_any_gymnasium_env.py [--fast] [--uniform]
 
-A number is a maze. 32 are played at once; the level buffer says which comes next where one has ended, and is told of
-the steps before each policy update. Prints returns on mazes held out; draws each score against how long ago its maze
-was played. Such small mazes all teach something, so drawn uniformly they are learned as fast.
+A level is the number of a maze. 32 are played at once; the level buffer chooses the next when an episode ends, and is
+updated with the steps before each policy update. Prints returns on held-out mazes; draws each score against the
+staleness of its maze. All mazes this small teach something, so that uniform draws learn as fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZE, MOVES = 7, ((0, 1), (0, -1), (1, 0), (-1, 0))
 
 @cache
 def make_maze(level_id: int) -> tuple[np.ndarray, tuple[int, int], tuple[int, int], int]:
-    """Free cells, start, goal and the steps between them, all from the level's number."""
+    """Returns free cells, start, goal and the steps between them, all determined by the level's number."""
     generator = np.random.default_rng(level_id)
     while True:
         free = generator.random((SIZE, SIZE)) > generator.uniform(0.0, 0.45)
@@ -49,7 +49,7 @@ def make_maze(level_id: int) -> tuple[np.ndarray, tuple[int, int], tuple[int, in
 
 
 class Maze(gymnasium.Env):
-    """Go from start to goal: pays 1 there, less 0.9 of the share of 40 steps taken."""
+    """Go from start to goal: the reward there is ``1 - 0.9 * steps / 40``."""
 
     level_id, max_steps = 0, 40
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (3, SIZE, SIZE), np.float32)
@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
 
 @torch.no_grad()
 def collect(envs: LevelVectorWrapper, model: nn.Module, observation: np.ndarray) -> tuple[TensorDict, np.ndarray]:
-    """A rollout ``[envs, ROLLOUT]`` and where it stopped."""
+    """Plays a rollout ``[envs, ROLLOUT]`` and returns it with the last observations."""
     steps = []
     for _ in range(ROLLOUT):
         logits, value = model(torch.from_numpy(observation))
@@ -101,7 +101,7 @@ def collect(envs: LevelVectorWrapper, model: nn.Module, observation: np.ndarray)
         observation, reward, terminated, truncated, infos = envs.step(acted["action"].numpy())
         after = {"observation": observation.copy(), "reward": reward.astype(np.float32)}
         for row in np.flatnonzero(terminated | truncated):
-            after["observation"][row] = infos["final_obs"][row]  # the next episode's first observation is there
+            after["observation"][row] = infos["final_obs"][row]  # in place of the next episode's first one
         ends = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         steps.append(TensorDict(seen | acted | {"next": after | ends}, [envs.num_envs]))
     rollout = torch.stack(steps, 1).contiguous()
@@ -111,7 +111,7 @@ def collect(envs: LevelVectorWrapper, model: nn.Module, observation: np.ndarray)
 
 
 def improve(model: nn.Module, optimizer: torch.optim.Adam, rollout: TensorDict, discount: float = DISCOUNT) -> None:
-    """PPO's clipped loss, three times over the rollout in minibatches of 256 steps."""
+    """Minimises PPO's clipped loss for three epochs in minibatches of 256 steps."""
     rollout["advantage"] = gae(rollout, discount)
     rollout["log_probability"] = Categorical(logits=rollout["logits"]).log_prob(rollout["action"])
     steps = rollout.flatten(0, 1)
@@ -130,7 +130,7 @@ def improve(model: nn.Module, optimizer: torch.optim.Adam, rollout: TensorDict, 
 
 
 def gae(rollout: TensorDict, discount: float) -> Tensor:
-    """Generalized advantages ``[envs, ROLLOUT]``: only termination takes the value of what follows away."""
+    """Returns generalized advantages ``[envs, ROLLOUT]``: only after termination the next value is 0."""
     after = rollout["next"]
     bootstrap = discount * after["state_value"] * ~after["terminated"]
     advantage = after["reward"] + bootstrap - rollout["state_value"]
@@ -141,7 +141,7 @@ def gae(rollout: TensorDict, discount: float) -> Tensor:
 
 @torch.no_grad()
 def mean_return(model: nn.Module, envs: LevelVectorWrapper) -> float:
-    """Of one episode in each sub-environment, actions drawn as in training."""
+    """Plays one episode in each sub-environment, with actions drawn as in training."""
     observation, _ = envs.reset()
     returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while running.any():
@@ -190,7 +190,7 @@ def main() -> None:
             held_out, trained = (mean_return(model, test) for test in tests)
             print(f"{update * ENVS * ROLLOUT:>9,} steps: return {held_out:.2f} held out, {trained:.2f} trained on")
         rollout, observation = collect(envs, model, observation)
-        update_rollout(levels, rollout, rollout["level_id"])  # with the values of collection, before they change
+        update_rollout(levels, rollout, rollout["level_id"])  # with the values recorded during collection
         improve(model, optimizer, rollout)
     if isinstance(levels, LevelBuffer):
         draw(levels, options.directory / "score_against_staleness.png")

@@ -3,10 +3,10 @@
 
 python examples/plr_procgen.py [--fast] [--game bigfish]
 
-Procgen has no release for this Python; procgen-mirror has, for NumPy below 2. So this example builds ``.bench-procgen``
-(once, 290 MB), steps the games there with procgen_worker.py, and trains here. A level is set by returning to its first
-state. The loop is that of plr_any_gymnasium_env.py and the network is small: this shows how to connect the two, and is
-not the paper's run, which takes 25 million steps of a larger network on a GPU.
+Procgen has no release for this Python; procgen-mirror has, for NumPy below 2. This example therefore builds
+``.bench-procgen`` (once, 290 MB), steps the games there with procgen_worker.py, and trains here. A level is set by
+restoring its first state. The loop is that of plr_any_gymnasium_env.py with a small network: it shows how to connect
+the two, not the paper's run, which takes 25 million steps of a larger network on a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAINING_LEVELS, HELD_OUT_LEVELS = range(200), range(1_000, 1_032)
 
 
 def build() -> Path:
-    """The interpreter of the games' environment, which is built when it is not there."""
+    """Returns the interpreter of the games' environment, which is built if it is missing."""
     python = FOLDER / "bin" / "python"
     if not (FOLDER / ".complete").exists():
         print(f"building {FOLDER.name} with {' and '.join(PACKAGES)} (once, 290 MB)", flush=True)
@@ -50,10 +50,10 @@ def build() -> Path:
 
 
 class Procgen(gymnasium.vector.VectorEnv):
-    """Games in another process, each begun at the level that is its seed; :class:`LevelVectorWrapper` gives the seeds.
+    """Games in another process; the seed of a reset, from :class:`LevelVectorWrapper`, is the level.
 
-    Procgen ends an episode at its time limit as if the game were over, and shows no frame after the last action: a
-    step that ends an episode returns the frame before.
+    Procgen ends an episode at its time limit as if the game were over, and renders no frame after the last action: a
+    step that ends an episode returns the frame before it.
     """
 
     def __init__(self, game: str, num_envs: int) -> None:

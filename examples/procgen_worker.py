@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps Procgen games in an environment of their own, told by standard input: the other end of plr_procgen.py.
+"""Steps Procgen games for plr_procgen.py, which sends requests to standard input from another environment.
 
-Needs procgen-mirror and NumPy 1.26, and nothing of this project. A request is a letter and an int64 for each game:
-``L`` and the level each is to begin (-1: goes on), or ``A`` and the action of each. The answer is, for each game, a
+Needs procgen-mirror and NumPy 1.26 only. A request is a letter and an int64 for each game:
+``L`` and the level each begins (-1 continues), or ``A`` and the action of each. The answer is, for each game, a
 float32 reward, a bool whether its episode ended, and its frame, uint8 ``[64, 64, 3]``.
 """
 
@@ -16,7 +16,7 @@ from procgen import ProcgenGym3Env
 
 
 class Games:
-    """Procgen knows no way to begin another level, but can return to a state: so each level's first state is kept."""
+    """Games whose levels are begun by restoring their first states; Procgen cannot change the level of a game."""
 
     def __init__(self, name: str, count: int) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class Games:
             game.act(action[None])
 
     def observe(self) -> bytes:
-        """Read before another state is set: at an episode's end, the reward is that of its last step."""
+        """Returns the outcome of the last step; call it before another state is set."""
         rewards, frames, firsts = zip(*(game.observe() for game in self.games), strict=True)
         parts = (np.concatenate(rewards), np.concatenate(firsts), np.concatenate([frame["rgb"] for frame in frames]))
         return b"".join(part.tobytes() for part in parts)
@@ -48,7 +48,7 @@ class Games:
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not get among the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps prints of libraries out of the answers
     games = Games(sys.argv[1], int(sys.argv[2]))
     while kind := sys.stdin.buffer.read(1):
         numbers = np.frombuffer(sys.stdin.buffer.read(8 * len(games.games)), np.int64)

@@ -43,7 +43,7 @@ def make_config(buffer: str, steps: int, warmup_steps: int) -> DQNConfig:
         .reporting(min_sample_timesteps_per_iteration=steps // 6, min_time_s_per_iteration=0)
         .debugging(seed=0, log_level="ERROR")
     )
-    # One block per batch, TD errors home from any number of Learners, and the buffer in every checkpoint.
+    # One block per batch, TD errors from any number of Learners, and the buffer in every checkpoint.
     return rllib_ext.configure(config) if buffer == "recipe" else config
 
 
@@ -65,7 +65,7 @@ def steps_of(algorithm: Algorithm) -> int:
 
 
 def stored(algorithm: Algorithm) -> int:
-    """Steps in the buffer, whoever's it is."""
+    """Returns the number of steps in the buffer, also in RLlib's own."""
     buffer: Any = algorithm.local_replay_buffer
     return int(buffer.get_num_timesteps())
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     parser.add_argument("--directory", type=Path, default=Path("runs/rllib_dqn_prioritized"))
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
+    torch.set_num_threads(1)  # more threads slow networks this small down
     steps, warmup_steps = (300, 50) if options.fast else (6_000, 500)
 
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)

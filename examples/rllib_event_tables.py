@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DQN with event tables in RLlib: what led to the gap and to the goal is kept, and half of each batch is from there.
+"""DQN with event tables in RLlib: half of each batch comes from steps that led to the gap and to the goal.
 
     python examples/rllib_event_tables.py           # 28,000 steps in two rooms, about two minutes on two cores
     python examples/rllib_event_tables.py --fast    # 1,500 steps, to see it run
     python examples/rllib_event_tables.py --recipe uniform
 
-The reward is 1 at the goal and 0 elsewhere. Conditions are given as import paths: a function of this file would do as
-well, but a config of plain values can also stand in a YAML file (configs/rllib/sset_dqn_two_rooms.yaml).
+The reward is 1 at the goal and 0 elsewhere. Conditions are import paths, as in a YAML file
+(configs/rllib/sset_dqn_two_rooms.yaml); functions of this file work as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 
-GAP_X, GAP_Y = 6, 5  # the only way from the room of the start to that of the goal
+GAP_X, GAP_Y = 6, 5  # the only way between the rooms of start and goal
 TABLES: list[dict[str, Any]] = [
     {
         "name": "goal",
@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--recipe", default="event_tables", choices=["event_tables", "uniform"])
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
+    torch.set_num_threads(1)  # more threads slow networks this small down
     total_steps, warmup_steps, batch_size = (1_500, 300, 32) if options.fast else (28_000, 1_000, 64)
     tables = {"tables": TABLES} if options.recipe == "event_tables" else {}
 
-    # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         DQNConfig()
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def print_line(result: dict[str, Any], buffer: Any) -> None:
-    """Steps so far, return of the last episodes, and of each table its rows and its share of all rows drawn."""
+    """Prints steps, mean return, and for each table its rows and its share of all rows drawn."""
     runners, tables = result["env_runners"], result.get("replay_buffer", {}).get("tables", {})
     steps, episode_return = runners["num_env_steps_sampled_lifetime"], runners.get("episode_return_mean", float("nan"))
     goal, gap = (tables.get(name, {"size": 0, "share_drawn": 0.0}) for name in ("goal", "gap"))

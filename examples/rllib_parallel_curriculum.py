@@ -6,9 +6,9 @@
     python examples/rllib_parallel_curriculum.py --scheduler UniformTasks
 
 Four EnvRunners push a ball through the same maze, starting at four distances from the goal; the reward is 1 there.
-Each batch is from one of the four tables, chosen by EXP3 from how well the tasks go: it turns to what is learnt first
-(the target takes far longer than this run). The environments have an attribute ``task``, which rllib_ext.configure
-has each EnvRunner set, also one that was lost and came back.
+Each batch comes from one of the four tables, which EXP3 chooses by the progress of the tasks: first the task that is
+learned first (the target takes far longer than this run). With rllib_ext.configure each EnvRunner sets the attribute
+``task`` of its environments, also after it was lost and restored.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def main() -> None:
     parser.add_argument("--scheduler", default="Exp3", choices=SCHEDULERS)
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
+    torch.set_num_threads(1)  # more threads slow networks this small down
     total_steps, warmup_steps, batch_size, runners = (400, 100, 32, 1) if options.fast else (16_000, 1_000, 128, 4)
 
-    # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         SACConfig()
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def columns(result: dict[str, Any], key: str) -> str:
-    """A figure of every task; nan before there is one."""
+    """Formats a figure of every task; nan before there is one."""
     tasks = result.get("replay_buffer", {}).get("tasks", {})
     return "".join(f"{tasks.get(task, {}).get(key, float('nan')):9.2f}" for task in TASKS)
 

@@ -3,12 +3,12 @@
 
     python examples/rllib_plr_ppo.py              # 40,000 steps in small mazes, a few minutes on two cores
     python examples/rllib_plr_ppo.py --fast       # 3,000 steps on one EnvRunner, to see it run
-    python examples/rllib_plr_ppo.py --uniform    # each maze with the same chance, for comparison
+    python examples/rllib_plr_ppo.py --uniform    # mazes drawn uniformly, for comparison
 
-A level is the seed of a maze: how full of walls it is, where one starts and where the goal lies. Before every episode
-its environment is told which of 300 mazes to play; before every update the Learner says what was made of it. The table
-shows how many mazes have a score, which share of the episodes replayed one, how long ago the next one was played, and
-the returns of an evaluation on mazes never trained on and on mazes that were.
+A level is the seed of a maze, which determines walls, start and goal. The level buffer chooses one of 300 mazes for
+every episode, and is updated by the Learner before every policy update. The table shows how many mazes have a score,
+the share of episodes that replayed one, the staleness of the next one, and the returns of an evaluation on mazes never
+trained on and on mazes that were.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOVES = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
 
 class Maze(gymnasium.Env):
-    """Go to the goal: pays 1 there, less 0.9 of the share of the steps taken. Sees walls around, and how far it is."""
+    """Go to the goal, with a reward of 1 less 0.9 of the share of steps taken. Observes walls and the distance."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, ((2 * VIEW + 1) ** 2 + 2,), np.float32)
     action_space = gymnasium.spaces.Discrete(len(MOVES))
@@ -43,9 +43,9 @@ class Maze(gymnasium.Env):
         pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)  # the whole maze follows from self.np_random
+        super().reset(seed=seed)  # self.np_random determines the whole maze
         self.steps, distances = 0, {}
-        while len(distances) < 2:  # a start that is walled in
+        while len(distances) < 2:  # the start is walled in
             self.free = self.np_random.random((SIZE, SIZE)) > self.np_random.uniform(0.0, 0.4)
             self.place = tuple(int(cell) for cell in self.np_random.integers(SIZE, size=2))
             self.free[self.place] = True
@@ -62,7 +62,7 @@ class Maze(gymnasium.Env):
         return self.view(), reward, reached, self.steps == MAX_STEPS and not reached, {}
 
     def walk(self, start: tuple[int, ...]) -> dict[tuple[int, ...], int]:
-        """Steps from the start to every cell that can be reached, the nearest first."""
+        """Returns the steps from the start to every cell that can be reached, the nearest first."""
         distances, edge = {start: 0}, [start]
         for x, y in edge:
             for cell in ((x + right, y + up) for right, up in MOVES):
@@ -85,8 +85,8 @@ def main() -> None:
     parser.add_argument("--uniform", action="store_true", help="without replay")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
-    # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
+    torch.set_num_threads(1)  # more threads slow networks this small down
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     train(options.uniform, *((3_000, 600, 2, 1, 20) if options.fast else (40_000, 2_000, 8, 2, 50)))
     ray.shutdown()
@@ -125,13 +125,13 @@ def train(uniform: bool, total_steps: int, batch_size: int, epochs: int, runners
     rows = rllib_ext.level_buffer(algorithm).probabilities()
     for row in rows["probability"].argsort(descending=True)[:3]:
         print("with probability {probability:.2f} maze {level_id} is replayed, score {score:.3f}".format(**rows[row]))
-    path = algorithm.save_to_path(tempfile.mkdtemp())  # Algorithm.from_checkpoint(path) goes on with these levels
+    path = algorithm.save_to_path(tempfile.mkdtemp())  # Algorithm.from_checkpoint(path) resumes with these levels
     print(f"checkpoint with the level buffer: {path}")
     algorithm.stop()
 
 
 def line(result: dict[str, Any]) -> str:
-    """One row of the table; nan where there is no figure, as for levels that are drawn uniformly."""
+    """Formats one row of the table; nan where there is no figure, as for levels that are drawn uniformly."""
     levels, returns = result["levels"], result["evaluation"]["levels"]
     replayed = levels.get("replayed", 0) / max(levels["episodes"], 1)
     return (

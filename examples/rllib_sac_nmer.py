@@ -24,10 +24,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="neighborhood_mixup", help="any function of lightning_replay.recipes")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small lose by more
+    torch.set_num_threads(1)  # more threads slow networks this small down
     total_steps, warmup_steps, batch_size = (100, 10, 32) if options.fast else (4_000, 300, 128)
 
-    # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         SACConfig()

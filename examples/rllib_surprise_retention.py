@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RLlib's DQN on Atari frames from a small buffer that keeps what is surprising, each frame stored once.
+"""RLlib's DQN on Atari frames from a small buffer that keeps surprising steps, each frame stored once.
 
 python examples/rllib_surprise_retention.py                     # 100,000 steps of Breakout, rows for 10,000: hours
 python examples/rllib_surprise_retention.py --fast              # 300 steps on one EnvRunner, to see it run
@@ -35,7 +35,7 @@ def make_config(recipe: str, game: str, steps: int, capacity: int, network: dict
         .env_runners(num_env_runners=runners, num_envs_per_env_runner=2 // runners)
         .training(
             replay_buffer_config=rllib_ext.replay_config(recipe, capacity=capacity, frame_stack=4, **options),
-            n_step=5,  # formed before rows are stored, where they are kept by importance
+            n_step=5,  # formed before rows are stored, because their retention depends on it
             gamma=0.99,
             lr=1e-4,
             train_batch_size_per_learner=32,
@@ -47,7 +47,7 @@ def make_config(recipe: str, game: str, steps: int, capacity: int, network: dict
         .reporting(min_sample_timesteps_per_iteration=steps // 10, min_time_s_per_iteration=0)
         .debugging(seed=0, log_level="ERROR")
     )
-    # The Learner's signals, returns formed on the way in, and a module that takes bytes and makes floats of them.
+    # Adds the Learner's signals, n-step returns at insertion, and a module that converts bytes to floats.
     return rllib_ext.configure(config)
 
 

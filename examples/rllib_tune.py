@@ -5,8 +5,8 @@
     python examples/rllib_tune.py --fast    # 2 trials of at most 400, to see it run
 
 ASHA compares trials after equal numbers of environment steps and stops those that are behind (Li et al. 2020,
-https://arxiv.org/abs/1810.05934). Each trial is a process of its own, and its checkpoint holds its replay buffer: the
-best one is restored with it and trained on.
+https://arxiv.org/abs/1810.05934). Each trial is a process of its own whose checkpoint holds its replay buffer; the best
+one is restored and trained further.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python examples/rllib_two_agents.py --fast    # 200 steps, to see it run
     python examples/rllib_two_agents.py --shared  # one module, which learns from the steps of both agents
 
-The environment goes on until both poles have fallen, so the agents do not take the same number of steps.
+An episode ends when both poles have fallen, so the agents do not take the same number of steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
 
-# What differs between the modules; None leaves an option out that uniform replay does not have.
+# Options of single modules; None removes an option that uniform replay does not have.
 MODULES = {"left": {}, "right": {"recipe": "uniform", "priority_exponent": None}}
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     total_steps, warmup_steps = (200, 50) if options.fast else (3_000, 500)
     modules = {} if options.shared else MODULES
 
-    # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = rllib_ext.configure(
         DQNConfig()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         ReplayProgressBar,
         ScoreAgainstStaleness,
     )
+    from lightning_replay.lit.datamodules.env_steps import UpdateStream
     from lightning_replay.lit.datamodules.levels import LevelDataModule
     from lightning_replay.lit.datamodules.replay import ReplayDataModule
-    from lightning_replay.lit.datamodules.stream import UpdateStream
     from lightning_replay.lit.evaluation import level_returns, stochastic_policy
     from lightning_replay.lit.return_normalization import ReturnNormalization
 
@@ -46,19 +46,15 @@ __all__ = [
 ]
 
 # imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
-_MODULES = {
-    "LevelDataModule": "lit.datamodules.levels",
-    "ReplayDataModule": "lit.datamodules.replay",
-    "ReturnNormalization": "lit.return_normalization",
-    "UpdateBatches": "agents.feedback",
-    "UpdatePriorities": "agents.feedback",
-    "UpdateStream": "lit.datamodules.stream",
-    "level_returns": "lit.evaluation",
-    "stochastic_policy": "lit.evaluation",
-}
+_MODULES = (
+    *("callbacks", "datamodules.env_steps", "datamodules.levels", "datamodules.replay", "evaluation"),
+    "return_normalization",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lightning_replay.{_MODULES.get(name, 'lit.callbacks')}"), name)
+    for module in _MODULES if name in __all__ else ():
+        exported = importlib.import_module(f"{__name__}.{module}")
+        if name in exported.__all__:
+            return getattr(exported, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A digest of what a Lightning checkpoint holds: torch reads its files without looking at their checksums."""
+"""Checkpoint files with a digest of their content: torch reads its files without looking at their checksums."""
 
 from __future__ import annotations
 
@@ -10,33 +10,60 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from lightning_replay.saving import DamagedFileError
+from lightning_replay.saving.serialization import sync
 
-__all__ = ["add_digest", "check_digest"]
+__all__ = ["CheckedCheckpointIO", "digest_of"]
 
 KEY = "lightning_replay_digest"
 
 
-def add_digest(checkpoint: dict[str, Any]) -> None:
-    """Adds the digest of everything else in a checkpoint, under :data:`KEY`."""
-    checkpoint.pop(KEY, None)
-    checkpoint[KEY] = digest_of(checkpoint)
+class CheckedCheckpointIO(CheckpointIO):
+    """Writes a digest of its content into every checkpoint file, and refuses a file that was changed since.
 
+    A data module installs it; other plug-ins keep working underneath.
 
-def check_digest(checkpoint: dict[str, Any], path: str | Path) -> None:
-    """Removes the digest from a checkpoint that was read, where it has one.
-
-    Raises:
-        DamagedFileError: the checkpoint is not what was saved.
+    Args:
+        wrapped: writes and reads the file itself.
     """
-    expected = checkpoint.pop(KEY, None)
-    if expected is not None and expected != digest_of(checkpoint):
-        raise DamagedFileError(
-            f"{path} was changed since it was saved; nothing was restored. Load an earlier checkpoint. To use a file "
-            f"that you changed yourself, remove the key {KEY!r} from it"
-        )
+
+    def __init__(self, wrapped: CheckpointIO) -> None:
+        self.wrapped = wrapped
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves the file."""
+        checkpoint.pop(KEY, None)
+        checkpoint[KEY] = digest_of(checkpoint)
+        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        if Path(path).is_file():  # not if a plug-in writes later or elsewhere
+            sync(Path(path))
+            sync(Path(path).parent)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads the file.
+
+        Raises:
+            DamagedFileError: its content was changed.
+        """
+        checkpoint: dict[str, Any] = self.wrapped.load_checkpoint(path, *args, **kwargs)
+        expected = checkpoint.pop(KEY, None)
+        if expected is not None and expected != digest_of(checkpoint):
+            raise DamagedFileError(
+                f"{path} was changed since it was saved; nothing was restored. Load an earlier checkpoint. To use a "
+                f"file that you changed yourself, remove the key {KEY!r} from it"
+            )
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes the file."""
+        self.wrapped.remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Closes the wrapped plug-in."""
+        self.wrapped.teardown()
 
 
 def digest_of(value: Any) -> str:

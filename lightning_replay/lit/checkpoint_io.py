@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint files with a digest, and the replay that is written, removed and found beside each of them."""
+"""Checkpoint files with a replay beside each, which is written, removed and found with it."""
 
 from __future__ import annotations
 
@@ -13,54 +13,15 @@ from typing import Any, Protocol
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_replay.checkpoint.replay import save_id
-from lightning_replay.lit.checkpoint_digest import add_digest, check_digest
+from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
 from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import LOCK_FILE, exclusive
 from lightning_replay.saving.serialization import sync
 
-__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay", "unwrapped"]
+__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "replays_beside", "saved_replay"]
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
-
-
-class CheckedCheckpointIO(CheckpointIO):
-    """Writes a digest of its content into every checkpoint file, and refuses a file that was changed since.
-
-    A data module installs it; other plug-ins keep working underneath.
-
-    Args:
-        wrapped: writes and reads the file itself.
-    """
-
-    def __init__(self, wrapped: CheckpointIO) -> None:
-        self.wrapped = wrapped
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves the file."""
-        add_digest(checkpoint)
-        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
-        if Path(path).is_file():  # not of a plug-in that writes later or elsewhere
-            sync(Path(path))
-            sync(Path(path).parent)
-
-    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads the file.
-
-        Raises:
-            DamagedFileError: it is not what was saved.
-        """
-        checkpoint = self.wrapped.load_checkpoint(path, *args, **kwargs)
-        check_digest(checkpoint, path)
-        return checkpoint
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes the file."""
-        self.wrapped.remove_checkpoint(path)
-
-    def teardown(self) -> None:
-        """Closes the wrapped plug-in."""
-        self.wrapped.teardown()
 
 
 class _ReplayOwner(Protocol):
@@ -76,15 +37,10 @@ class _ReplayOwner(Protocol):
 class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with ``name.<updates>.replay/``, the data module's buffer, in the same folder.
 
-    A folder that exists is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
+    An existing folder is not written into: a second buffer of one update goes to ``name.<updates>-1.replay/``. The
     checkpoint holds the folder's name and the id of the save in it, so that both can be moved together and another
-    buffer is not taken for it. A checkpoint that is overwritten names its new buffer before the old one is removed:
-    killed at any time, the file finds the buffer it was saved with. The next save removes the remains of a killed one.
-    :class:`~lightning_replay.lit.ReplayDataModule` installs it.
-
-    Args:
-        wrapped: writes and reads the checkpoint file itself.
-        datamodule: whose replay is saved.
+    buffer is refused. A checkpoint is overwritten before its former buffer is removed: killed at any time, the file
+    finds the buffer it was saved with. The next save removes the remains of a killed one.
     """
 
     def __init__(self, wrapped: CheckpointIO, datamodule: _ReplayOwner) -> None:
@@ -93,7 +49,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves the buffer first, then the file that names it, then drops the buffers the name had before."""
+        """Saves the buffer, then the file that names it, then removes the buffers saved with it before."""
         state = checkpoint.get(type(self.datamodule).__qualname__)
         if state is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
@@ -112,7 +68,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
                     shutil.rmtree(stale, ignore_errors=True)
 
     def _save_replay(self, file: Path, updates: int) -> Path:
-        """Saves, or links the files of a save of the very same state; ``save_last=True`` makes two of each."""
+        """Saves, or links the files of a save of the same state; ``save_last=True`` makes two of each."""
         stamp = self.datamodule.replay_stamp()
         before, newest = self._newest or (None, None)
         if newest is not None and before == stamp and newest.is_dir():
@@ -136,31 +92,28 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         """Returns replays in the folder of ``file`` whose saves were killed before a checkpoint named them."""
         found = []
         for replay in file.parent.glob("*.replay"):
-            if (replay / _UNFINISHED).exists():
-                owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
-                if not owner.exists() or self._named_in(owner) not in (None, replay.name):
+            owner = file.with_name(f"{_stem_of(replay)}{file.suffix}")
+            if not (replay / _UNFINISHED).exists():
+                continue
+            try:
+                name = type(self.datamodule).__qualname__
+                if not owner.exists() or self.wrapped.load_checkpoint(owner)[name]["replay"] != replay.name:
                     found.append(replay)
+            except Exception:  # a plug-in may raise any error for a file that it cannot read: keep its replay
+                continue
         return found
-
-    def _named_in(self, file: Path) -> str | None:
-        """Returns the replay that a checkpoint file names; ``None`` where it cannot be read."""
-        try:
-            state = self.wrapped.load_checkpoint(file)[type(self.datamodule).__qualname__]
-            return str(state["replay"])
-        except Exception:  # whatever a plug-in raises of a file that is not its own
-            return None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Reads the file and finds the replay beside it, before anything is restored.
 
         Raises:
-            DamagedFileError: it is not what was saved, or the replay is another.
+            DamagedFileError: file or replay are not those that were saved.
             FileNotFoundError: the replay is not there.
         """
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, _local(path))
         if replay is not None and self._newest is None:
-            self._newest = (None, replay)  # of no state here, but its files are those of the rows that stay
+            self._newest = (None, replay)  # of another state, but rows that stay have the same files
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -168,13 +121,6 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         super().remove_checkpoint(path)
         for directory in replays_beside(_local(path)):
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def unwrapped(plugin: CheckpointIO) -> CheckpointIO:
-    """Returns the plug-in below those of this module, which the data module of an earlier ``fit`` installed."""
-    while isinstance(plugin, CheckedCheckpointIO):
-        plugin = plugin.wrapped
-    return plugin
 
 
 def replays_beside(file: Path) -> list[Path]:
@@ -187,16 +133,15 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
 
     Args:
         file: the checkpoint.
-        name: of the folder, as the checkpoint has it.
-        replay_id: of the save in it, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints
-            of earlier versions, which do not hold it.
+        name: of the folder in the checkpoint.
+        replay_id: of the save, see :func:`~lightning_replay.checkpoint.replay.save_id`; ``None`` in checkpoints of
+            earlier versions.
 
     Raises:
         FileNotFoundError: neither is beside the file.
-        DamagedFileError: what is there was saved with another checkpoint.
+        DamagedFileError: the folder beside it was saved with another checkpoint.
     """
-    candidates = [file.with_name(name)] if name else []
-    candidates += replays_beside(file)
+    candidates = [*([file.with_name(name)] if name else []), *replays_beside(file)]
     found = [candidate for candidate in candidates if candidate.is_dir()]
     for candidate in found:
         if replay_id is None or save_id(candidate) == replay_id:
@@ -204,8 +149,8 @@ def saved_replay(file: Path, name: str | None, replay_id: str | None = None) -> 
     if found:
         raise DamagedFileError(
             f"checkpoint {file} was saved with another replay than the one in {found[0]}, which belongs to another run "
-            "or another moment. Nothing was restored. Put the folder beside it that it was saved with, or load the "
-            "weights alone with load_from_checkpoint."
+            "or another moment. Nothing was restored. Put the folder it was saved with beside it, or load the weights "
+            "alone with load_from_checkpoint."
         )
     raise FileNotFoundError(
         f"checkpoint {file} was saved with the replay {name}, which is not beside it. "

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from lightning_replay.extras import missing_extra
-from lightning_replay.lit.cli_errors import SEE_HELP, cause_of, sentence_of
+from lightning_replay.lit.cli_errors import SEE_HELP, sentence_and_cause
 from lightning_replay.validation import did_you_mean
 
 __all__ = ["main"]
@@ -25,7 +25,7 @@ _DESCRIPTION = """Trains an agent with a replay method; every choice is a class 
   lightning-replay fit -c configs/lightning/plr_ppo_multiroom.yaml --data.init_args.levels=UniformLevels
   lightning-replay fit --data.help=LevelDataModule                lists the options of a class
 
-A recipe's name stands for its class path, lightning_replay.recipes.NAME, and so does the name of a score of levels. One
+The name of a recipe abbreviates its class path, lightning_replay.recipes.NAME; so does the name of a level score. One
 numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where
 cores are shared.
 """
@@ -38,14 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Modules of the current folder can be named in the files, as with ``python -m``.
 
     Args:
-        arguments: without the program's name; those of the process if absent.
+        arguments: without the program's name; by default those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
         print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=sys.stderr)
         raise SystemExit(2)
     if given[0] == "configs":
-        _list_configs()
+        from lightning_replay.shipped_configs import config_directory, config_files
+
+        print(*(config_directory() / name for name in config_files()), sep="\n")
         return
     if not given[0].startswith("-") and given[0] not in _SUBCOMMANDS:
         is_file = given[0].endswith((".yaml", ".yml"))
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _current_folder_on_path() -> Iterator[None]:
-    """A console script has its own folder there instead. ``PYTHONSAFEPATH`` and ``python -P`` keep it off the path."""
+    """Adds the current folder to the path, as Python does for ``-m``, unless ``PYTHONSAFEPATH`` or ``-P`` is given."""
     before = list(sys.path)
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())
@@ -79,7 +81,12 @@ def _run(arguments: Sequence[str]) -> None:
     import torch
     from lightning.pytorch.cli import LightningCLI
 
-    _import_classes()
+    # classes of these modules may be named without their paths
+    import lightning_replay.agents
+    import lightning_replay.lit.callbacks
+    import lightning_replay.lit.datamodules.levels
+    import lightning_replay.lit.datamodules.replay  # noqa: F401
+
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     sys.argv = ["lightning-replay", *arguments]  # LightningCLI warns when it is given arguments beside the process's
@@ -94,7 +101,6 @@ def _run(arguments: Sequence[str]) -> None:
             nonlocal is_begun
             is_begun = True
 
-    raised: BaseException
     try:
         ReplayCLI(
             L.LightningModule,
@@ -108,21 +114,12 @@ def _run(arguments: Sequence[str]) -> None:
         )
         return
     except Exception as error:
-        sentence = sentence_of(error, is_begun)
+        sentence, cause = sentence_and_cause(error, is_begun)
         if sentence is not None:
             _refuse(sentence)
         if is_begun:
             raise
-        raised = cause_of(error)
-    raise raised  # outside of the handler, so that the traceback shows the user's code and not all of jsonargparse
-
-
-def _import_classes() -> None:
-    """Imports the modules whose classes may be named without their paths."""
-    import lightning_replay.agents
-    import lightning_replay.lit.callbacks
-    import lightning_replay.lit.datamodules.levels
-    import lightning_replay.lit.datamodules.replay  # noqa: F401
+    raise cause  # outside of the handler, so that the traceback shows the user's code and not all of jsonargparse
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -130,23 +127,15 @@ def _refuse(sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _list_configs() -> None:
-    from lightning_replay.shipped_configs import config_directory, config_files
-
-    directory = config_directory()
-    for name in config_files():
-        print(directory / name)
-
-
 def _with_class_paths(arguments: Sequence[str]) -> list[str]:
-    """Replaces the name of a recipe or of a score by its class path; an unknown recipe lists the known ones."""
+    """Replaces the name of a recipe or of a score by its class path; an unknown recipe is refused."""
     expanded: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        if equals:
-            expanded.append(f"{option}={_class_path(option, value)}")
-        else:  # perhaps the value of the option before
-            expanded.append(_class_path(expanded[-1], argument) if expanded else argument)
+        if not equals:  # may be the value of the previous option
+            option, value = expanded[-1] if expanded else "", argument
+        path = _class_path(option, value)
+        expanded.append(f"{option}={path}" if equals else path)
     return expanded
 
 

@@ -9,22 +9,19 @@ from traceback import walk_tb
 
 from lightning_replay.extras import MissingExtraError
 
-__all__ = ["SEE_HELP", "cause_of", "sentence_of"]
+__all__ = ["SEE_HELP", "sentence_and_cause"]
 
 SEE_HELP = " (see lightning-replay --help)"
-_PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is no YAML, or that names what cannot be imported
+_PARSERS = {"importlib", "jsonargparse", "yaml"}  # an option that is not YAML, or that names an unknown module
 
 
-def sentence_of(error: Exception, is_begun: bool) -> str | None:
-    """Returns what is wrong with the options or missing, in one line; ``None`` where the traceback is needed.
+def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
+    """Returns a line on the wrong option or the missing extra, and the error that jsonargparse wrapped.
 
-    A missing extra and an unknown environment are reported at any time, other refusals only before the run begins.
-    A ``ValueError`` of a class that is built from the options is a refusal; other errors in the code of a user, such as
-    an import that fails in a module of theirs, keep their tracebacks.
-
-    Args:
-        error: that ended the command.
-        is_begun: whether all classes were instantiated before.
+    The line is ``None`` where the traceback is needed. A missing extra and an unknown environment are reported at any
+    time, other refusals only before the run begins. A ``ValueError`` of a class that is built from the options is a
+    refusal; other errors in the user's code, such as an import that fails in a module of theirs, keep their tracebacks.
+    The run begins, ``is_begun``, when all classes are instantiated.
     """
     from lightning_replay.envs.building import UnknownEnvironmentError
 
@@ -32,13 +29,8 @@ def sentence_of(error: Exception, is_begun: bool) -> str | None:
     sentence = key + " ".join(str(root).split()).rstrip(".")
     is_lightnings = isinstance(root, ModuleNotFoundError) and _origin(root) == "lightning"  # wandb, for its logger
     if is_lightnings or isinstance(root, MissingExtraError | UnknownEnvironmentError):
-        return sentence
-    return None if is_begun or not _is_refusal(root) else sentence + SEE_HELP
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """Returns the error that a class or a module raised and that jsonargparse wrapped, or the error itself."""
-    return _option_and_cause(error)[1]
+        return sentence, root
+    return (None if is_begun or not _is_refusal(root) else sentence + SEE_HELP), root
 
 
 def _is_refusal(root: BaseException) -> bool:
@@ -55,7 +47,7 @@ def _is_refusal(root: BaseException) -> bool:
 def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
     """Returns the option, ``"data.levels: "``, and the error that a class or jsonargparse raised first.
 
-    jsonargparse raises errors from errors, one for each level of nesting, ``Parser key "data": ...``.
+    jsonargparse wraps errors once for each level of nesting, ``Parser key "data": ...``.
     """
     keys: list[str] = []
     while _origin(error) == "jsonargparse":
@@ -70,6 +62,6 @@ def _option_and_cause(error: BaseException) -> tuple[str, BaseException]:
 
 
 def _origin(error: BaseException) -> str:
-    """The package whose code raised the error; ``""`` of an error without a traceback."""
+    """Returns the package whose code raised the error; ``""`` for an error without a traceback."""
     names = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
     return names[-1].partition(".")[0] if names else ""

@@ -14,14 +14,13 @@ __all__ = ["EnvStepAxis"]
 
 
 class EnvStepAxis:
-    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for what others log.
+    """Makes loggers record ``step=env_steps_done`` and the metric ``updates``, also for other callbacks.
 
-    Lightning logs against the number of batches: ``self.log``, ``LearningRateMonitor`` and callbacks would put losses
-    and returns into the same file with two units on one axis. ``ModelCheckpoint`` reads ``trainer.global_step`` and not
-    the loggers' axis, so ``{step}`` in its file names still counts optimizer steps.
+    Lightning logs against the number of batches, so that one file would have losses and returns in two units on one
+    axis. ``{step}`` in the file names of ``ModelCheckpoint`` still counts optimizer steps, ``trainer.global_step``.
 
-    The method ``log_metrics`` of each logger is shadowed by an attribute of the instance. The loggers themselves stay
-    in ``trainer.loggers``, because callbacks look for their types and ``trainer.log_dir`` reads their folder.
+    An attribute of each logger shadows its method ``log_metrics``. The loggers themselves stay in ``trainer.loggers``,
+    because callbacks test their types and ``trainer.log_dir`` is their folder.
 
     Args:
         clocks: returns the environment steps and the updates done.

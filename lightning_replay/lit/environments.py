@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,28 +17,15 @@ from lightning_replay.agents.parameterized_actions import ParameterizedActions, 
 from lightning_replay.envs.building import build_environment
 from lightning_replay.envs.step_check import with_checked_steps
 from lightning_replay.lit.policy import Action
-from lightning_replay.validation import check_kind
 
-__all__ = ["checked_arguments", "make_environment", "make_environments", "random_actions"]
-
-
-def checked_arguments(name: str, arguments: Any) -> dict[str, Any]:
-    """Returns arguments of an environment by name, none for ``None``.
-
-    Raises:
-        TypeError: anything else.
-    """
-    check_kind(name, arguments, Mapping | None, "arguments of the environment by name, or None")
-    return dict(arguments or {})
+__all__ = ["make_environment", "make_environments", "random_actions"]
 
 
 def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Returns one environment whose observations are arrays.
+    """Builds one environment, see :func:`~lightning_replay.envs.building.build_environment`.
 
     Raises:
-        MissingExtraError, UnknownEnvironmentError, TypeError: see
-            :func:`~lightning_replay.envs.building.build_environment`.
-        ValueError: its observations are no arrays.
+        ValueError: its observations are not arrays.
     """
     made = build_environment(env, env_kwargs)
     if not isinstance(made.observation_space, Box):
@@ -53,25 +40,20 @@ def make_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[s
 def make_environments(
     env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
 ) -> VectorEnv:
-    """A vector whose environments reset within the step that ends an episode, so that no reset is a transition."""
+    """Returns a vector whose environments reset in the step that ends an episode, so that no reset is a transition."""
     # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
-    constructor = (
-        partial(gymnasium.make, _importable(env), **env_kwargs) if isinstance(env, str) else partial(env, **env_kwargs)
-    )
-    constructors = [partial(with_checked_steps, constructor)] * num_envs
+    if isinstance(env, str):
+        spec, package = gymnasium.registry.get(env), "lightning_replay.envs"
+        if spec is not None and str(spec.entry_point).startswith(f"{package}."):
+            env = f"{package}:{env}"  # with the module that registers it, for a new process
+        env = partial(gymnasium.make, env)
+    constructors = [partial(with_checked_steps, partial(env, **env_kwargs))] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
     return vector(constructors, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def _importable(env: str) -> str:
-    """The id of one of the library's own environments with the module that registers it, for a new process."""
-    package = "lightning_replay.envs"
-    spec = gymnasium.registry.get(env)
-    return f"{package}:{env}" if spec is not None and str(spec.entry_point).startswith(f"{package}.") else env
-
-
 def random_actions(space: Space, count: int, generator: np.random.Generator) -> Action:
-    """``count`` uniformly random actions of one environment's space: Discrete, a bounded Box, or parameterized."""
+    """Draws ``count`` uniform actions of one environment's space: Discrete, a bounded Box, or parameterized."""
     if is_parameterized(space):
         return ParameterizedActions.of(space).random(count, generator)
     if isinstance(space, Discrete):

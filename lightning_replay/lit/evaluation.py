@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns of an agent in environments of their own: without exploration, or on levels under its policy in training."""
+"""Evaluation of an agent: on episodes without exploration, or on levels under its policy in training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def level_returns(
     num_envs: int = 16,
     seed: int | None = None,
 ) -> np.ndarray:
-    """Return of one episode on each level, float64 ``[L]``.
+    """Plays one episode on each level and returns its returns, float64 ``[L]``.
 
     Args:
         policy: actions ``[N, ...]`` for observations ``[N, ...]``, a tensor or an array.
@@ -70,7 +70,7 @@ def level_returns(
     try:
         returns = np.zeros(len(level_ids))
         is_played = np.zeros(len(level_ids), dtype=np.bool_)
-        # which of the levels each environment plays; a second round, begun while others finish, does not count
+        # index of the level that each environment plays; episodes begun after the last level do not count
         place, total, following = np.arange(count), np.zeros(count), count
         observation, _ = environments.reset()
         while not is_played.all():
@@ -87,7 +87,7 @@ def level_returns(
 
 @contextmanager
 def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
-    """The agent's policy with its exploration, on random numbers of its own: training goes on as if nothing was played.
+    """Yields the agent's policy with exploration; the random numbers of the training are left unchanged.
 
     Args:
         agent: has ``act(observation, explore)``.
@@ -112,13 +112,7 @@ class _StochasticPolicy:
 
 
 class EvaluationStream:
-    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode played.
-
-    Args:
-        agent: that plays.
-        episodes: how many.
-        play: plays them with the agent and returns their returns.
-    """
+    """Validation data for ``trainer.validate``: one item ``{"return": ...}`` per episode that ``play(agent)`` plays."""
 
     def __init__(
         self, agent: L.LightningModule, episodes: int, play: Callable[[L.LightningModule], Iterable[float]]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class InformationColumns:
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
-        """One column per key, from a vector that resets in the step that ends an episode.
+        """Returns one column per key, for a vector that resets in the step that ends an episode.
 
         Raises:
             ValueError: a key that holds something else than one number or flag per environment.
@@ -58,10 +59,10 @@ class InformationColumns:
         return columns
 
     def check(self) -> None:
-        """Called once episodes have ended: every key must have been seen.
+        """Refuses keys that no info had; call it once episodes have ended.
 
         Raises:
-            ValueError: one has not.
+            ValueError: a key was never found.
         """
         if self.missing:
             raise ValueError(
@@ -80,32 +81,21 @@ class InformationColumns:
 
 
 def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
-    """Which of the environments ``where`` gave the key, bool ``[N]``; Gymnasium keeps that under the key with a _."""
+    """Returns which of the environments ``where`` gave the key, bool ``[N]``; Gymnasium's mask is ``_key``."""
     given = infos.get(f"_{key}")
     return np.zeros_like(where) if given is None else given & where
 
 
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
-    """One number for each environment that has the key."""
-    if isinstance(values, dict):
-        raise _not_a_number(key, values)
-    taken = values[has_key]
-    if taken.dtype == object:  # as Gymnasium keeps other values than numbers; NumPy would make NaN of None
-        taken = np.array([_number(key, value) for value in taken])
-    if taken.ndim != 1 or taken.dtype.kind not in "biuf":
-        raise _not_a_number(key, taken[0])
+    """Returns one number for each environment that has the key."""
+    taken: np.ndarray | dict[str, Any] = values if isinstance(values, dict) else values[has_key]
+    if isinstance(taken, np.ndarray) and taken.dtype == object:  # holds other values than numbers
+        with suppress(TypeError, ValueError):
+            taken = np.array([float(value) for value in taken])  # NumPy would make NaN of None
+    if isinstance(taken, dict) or taken.ndim != 1 or taken.dtype.kind not in "biuf":
+        shown = taken if isinstance(taken, dict) else taken.tolist()
+        raise ValueError(
+            f"info {key!r} holds {shown!r}; info_keys takes one number or flag per environment and step. "
+            "Leave it out, or put a number into the info by a wrapper."
+        )
     return taken
-
-
-def _number(key: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise _not_a_number(key, value) from None
-
-
-def _not_a_number(key: str, value: Any) -> ValueError:
-    return ValueError(
-        f"info {key!r} holds {value!r}; info_keys takes one number or flag per environment and step. "
-        "Leave it out, or put a number into the info by a wrapper."
-    )

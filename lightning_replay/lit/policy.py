@@ -24,7 +24,7 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 @contextmanager
 def acting(agent: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; Lightning's training loop has both the other way round."""
+    """Sets evaluation mode and disables gradients, the opposite of Lightning's training loop."""
     was_training = agent.training
     agent.eval()
     try:
@@ -35,7 +35,7 @@ def acting(agent: Any) -> Iterator[None]:
 
 
 def as_input(observation: np.ndarray) -> Tensor:
-    """Observations as a tensor on the CPU; floats become float32, other dtypes stay."""
+    """Converts observations to a tensor on the CPU; floats become float32, other dtypes stay."""
     tensor = torch.as_tensor(observation)
     return tensor.float() if tensor.is_floating_point() else tensor
 
@@ -44,9 +44,8 @@ class ActionReader:
     """Converts actions that an agent returned to an array ``[N, *space.shape]`` of the action space's dtype.
 
     Tensors on any device, arrays, numbers and lists of numbers are accepted. Dimensions of size 1 may be missing or
-    added, so that for one observation an action without batch dimension is accepted, and a plain number where an action
-    is one. Numbers are cast to the space's dtype where that is no change of kind: integers to floats, not floats to
-    integers.
+    added: one observation needs no batch dimension. Numbers are cast to the space's dtype within a kind or upwards:
+    integers to floats, not floats to integers.
 
     Args:
         space: of one environment. For actions with parameters an agent returns the pair ``(discrete, parameters)`` of
@@ -66,15 +65,10 @@ class ActionReader:
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
     def __call__(self, returned: Any, count: int, source: str) -> Action:
-        """Reads the actions for ``count`` observations.
-
-        Args:
-            returned: by the agent.
-            count: N.
-            source: class and method, for the error.
+        """Reads the actions returned for ``count`` observations by ``source``, a class and method.
 
         Raises:
-            TypeError: no numbers, or of another kind than the space's.
+            TypeError: not numbers, or not of the space's kind.
             ValueError: another shape, or a discrete action that does not exist.
         """
         if self.actions is not None:
@@ -96,30 +90,30 @@ class ActionReader:
             array = array.reshape(expected)
         array = array.astype(dtype, copy=False)
         if isinstance(space, Discrete):
-            numbers = array.tolist()  # of a few environments, faster than NumPy's minimum
+            numbers = array.tolist()  # faster than NumPy's minimum for a few environments
             if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
                 raise ValueError(_refusal(numbers, space, count, source))
         return array
 
 
 def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: ActionReader) -> Action:
-    """Actions ``[N, ...]`` for observations ``[N, ...]``; floats reach the agent as float32.
-
-    Raises:
-        TypeError, ValueError: the agent returned something else, see :class:`ActionReader`.
-    """
+    """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
     returned = agent.act(as_input(observation).to(agent.device), explore=explore)
     return read(returned, len(observation), f"{type(agent).__name__}.act")
 
 
 def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: ActionReader) -> TensorDictBase:
-    """Actions for observations ``[N, ...]`` and the columns recorded with them: TensorDict ``[N]`` on the CPU.
+    """Returns actions for observations ``[N, ...]`` and the columns recorded with them, TensorDict ``[N]`` on the CPU.
 
     Raises:
-        TypeError: the agent returned no TensorDict and no dictionary.
+        TypeError: the agent returned neither a TensorDict nor a dictionary.
         ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
     """
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
+    accepted = (
+        f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
+        f"[{count}, 1] and the columns of the loss and of the level scores, as lightning_replay.agents.PPO does."
+    )
     given = as_input(observation)
     recorded: Any = agent.act_with_value(given.to(agent.device))
     if isinstance(recorded, dict):
@@ -127,16 +121,14 @@ def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: Action
             recorded = TensorDict(recorded, [count])
         except RuntimeError as error:
             shapes = {key: list(np.shape(column)) for key, column in recorded.items()}
-            raise ValueError(f"{source} returned columns of {shapes}; {_recorded_columns(count)}") from error
+            raise ValueError(f"{source} returned columns of {shapes}; {accepted}") from error
     if not isinstance(recorded, TensorDictBase):
-        raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {_recorded_columns(count)}")
+        raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {accepted}")
     missing = [key for key in ("action", "state_value") if recorded.get(key, None) is None]
     if missing or recorded.batch_size != (count,):
         what = f"without {' and '.join(missing)}" if missing else f"of batch size {list(recorded.batch_size)}"
-        raise ValueError(
-            f"{source} returned {sorted(map(str, recorded.keys()))} {what} for a batch of {count}; "
-            f"{_recorded_columns(count)}"
-        )
+        columns = sorted(map(str, recorded.keys()))
+        raise ValueError(f"{source} returned {columns} {what} for a batch of {count}; {accepted}")
     row = recorded.detach().cpu()
     row["action"] = torch.from_numpy(read(row["action"], count, source))
     row["state_value"] = _one_each(row["state_value"], count, source)
@@ -145,19 +137,18 @@ def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: Action
 
 
 def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:
-    """Values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
+    """Returns the values of observations ``[N, ...]``, ``[N, 1]`` on the CPU.
 
     Raises:
-        TypeError, ValueError: ``agent.value`` returned something else than one number each.
+        TypeError, ValueError: ``agent.value`` returned anything but one float for each observation.
     """
     found: Any = agent.value(as_input(observation).to(agent.device))
-    source = f"{type(agent).__name__}.value"
+    source, count = f"{type(agent).__name__}.value", len(observation)
     if not isinstance(found, Tensor):
         raise TypeError(
-            f"{source} returned {_shown(found)} for a batch of {len(observation)}; it returns their values, a tensor "
-            f"of floats [{len(observation)}, 1]."
+            f"{source} returned {_shown(found)} for a batch of {count}; it must return floats [{count}, 1], a tensor."
         )
-    return _one_each(found.detach().cpu(), len(observation), source)
+    return _one_each(found.detach().cpu(), count, source)
 
 
 def _one_each(values: Tensor, count: int, source: str) -> Tensor:
@@ -166,13 +157,6 @@ def _one_each(values: Tensor, count: int, source: str) -> Tensor:
             f"{source} returned as values {_shown(values)} for a batch of {count}; accepted are floats [{count}, 1]."
         )
     return values.reshape(count, 1)
-
-
-def _recorded_columns(count: int) -> str:
-    return (
-        f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
-        f"[{count}, 1] and what the loss and the scores of levels need, as lightning_replay.agents.PPO does."
-    )
 
 
 def as_array(returned: Any) -> np.ndarray | None:

@@ -13,11 +13,11 @@ __all__ = ["ReturnNormalization"]
 
 
 class ReturnNormalization:
-    """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, cut to ``±clip``.
+    """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
 
-    The variance is that of all R of all environments so far, at every step. Prioritized Level Replay trains on such
-    rewards (appendix of https://arxiv.org/abs/2010.03934); the values, and with them the scores of levels, are then in
-    these units and drift with the spread.
+    The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards
+    (appendix of https://arxiv.org/abs/2010.03934); values and scores of levels are then in these units and drift with
+    the variance.
 
     Args:
         discount: γ of the sum; the agent's.
@@ -44,18 +44,12 @@ class ReturnNormalization:
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Adds one step's rewards ``[N]`` to the returns, and normalises them, float32 ``[N]``.
-
-        Args:
-            reward: of each environment.
-            done: whether its episode ends with this step.
-        """
+        """Adds one step's rewards to the returns and normalises them, float32 ``[N]``; ``done`` ends episodes."""
         if len(self._returns) != len(reward):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
         mean, count = self._returns.mean(), len(reward)
-        together = self._count + count
-        shift = mean - self._mean
+        together, shift = self._count + count, mean - self._mean
         self._squares += ((self._returns - mean) ** 2).sum() + shift**2 * self._count * count / together
         self._mean += shift * count / together
         self._count = together
@@ -63,7 +57,7 @@ class ReturnNormalization:
         return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
 
     def restart(self) -> None:
-        """Called when all environments begin new episodes."""
+        """Clears the running sums; all environments begin new episodes."""
         self._returns = np.zeros(0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,10 +19,9 @@ _HINT = b"\nStopping after the training step in progress. A second signal does n
 class StopSignals:
     """Defers the first SIGINT or SIGTERM to :meth:`raise_pending`; the second one interrupts at once.
 
-    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after a call of the
-    handlers that were installed before, Lightning's among them. A SIGINT that the program handles in a
-    way of its own, or ignores, stays as it is. Python calls handlers in the main thread alone; in another thread this
-    class does nothing.
+    Raises ``KeyboardInterrupt`` for SIGINT and Lightning's ``SIGTERMException`` for SIGTERM, after calling the former
+    handlers, Lightning's among them. A SIGINT that the program handles itself or ignores keeps its effect. Python runs
+    handlers in the main thread only; in another thread this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A forked environment. Ctrl-C reaches it too, but its parent still needs it to finish the step.
+            # A forked environment. Ctrl-C reaches it too, but its parent needs it to finish the step.
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)

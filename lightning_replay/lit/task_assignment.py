@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignment of a curriculum's tasks to environments, and progress signals from the episodes they play."""
+"""Assigns a curriculum's tasks to environments, and reports progress from the episodes they play."""
 
 from __future__ import annotations
 
@@ -20,40 +20,36 @@ class TaskAssignment:
 
     Args:
         replay: a buffer with tasks, as :func:`lightning_replay.recipes.parallel_curriculum` builds it.
-        progress: makes progress signals from the returns of finished episodes; none are sent without it.
+        progress: makes progress signals from the returns of finished episodes; ``None`` sends none.
     """
 
     def __init__(self, replay: Any, progress: ReturnProgress | None) -> None:
         self._replay = replay
         self._progress = progress
         self._next: list[int] = []
-        self._environments: VectorEnv | None = None
         self.running = np.zeros(0, dtype=np.int64)
 
     def begin(self, environments: VectorEnv) -> None:
-        """Sets the tasks of new environments before their first reset; those assigned before go on."""
+        """Sets the tasks of new environments before their first reset; as many as before keep their tasks."""
         count = environments.num_envs
-        self._environments = environments
-        self._assign(self._next if len(self._next) == count else self._replay.actor_tasks(count))
+        self._assign(environments, self._next if len(self._next) == count else self._replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
 
-    def finish(self, ended: np.ndarray, returns: Sequence[float]) -> None:
-        """Reports episodes that ended, whose environments already play the next; then actors may move."""
+    def finish(self, environments: VectorEnv, ended: np.ndarray, returns: Sequence[float]) -> None:
+        """Reports episodes that ended, whose environments already play the next, and updates the assignment."""
         names = self._replay.tasks
         for task, episode_return in zip(self.running[ended], returns, strict=True):
             signal = None if self._progress is None else self._progress.episode(int(task), episode_return)
             if signal is not None:
                 self._replay.progress(names[task], signal)
         self.running[ended] = np.array(self._next)[ended]
-        assert self._environments is not None
-        tasks = list(self._replay.actor_tasks(self._environments.num_envs))
+        tasks = list(self._replay.actor_tasks(environments.num_envs))
         if tasks != self._next:
-            self._assign(tasks)
+            self._assign(environments, tasks)
 
-    def _assign(self, tasks: Sequence[int]) -> None:
-        assert self._environments is not None
+    def _assign(self, environments: VectorEnv, tasks: Sequence[int]) -> None:
         self._next = [int(task) for task in tasks]
-        self._environments.set_attr("task", [self._replay.tasks[task] for task in self._next])
+        environments.set_attr("task", [self._replay.tasks[task] for task in self._next])
 
     def state_dict(self) -> dict[str, Any]:
         """The task of each environment's next episode, and the progress so far."""
@@ -81,7 +77,7 @@ def check_tasks(environment: gymnasium.Env, tasks: Sequence[str]) -> None:
     known = list(environment.get_wrapper_attr("TASKS"))
     unknown = [task for task in tasks if task not in known]
     if unknown:
-        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not know; it has {known}.")
+        raise ValueError(f"the replay has the tasks {unknown}, which {environment} does not have; it has {known}.")
     try:
         environment.set_wrapper_attr("task", tasks[0])
     except AttributeError as error:

@@ -13,13 +13,10 @@ __all__ = ["Pace", "RolloutPace"]
 class Pace:
     """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio.
 
-    Args:
-        env_steps: environment steps of the whole run.
-        warmup_steps: environment steps before the first update.
-        updates_per_env_step: replay ratio; a fraction or several.
+    The arguments are those of :class:`~lightning_replay.lit.ReplayDataModule`.
 
     Raises:
-        ValueError: ``env_steps`` not above ``warmup_steps``, or a negative or zero argument where there must be one.
+        ValueError: ``env_steps`` not above ``warmup_steps``, or an argument that is not positive.
 
     Example:
         >>> pace = Pace(env_steps=20, warmup_steps=8, updates_per_env_step=0.25)
@@ -35,11 +32,9 @@ class Pace:
                 f"env_steps is {env_steps} and warmup_steps {warmup_steps}; env_steps counts the warm-up too and must "
                 "be above it. Raise env_steps or lower warmup_steps."
             )
+        ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
-        ratio = Fraction(checked_number("updates_per_env_step", updates_per_env_step, 1e-6)).limit_denominator(
-            1_000_000
-        )
-        self._numerator, self._denominator = ratio.numerator, ratio.denominator
+        self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
         self.total_updates = self.updates_due(env_steps)
 
     def updates_due(self, steps: int) -> int:
@@ -56,12 +51,8 @@ class Pace:
 class RolloutPace:
     """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``.
 
-    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``.
-
-    Args:
-        env_steps: environment steps of the whole run.
-        num_envs: environments that step together.
-        rollout_length: steps of each in one rollout.
+    Environments step together, so a run may take up to ``num_envs - 1`` steps more than ``env_steps``. The arguments
+    are those of :class:`~lightning_replay.lit.LevelDataModule`.
 
     Raises:
         ValueError: a number below 1.

@@ -22,7 +22,7 @@ from timing import Table
 
 if TYPE_CHECKING:
     from lightning_replay import Replay
-    from lightning_replay.lit.collectors.vector import Rollout
+    from lightning_replay.lit.collectors.replay import Rollout
 
 # By name: steps of a return (None is the uniform ring), and capacity as a share of the steps that go in.
 KINDS = {
@@ -81,7 +81,7 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     import numpy as np
     import torch
 
-    from lightning_replay.lit.collectors.vector import Rollout
+    from lightning_replay.lit.collectors.replay import Rollout
     from lightning_replay.lit.environments import make_environments, random_actions
 
     torch.set_num_threads(1)

@@ -3,8 +3,7 @@
 
 from lightning_replay.agents.feedback import UpdatePriorities
 from lightning_replay.lit.callbacks.checkpoint import ReplayCheckpoint
-from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.callbacks.generalization import GeneralizationGap
+from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
 from lightning_replay.lit.callbacks.learning_curve import LearningCurve, draw_learning_curves
 from lightning_replay.lit.callbacks.level_pictures import (
     LevelCurriculum,

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the best checkpoint and the last one, also of a run that is interrupted."""
+"""Checkpoints of the best and the last state, also of a run that is interrupted."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from traceback import walk_tb
@@ -27,36 +25,34 @@ from lightning_replay.validation import check_kind, checked_choice, checked_coun
 
 __all__ = ["ReplayCheckpoint"]
 
-_GO_ON = 'Go on with fit(..., ckpt_path="last"), on the command line --ckpt_path=last.'
-
 
 class ReplayCheckpoint(ModelCheckpoint):
-    """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` goes on.
+    """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
     ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
-    stopped: by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced as a whole; killed at
-    any time, the newest complete one loads. A run that was stopped between two training steps and resumed is the run
-    without a break whose environments were closed there.
+    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback. It is replaced atomically: killed at
+    any time, the newest complete one loads. A run that is stopped between two training steps and resumed equals a run
+    without a break whose environments are closed there.
 
     * The first SIGINT or SIGTERM waits for the end of the training step, or of a piece of the warm-up; the second
       interrupts at once. Exceptions and exit status are Lightning's.
-    * An exception inside a step leaves the step half done. Steps collected before it are stored and counted; the update
-      is not counted and is done again, with another batch, by weights that may have moved already. A rollout of levels
-      is collected again; scores it has given to levels stay.
-    * Nothing is saved, and ``last.ckpt`` stays what it was, where the exception came from saving, where it interrupted
-      a write to the replay, and where weights are NaN or infinite.
-    * A run that starts anew in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without
-      ``dirpath`` each run has the folder of its logger's version, and ``ckpt_path="last"`` finds the newest of all
-      versions. The resumed run writes to a version of its own; what was the best so far stays the best.
+    * After an exception inside a training step, steps collected before it are stored and counted; the update is not
+      counted and is repeated with another batch, on weights that may have changed already. A rollout of levels is
+      collected again; scores it has given to levels stay.
+    * Nothing is saved, and ``last.ckpt`` stays unchanged, if the exception came from saving or interrupted a write to
+      the replay, or if weights are NaN or infinite.
+    * A new run in a folder with checkpoints leaves them alone and writes ``last-v1.ckpt``. Without ``dirpath`` each run
+      has the folder of its logger's version, and ``ckpt_path="last"`` finds the newest of all versions. The resumed run
+      writes to a version of its own; what was the best so far stays the best.
 
     Args:
-        dirpath: folder; ``checkpoints`` in the logger's folder if absent, without a logger in ``default_root_dir``.
+        dirpath: folder; by default ``checkpoints`` in the logger's folder, without a logger in ``default_root_dir``.
         filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
-        monitor: metric, looked at each time its value changes. Where there is none, only the last is kept.
+        monitor: metric, compared each time its value changes; ``None`` keeps only the last.
         mode: whether the largest or the smallest is best.
         save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
-        every_n_updates: updates of the data module between two ``last.ckpt``; 10,000 with a replay and 10 with levels
-            if absent. Files of the replay that have not changed are linked, the others written.
+        every_n_updates: updates of the data module between two ``last.ckpt``; by default 10,000 with a replay and 10
+            with levels. Files of the replay that have not changed are linked, the others written.
 
     Raises:
         TypeError: an option of another kind; at ``fit``, a data module that counts no environment steps.
@@ -94,7 +90,6 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
-        self._hook: Callable[[bool], None] | None = None
         self._seen: torch.Tensor | None = None
         self._saved = (0, 0)
         self._newest = ""
@@ -114,23 +109,24 @@ class ReplayCheckpoint(ModelCheckpoint):
             return
         source = self._source = source_of(trainer, self)
         resumed = trainer.ckpt_path
-        if not (source.env_steps_done if resumed is None else _is_same(resumed, self.last_model_path)):
+        last = self.last_model_path
+        is_same_file = resumed is not None and os.path.exists(last) and os.path.samefile(resumed, last)
+        if not (source.env_steps_done if resumed is None else is_same_file):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
         if resumed is not None or not source.env_steps_done:
             self._saved = source.clocks
         self._newest = str(resumed or self.last_model_path)
-        self._seen = self._metric(trainer)  # of an agent that has learned nothing yet, or was saved with its score
+        self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
         self._is_saving = False
-        self._hook = partial(self._pause, trainer, source)
-        source.pause_hooks.append(self._hook)
+        source.pause_hooks.append(self._pause)
         self._signals.install()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Marks the update as finished; it is saved when the LightningModule's own hook has run too."""
+        """Marks the update as finished; it is saved only after the LightningModule's own hook."""
         if self._source is not None:
             self._source.is_update_open = False
 
@@ -170,24 +166,28 @@ class ReplayCheckpoint(ModelCheckpoint):
 
     def _release(self) -> None:
         self._signals.remove()
-        if self._source is not None and self._hook is not None:
-            self._source.pause_hooks.remove(self._hook)
-        self._source = self._hook = None
+        if self._source is not None:
+            self._source.pause_hooks.remove(self._pause)
+        self._source = None
 
-    def _pause(self, trainer: L.Trainer, source: EnvStepDataModule, is_between_steps: bool) -> None:
-        if is_between_steps:
-            self._save_due(trainer, source)
+    def _pause(self, is_between_steps: bool) -> None:
+        if is_between_steps and self._source is not None and self._source.trainer is not None:
+            self._save_due(self._source.trainer, self._source)
         self._signals.raise_pending()
 
     def _save_due(self, trainer: L.Trainer, source: EnvStepDataModule, is_last: bool = False) -> None:
-        metric, is_best = self._metric(trainer), False
-        if self._is_new(metric) and self.check_monitor_top_k(trainer, metric):
+        metric, seen = self._metric(trainer), self._seen
+        is_seen = metric is seen
+        if metric is not None and seen is not None and self.best_k_models:
+            # By value too: Lightning returns what a module logged once as a new tensor each time, until the epoch ends.
+            is_seen |= metric.item() == seen.item()
+        is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
+        if is_best:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-            is_best = True
         self._seen = metric
         every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
         is_due = source.updates_done - self._saved[1] >= every or (is_last and source.clocks != self._saved)
-        # With the best too: a run that is resumed before it would look for it anew and might write over it.
+        # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_best or is_due:
             self._save_last(trainer, source)
 
@@ -204,30 +204,25 @@ class ReplayCheckpoint(ModelCheckpoint):
     def _metric(self, trainer: L.Trainer) -> torch.Tensor | None:
         return None if self.monitor is None else trainer.callback_metrics.get(self.monitor)
 
-    def _is_new(self, metric: torch.Tensor | None) -> bool:
-        if metric is None or metric is self._seen:
-            return False
-        # By value too: what a module logged once is another tensor at each look, for the rest of the epoch.
-        return self._seen is None or not self.best_k_models or metric.item() != self._seen.item()
-
     def _reason_against_saving(self, agent: L.LightningModule, exception: BaseException) -> str | None:
-        if self._is_saving:
-            # a signal, however, left the state as it was
+        if self._is_saving:  # a signal that interrupts it leaves the state as it was
             return "saving failed" if isinstance(exception, Exception) else None
         if _interrupts_a_write(exception):
             return "the replay was being written"
-        parameters = [parameter for parameter in agent.parameters() if not is_lazy(parameter)]
-        if not all(torch.isfinite(parameter).all() for parameter in parameters):
+        if not all(torch.isfinite(weights).all() for weights in agent.parameters() if not is_lazy(weights)):
             return "weights of the agent are NaN or infinite"
         return None
 
     def _report(self, reason: str | None) -> None:
         env_steps, updates = self._saved
         if not self._newest and reason is None:
-            return  # not one step was collected
+            return  # no step was collected
         kept = "there is no checkpoint of this run yet"
         if self._newest:
-            kept = f"update {updates:,} (environment step {env_steps:,}) is in {self._newest}. {_GO_ON}"
+            kept = (
+                f"update {updates:,} (environment step {env_steps:,}) is in {self._newest}. Go on with "
+                'fit(..., ckpt_path="last"), on the command line --ckpt_path=last.'
+            )
         # not a warning: one that is turned into an error would take the place of the exception that ended the run
         rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
 
@@ -245,7 +240,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
-        """Called for ``ckpt_path="last"``; of what is returned Lightning takes the file written last."""
+        """Returns candidates for ``ckpt_path="last"``, of which Lightning loads the file written last."""
         found: set[str] = super()._find_last_checkpoints(trainer)
         if found or not self._has_own_folder or not trainer.loggers:
             return found
@@ -254,12 +249,8 @@ class ReplayCheckpoint(ModelCheckpoint):
         return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
 
 
-def _is_same(path: str | Path, other: str) -> bool:
-    return os.path.exists(other) and os.path.samefile(path, other)
-
-
 def _interrupts_a_write(exception: BaseException) -> bool:
-    """Returns whether replay or levels may be half changed. After an ``Exception`` they are as they were."""
+    """Returns whether replay or levels may be inconsistent; after an ``Exception`` they are as they were."""
     if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
         return False
     for frame, _ in walk_tb(exception.__traceback__):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates the agent during training, on a clock of environment steps."""
+"""Evaluates the agent during training, on a clock of environment steps: on episodes, or on held-out levels."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
 from lightning_replay.lit.datamodules.env_steps import source_of
+from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.validation import checked_count
 
-__all__ = ["Evaluate"]
+__all__ = ["Evaluate", "GeneralizationGap"]
 
 
 class Evaluate(L.Callback):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` from before the first update on, so that
-    ``ReplayCheckpoint``, ``EarlyStopping`` and Tune find it; loggers get it against
-    environment steps. It is evaluated at the start and with the last update too. All evaluations of a run start from
-    the same seeds, and none touches the training's random numbers.
+    ``ReplayCheckpoint``, ``EarlyStopping`` and Tune find it; loggers record it against environment steps. The agent is
+    evaluated at the start and after the last update too. All evaluations of a run start from the same seeds, and none
+    changes the training's random numbers.
 
     Args:
         every_n_env_steps: training steps between evaluations.
@@ -56,24 +58,29 @@ class Evaluate(L.Callback):
             self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        self._play(trainer, agent)
+        self._publish(trainer)
+        for logger in trainer.loggers:
+            logger.log_metrics(self._metrics())
+
+    def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        """Adds an evaluation to the history."""
         source = source_of(trainer, self)
-        environment = source.make_environment()
-        bar = trainer.progress_bar_callback
+        environment, bar = source.make_environment(), trainer.progress_bar_callback
         returns: list[float] = []
         for episode_return in episode_returns(agent, environment, self.episodes, self.seed):
             returns.append(episode_return)
             if isinstance(bar, ReplayProgressBar):  # games may be long
-                bar.describe(
-                    "" if len(returns) == self.episodes else f"evaluating, {len(returns)} of {self.episodes} played"
-                )
+                is_last = len(returns) == self.episodes
+                bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
         environment.close()
         self.history.append((source.env_steps_done, float(np.mean(returns))))
-        self._publish(trainer)
-        for logger in trainer.loggers:
-            logger.log_metrics({"eval/return": self.history[-1][1]})
+
+    def _metrics(self) -> dict[str, float]:
+        return {"eval/return": self.history[-1][1]}
 
     def _publish(self, trainer: L.Trainer) -> None:
-        trainer.callback_metrics["eval/return"] = torch.tensor(self.history[-1][1])
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics().items()})
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far."""
@@ -82,3 +89,63 @@ class Evaluate(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the evaluations."""
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
+
+
+class GeneralizationGap(Evaluate):
+    """Every ``every_n_env_steps`` plays one episode on each held-out level and on as many levels trained on.
+
+    This is the test protocol of Prioritized Level Replay: the policy acts as in training, exploration included, and
+    rewards are those of the environment. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data
+    module's ``held_out_levels``, and once levels have been played ``eval/train_return``, the mean on levels drawn from
+    them, and ``eval/generalization_gap``, the second minus the first. When it plays, see :class:`Evaluate`.
+
+    Args:
+        every_n_env_steps: training steps between evaluations.
+        seed: of the actions, of the levels drawn and of the environments' own randomness.
+    """
+
+    def __init__(self, every_n_env_steps: int = 50_000, seed: int = 10_000) -> None:
+        super().__init__(every_n_env_steps, seed=seed)
+        self.training_history: list[tuple[int, float]] = []
+
+    @property
+    def gap(self) -> float | None:
+        """Return on levels trained on minus that on held-out ones, of the last evaluation that had both."""
+        held_out = dict(self.history)
+        if not self.training_history or self.training_history[-1][0] not in held_out:
+            return None
+        steps, trained = self.training_history[-1]
+        return trained - held_out[steps]
+
+    def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        source = level_source_of(trainer, self)
+        if not self.history:
+            self.training_history.clear()
+        played = source.collection.played_levels
+        both = set(source.held_out_levels) & set(played)
+        held_out = [level_id for level_id in source.held_out_levels if level_id not in both]
+        if not held_out:
+            raise ValueError("all held_out_levels have been trained on; give levels that are not among the buffer's.")
+        if both:
+            rank_zero_warn(
+                f"{len(both)} of held_out_levels have been trained on meanwhile; they are left out from now."
+            )
+        trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
+        for history, level_ids in ((self.history, held_out), (self.training_history, trained_on)):
+            if level_ids:
+                history.append((source.env_steps_done, float(source.returns_on(level_ids, agent, self.seed).mean())))
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = super()._metrics()
+        if self.gap is not None:
+            metrics |= {"eval/train_return": self.training_history[-1][1], "eval/generalization_gap": self.gap}
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations so far."""
+        return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the evaluations."""
+        super().load_state_dict(state_dict)
+        self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

@@ -21,19 +21,40 @@ from lightning_replay.analysis.plotting import (
     make_figure,
     save_figure,
 )
-from lightning_replay.lit.callbacks.evaluate import Evaluate
-from lightning_replay.lit.callbacks.generalization import GeneralizationGap
-from lightning_replay.lit.collectors.vector import Episode
+from lightning_replay.lit.callbacks.evaluate import Evaluate, GeneralizationGap
+from lightning_replay.lit.collectors import Episode
 from lightning_replay.lit.datamodules.env_steps import source_of
 from lightning_replay.validation import check_kind
 
-__all__ = ["LearningCurve", "draw_learning_curves"]
+__all__ = ["LearningCurve", "Picture", "draw_learning_curves"]
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
 
 
-class LearningCurve(L.Callback):
+class Picture(L.Callback):
+    """Writes a picture at the end of training. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
+
+    Args:
+        path: of the picture; by default a file in the trainer's ``log_dir``, named as the class.
+    """
+
+    _content: str  # what is drawn, for the error without matplotlib
+    _file_name: str
+
+    def __init__(self, path: str | None = None) -> None:
+        check_kind("path", path, str | PathLike | None, "a path, or None")
+        self.path = path
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Imports matplotlib, so that it is missing before the training and not after it."""
+        import_pyplot(self._content)
+
+    def _file(self, trainer: L.Trainer) -> Path:
+        return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
+
+
+class LearningCurve(Picture):
     """Draws training returns, and evaluations if an ``Evaluate`` callback runs, against environment steps.
 
     Many training episodes are drawn as means of consecutive ones, with a band of one standard deviation. Needs
@@ -43,15 +64,12 @@ class LearningCurve(L.Callback):
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
     """
 
+    _content, _file_name = _PICTURE, "learning_curve.png"
+
     def __init__(self, path: str | None = None) -> None:
-        check_kind("path", path, str | PathLike | None, "a path, or None")
-        self.path = path
+        super().__init__(path)
         self.history: list[tuple[int, float]] = []
         self._newest: Episode | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Imports matplotlib, so that it is missing before the training and not after it."""
-        import_pyplot(_PICTURE)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes the episodes of another run."""
@@ -61,7 +79,7 @@ class LearningCurve(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Records the training episodes that ended since; a data module keeps only the newest of them."""
+        """Records the training episodes that ended since; the data module keeps only the newest."""
         episodes = source_of(trainer, self).collection.episodes
         ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
         if ended:
@@ -77,10 +95,9 @@ class LearningCurve(L.Callback):
             elif isinstance(callback, Evaluate) and callback.history:
                 of = f", mean of {callback.episodes} episodes" if callback.episodes > 1 else ""
                 curves[f"evaluation{of}"] = callback.history
-        path = Path(self.path) if self.path else Path(trainer.log_dir or ".") / "learning_curve.png"
         env = source_of(trainer, self).env
         on = f" on {env}" if isinstance(env, str) else ""
-        draw_learning_curves(curves, path, f"Learning curve of {type(pl_module).__name__}{on}")
+        draw_learning_curves(curves, self._file(trainer), f"Learning curve of {type(pl_module).__name__}{on}")
 
     def state_dict(self) -> dict[str, Any]:
         """The training episodes so far: steps and returns, float64 ``[E, 2]``."""
@@ -107,7 +124,7 @@ def draw_learning_curves(curves: Mapping[str, Curve], path: Path, title: str = "
     for label, points in curves.items():
         groups = consecutive_groups(points) if points else []
         if len(groups) == len(points):
-            marker = "o" if len(points) == 1 else None  # of which there is no line
+            marker = "o" if len(points) == 1 else None  # a single point has no line
             axes.plot([steps for steps, _ in points], [value for _, value in points], label=label, marker=marker)
             continue
         at, mean = np.array([(group[-1, 0], group[:, 1].mean()) for group in groups]).T

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -23,52 +22,49 @@ from lightning_replay.analysis.plotting import (
     save_figure,
 )
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
+from lightning_replay.lit.callbacks.learning_curve import Picture
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.environments import make_environment
-from lightning_replay.validation import check_callable, check_kind, checked_count
+from lightning_replay.validation import check_callable, checked_count
 
 __all__ = ["LevelCurriculum", "ScoreAgainstStaleness", "draw_level_curriculum", "draw_score_against_staleness"]
 
 Difficulty = Callable[[int], float]
 Curriculum = Sequence[tuple[int, Mapping[float, float]]]
 _CURRICULUM = "the picture of the level curriculum"
-_CURRICULUM_TITLE = "Level curriculum: difficulty of the levels replayed"
 _SCATTER = "the picture of scores against staleness"
 
 
-class LevelCurriculum(L.Callback):
+class LevelCurriculum(Picture):
     """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
 
-    At the end ``level_curriculum.png`` shows it; loggers get ``levels/expected_difficulty`` during the run. Sources
-    without scores have no such probabilities; for them nothing is drawn, and one line is printed.
+    During the run loggers record ``levels/expected_difficulty``. Selectors without scores have no such probabilities:
+    nothing is drawn, and one line is printed.
     Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        difficulty: of a level's id, one of a few numbers; if absent, ``info["difficulty"]`` of a reset to that level in
-            an environment of its own. Computed once per level.
+        difficulty: function of a level's id to one of a few numbers, called once per level; by default
+            ``info["difficulty"]`` of a reset to that level in an environment of its own.
         every_n_rollouts: rollouts between two records.
         path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
 
     Raises:
-        ValueError: a count below 1; in the run an environment whose infos name no difficulty.
+        ValueError: a count below 1; during the run an environment whose infos have no difficulty.
     """
+
+    _content, _file_name = _CURRICULUM, "level_curriculum.png"
 
     def __init__(
         self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
     ) -> None:
+        super().__init__(path)
         if difficulty is not None:
             check_callable("difficulty", difficulty, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
         self.every_n_rollouts = checked_count("every_n_rollouts", every_n_rollouts)
-        check_kind("path", path, str | PathLike | None, "a path, or None")
-        self.path = path
         self.history: list[tuple[int, dict[float, float]]] = []
         self._known: dict[int, float] = {}
         self._environment: gymnasium.Env | None = None
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Imports matplotlib, so that it is missing before the training and not after it."""
-        import_pyplot(_CURRICULUM)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Removes the records of another run."""
@@ -84,11 +80,11 @@ class LevelCurriculum(L.Callback):
             return
         levels = source.levels.probabilities()
         masses: dict[float, float] = {}
+        known, self._known = self._known, {}
         for level_id, probability in zip(levels["level_id"].tolist(), levels["probability"].tolist(), strict=True):
-            if level_id not in self._known:
-                self._known[level_id] = self._measure(trainer, level_id)
-            masses[self._known[level_id]] = masses.get(self._known[level_id], 0.0) + probability
-        self._known = {level_id: self._known[level_id] for level_id in levels["level_id"].tolist()}
+            difficulty = known[level_id] if level_id in known else self._measure(trainer, level_id)
+            self._known[level_id] = difficulty
+            masses[difficulty] = masses.get(difficulty, 0.0) + probability
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
         expected = sum(difficulty * mass for difficulty, mass in masses.items())
         for logger in trainer.loggers:
@@ -111,7 +107,7 @@ class LevelCurriculum(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
         if self.history:
-            draw_level_curriculum(self.history, _path(self.path, trainer, "level_curriculum.png"))
+            draw_level_curriculum(self.history, self._file(trainer))
         else:
             _print_reason(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
@@ -132,29 +128,23 @@ class LevelCurriculum(L.Callback):
         ]
 
 
-class ScoreAgainstStaleness(L.Callback):
+class ScoreAgainstStaleness(Picture):
     """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
 
-    For sources without scores nothing is drawn, and one line is printed. Needs matplotlib:
+    For selectors without scores nothing is drawn, and one line is printed. Needs matplotlib:
     ``pip install 'lightning-replay[plots]'``.
 
     Args:
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
     """
 
-    def __init__(self, path: str | None = None) -> None:
-        check_kind("path", path, str | PathLike | None, "a path, or None")
-        self.path = path
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Imports matplotlib, so that it is missing before the training and not after it."""
-        import_pyplot(_SCATTER)
+    _content, _file_name = _SCATTER, "score_against_staleness.png"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the picture."""
         levels = level_source_of(trainer, self).levels.probabilities()
         if len(levels):
-            draw_score_against_staleness(levels, _path(self.path, trainer, "score_against_staleness.png"))
+            draw_score_against_staleness(levels, self._file(trainer))
         else:
             _print_reason(self, trainer)
 
@@ -187,7 +177,7 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
             axes.bar([str(step) for step in steps], mass, bottom=below, width=0.1, label=label, color=color)
         axes.set_xlim(-0.5, 0.5)
     axes.set(xlabel="environment steps", ylabel=f"probability of replay{of}", ylim=(0.0, 1.0))
-    axes.set_title(_CURRICULUM_TITLE)
+    axes.set_title("Level curriculum: difficulty of the levels replayed")
     axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)  # as they are stacked
     save_figure(figure, path)
 
@@ -203,8 +193,7 @@ def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
     axes = panels[0, 0]
     staleness, score = levels["staleness"].numpy(), levels["score"].numpy()
     points = axes.scatter(staleness, score, c=colors, norm=norm, s=18)
-    axes.set_xlabel("staleness (episodes since the level was played)")
-    axes.set_ylabel("score of the level")
+    axes.set(xlabel="staleness (episodes since the level was played)", ylabel="score of the level")
     axes.set_title(f"Scores and staleness of {len(levels):,} levels")
     figure.colorbar(points, label="probability of replay (logarithmic)")
     save_figure(figure, path)
@@ -214,7 +203,3 @@ def _print_reason(callback: L.Callback, trainer: L.Trainer, where_there_are_scor
     levels = level_source_of(trainer, callback).levels  # type: ignore[arg-type]
     reason = where_there_are_scores if len(levels) else "no level has a score"
     rank_zero_info(f"{type(callback).__name__} drew nothing, because {reason}: {levels!r}")
-
-
-def _path(given: str | None, trainer: L.Trainer, name: str) -> Path:
-    return Path(given) if given else Path(trainer.log_dir or ".") / name

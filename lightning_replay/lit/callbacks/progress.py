@@ -24,8 +24,8 @@ class ReplayProgressBar(ProgressBar):
     Give it to the trainer among its callbacks; it replaces Lightning's bar.
 
     Args:
-        refresh_seconds: time between two refreshes, at least 10 where the output is no terminal; a bar refreshed at
-            each step costs as much as a small update.
+        refresh_seconds: time between two refreshes, at least 10 if the output is no terminal. A refresh costs as much
+            as a small update.
     """
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
@@ -64,7 +64,7 @@ class ReplayProgressBar(ProgressBar):
             self._refresh(trainer, now)
 
     def describe(self, activity: str) -> None:
-        """Shows an activity between two steps, when a refresh is due; an empty text ends it."""
+        """Shows an activity between two steps, if a refresh is due; an empty text removes it."""
         now = time.perf_counter()
         if self._bar is None or (activity and now - self._last_described < self.refresh_seconds):
             return
@@ -74,12 +74,13 @@ class ReplayProgressBar(ProgressBar):
     def _refresh(self, trainer: L.Trainer, now: float) -> None:
         source = source_of(trainer, self)
         assert self._bar is not None
-        updates = source.updates_done - self._last_updates
         shown = {"return": source.collection.recent_return}
         if "eval/return" in trainer.callback_metrics:
             shown["eval/return"] = float(trainer.callback_metrics["eval/return"])
-        shown["updates/s"] = updates / max(now - self._last_time, 1e-9)
-        postfix = {name: _short(value) for name, value in shown.items() if not math.isnan(value)}
+        shown["updates/s"] = (source.updates_done - self._last_updates) / max(now - self._last_time, 1e-9)
+        postfix = {
+            name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)
+        }
         self._bar.set_postfix(postfix, refresh=False)
         self._bar.n = source.env_steps_done
         self._bar.refresh()
@@ -91,7 +92,3 @@ class ReplayProgressBar(ProgressBar):
             self._refresh(trainer, time.perf_counter())
             self._bar.close()
             self._bar = None
-
-
-def _short(value: float) -> str:
-    return f"{value:.{1 if abs(value) >= 10 else 2}f}"

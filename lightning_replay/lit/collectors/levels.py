@@ -15,7 +15,8 @@ from tensordict import TensorDict, TensorDictBase
 from lightning_replay.agents.foreign import rollout_agent
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper
-from lightning_replay.lit.collectors.vector import Collector, Episode, RunningEpisodes
+from lightning_replay.lit.collectors import Collector, Episode
+from lightning_replay.lit.collectors.replay import RunningEpisodes
 from lightning_replay.lit.policy import act_with_value_on, acting, values_of
 from lightning_replay.lit.return_normalization import ReturnNormalization
 
@@ -32,9 +33,9 @@ class LevelEpisode(Episode):
 
 
 class LevelCollection(Collector):
-    """Clock and state of collecting rollouts. Environments are built at the first step, and anew after :meth:`close`.
+    """Clock and state of collecting rollouts. Environments are built at the first step, and after :meth:`close`.
 
-    New environments begin new episodes: every actor chooses a level first, then what it played before is abandoned.
+    In new environments each actor chooses a level before its former episode is abandoned.
 
     Args:
         levels: chooses the level of each episode.
@@ -60,23 +61,23 @@ class LevelCollection(Collector):
 
     @property
     def played_levels(self) -> list[int]:
-        """Different levels played so far, at most the 10,000 played last."""
+        """Distinct levels played so far, at most the 10,000 played last."""
         return list(self._played)
 
     def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
         """Plays ``length`` steps in every environment with the agent's policy as it is.
 
         Returns:
-            TensorDict ``[N, length]`` on the CPU: observation; what ``agent.act_with_value`` recorded, such as action,
-            action_log_prob, logits, state_value; level_id int64, the level under which the observation was made;
-            is_trained bool, whether the learner may learn from the episode; of ``next`` reward, as normalised,
-            state_value, terminated, truncated, done, each ``[N, length, 1]``.
+            TensorDict ``[N, length]`` on the CPU: observation; the columns of ``agent.act_with_value``, such as action,
+            action_log_prob, logits, state_value; level_id int64, the level of the observation; is_trained bool, whether
+            the agent may learn from the episode; ``next`` reward (normalised), state_value, terminated, truncated,
+            done, each ``[N, length, 1]``.
         """
         policy = rollout_agent(agent)
         rows: list[TensorDictBase] = []
         cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
         with acting(policy):
-            running = self._begin() if self._running is None else self._running
+            running = self._running or self._begin()
             for step in range(length):
                 row = act_with_value_on(policy, running.observation, running.read_actions)
                 following, reward, terminated, truncated, infos = running.environments.step(row["action"].numpy())
@@ -98,19 +99,17 @@ class LevelCollection(Collector):
                     self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
                 self._start_episodes(running, [i for i, _, _ in ended])
             rollout: Any = torch.stack(rows, dim=1)
-            # values of the observations that followed: the next row's, or the last one's where time ran out
+            # Values of the observations that followed: those of the next row, or of the last one where time ran out.
             followed = [running.observation, *(last[None] for _, _, last in cut)]
             found = values_of(policy, np.concatenate(followed))
-        count = running.num_envs
-        values = torch.cat([rollout["state_value"][:, 1:], found[:count].unsqueeze(1)], dim=1)
-        for (i, step, _), value in zip(cut, found[count:], strict=True):
+        values = torch.cat([rollout["state_value"][:, 1:], found[: running.num_envs].unsqueeze(1)], dim=1)
+        for (i, step, _), value in zip(cut, found[running.num_envs :], strict=True):
             values[i, step] = value
         rollout["next", "state_value"] = values.masked_fill(rollout["next", "terminated"], 0.0)
         return rollout
 
     def _begin(self) -> RunningEpisodes:
-        running = RunningEpisodes(self._make(int(self._generator.integers(2**31))))
-        self._running = running
+        running = self._running = RunningEpisodes(self._make(int(self._generator.integers(2**31))))
         self._is_trained = np.ones(running.num_envs, dtype=np.bool_)
         self._start_episodes(running, range(running.num_envs))
         if self._normalization is not None:
@@ -131,18 +130,18 @@ class LevelCollection(Collector):
     def close(self) -> None:
         """Closes the environments; their episodes are abandoned when the next ones begin."""
         if self._running is not None:
-            self._running.close()
+            self._running.environments.close()
             self._running = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock, generator, moments of the returns and the levels played: a tensor and plain values."""
+        """Clock, generator, moments of the returns, and the levels played as int64 ``[L]``."""
         return super().state_dict() | {
             "normalization": None if self._normalization is None else self._normalization.state_dict(),
             "played": torch.tensor(self.played_levels, dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; environments begin anew."""
+        """Restores :meth:`state_dict`; new environments are built."""
         super().load_state_dict(state)
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:

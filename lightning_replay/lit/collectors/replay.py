@@ -3,39 +3,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
-import lightning as L
+import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
+from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_replay.agents.foreign import acting_agent
-from lightning_replay.lit.collectors.vector import Collector, Rollout
+from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
-from lightning_replay.lit.policy import act_on, acting
+from lightning_replay.lit.policy import Action, ActionReader, act_on, acting
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.replay import Replay
 
-__all__ = ["ROWS_PER_WRITE", "Collection"]
+__all__ = ["Collection", "Rollout", "RunningEpisodes"]
 
-ROWS_PER_WRITE = 1_024
+_ROWS_PER_WRITE = 1_024
+
+
+class RunningEpisodes:
+    """Environments in progress, with the observation, return and length of the episode that each of them plays.
+
+    Args:
+        environments: reset here; closed if that raises.
+        seed: of the reset.
+    """
+
+    def __init__(self, environments: VectorEnv, seed: int | None = None) -> None:
+        self.environments = environments
+        self.num_envs: int = environments.num_envs
+        self.read_actions = ActionReader(environments.single_action_space)
+        try:
+            self.observation, _ = environments.reset(seed=seed)
+        except Exception:
+            environments.close()
+            raise
+        self._return = np.zeros(self.num_envs)
+        self._length = np.zeros(self.num_envs, dtype=np.int64)
+
+    def count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
+        """Adds one step; returns environment, return and length of each episode that it ended."""
+        self._return += reward
+        self._length += 1
+        if not done.any():
+            return []
+        ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
+        self._return[done] = 0.0
+        self._length[done] = 0
+        return ended
+
+
+class Rollout(RunningEpisodes):
+    """Environments in progress. Call :meth:`step` per action, :meth:`take_rows` before the replay is drawn from.
+
+    The stored next observation at an episode's end is the episode's last one, not the first of the next. Floats are
+    stored as float32, other dtypes as they come. Each row carries ``trajectory``, a number no other episode has, and
+    ``task``, that of the running episode, where environments have tasks.
+
+    Args:
+        environments: a vector that resets in the same step.
+        seed: of the first reset.
+        first_trajectory: number of the first episode; the others count on from there.
+        assignment: of tasks to environments; ``None`` where there are none.
+        information: the columns that are read from infos.
+
+    Attributes:
+        next_trajectory: number of the next episode that begins.
+    """
+
+    def __init__(
+        self,
+        environments: VectorEnv,
+        seed: int,
+        first_trajectory: int = 0,
+        assignment: TaskAssignment | None = None,
+        information: InformationColumns | None = None,
+    ) -> None:
+        if assignment is not None:
+            assignment.begin(environments)
+        super().__init__(environments, seed)
+        self._assignment = assignment
+        self._information = information or InformationColumns()
+        self.next_trajectory = first_trajectory + self.num_envs
+        self._trajectory = np.arange(first_trajectory, self.next_trajectory)
+        self._pending: list[dict[str | tuple[str, str], np.ndarray]] = []
+
+    @property
+    def pending_rows(self) -> int:
+        """Rows not taken yet."""
+        return len(self._pending) * self.num_envs
+
+    def step(self, action: Action, env_steps: int) -> list[Episode]:
+        """Applies one action per environment; returns the episodes this ended."""
+        actions = self.read_actions.actions
+        taken = action if actions is None else actions.for_environments(*action)
+        following, reward, terminated, truncated, infos = self.environments.step(taken)
+        done = terminated | truncated
+        last = following
+        if done.any():
+            last = following.copy()
+            last[done] = np.stack(list(infos["final_obs"][done]))
+        row: dict[str | tuple[str, str], np.ndarray] = {
+            "observation": self.observation,
+            ("next", "observation"): last,
+            ("next", "reward"): reward,
+            ("next", "terminated"): terminated,
+            ("next", "truncated"): truncated,
+            ("next", "done"): done,
+            "trajectory": self._trajectory.copy(),
+        }
+        if isinstance(action, tuple):
+            row["action", "discrete"], row["action", "parameters"] = action
+        else:
+            row["action"] = action
+        if self._assignment is not None:
+            row["task"] = self._assignment.running.copy()
+        if self._information.keys:
+            row |= {("next", key): column for key, column in self._information.read(infos, done).items()}
+        self._pending.append(row)
+        self.observation = following
+        ended = self.count_step(reward, done)
+        if not ended:
+            return []
+        if self._assignment is not None:
+            returns = [episode_return for _, episode_return, _ in ended]
+            self._assignment.finish(self.environments, np.flatnonzero(done), returns)
+        self._trajectory[done] = np.arange(self.next_trajectory, self.next_trajectory + len(ended))
+        self.next_trajectory += len(ended)
+        return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
+
+    def take_rows(self, most: int) -> TensorDict:
+        """Returns the steps since the last call as ``[N]`` rows in order of time, at most the first ``most``."""
+        columns: dict[str, Tensor | TensorDict] = {}
+        groups: dict[str, dict[str, Tensor]] = {}
+        for key in self._pending[0]:
+            column = torch.from_numpy(np.concatenate(list(map(itemgetter(key), self._pending)))[:most])
+            if column.is_floating_point():
+                column = column.float()
+            if isinstance(key, str):
+                columns[key] = column
+            else:
+                is_flat = key[0] == "next" and key[1] != "observation"
+                groups.setdefault(key[0], {})[key[1]] = column.unsqueeze(-1) if is_flat else column
+        self._pending.clear()
+        size = columns["trajectory"].shape
+        for name, group in groups.items():
+            columns[name] = TensorDict(group, batch_size=size)
+        return TensorDict(columns, batch_size=size)
 
 
 class Collection(Collector):
-    """Clock and state of collecting. Environments are built at the first step, and anew after :meth:`close` or a load.
+    """Clock and state of collecting. Environments are built at the first step after the start, :meth:`close` or a load.
 
-    Just before the next step, episodes that a close or a load interrupted are marked truncated in the replay, and their
-    partial n-step transitions are flushed: until then the buffer is exactly what it was.
+    Episodes that a close or a load interrupted are marked truncated in the replay, and their partial n-step transitions
+    flushed, only just before the next step: until then the buffer is unchanged.
 
-    Args:
-        replay: where the steps go.
-        environments: builds a vector of environments.
-        warmup_steps: steps with random actions.
-        env_steps: steps after which nothing is collected; a larger last step of several environments is cut.
-        seed: of environments and random actions.
-        assignment: of tasks to environments; ``None`` where the replay has none.
-        info_keys: of the infos that become columns.
+    Rows beyond ``env_steps``, of the last step of several environments, are dropped. The arguments are those of
+    :class:`~lightning_replay.lit.ReplayDataModule`, and a function that builds a vector of environments.
     """
 
     def __init__(
@@ -60,45 +189,45 @@ class Collection(Collector):
         self._is_interrupted = False
         self._stored_steps = 0
 
-    def collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
+    def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
 
         If a step raises, those before it are stored and counted.
+
+        Args:
+            env_steps: the clock's value at the end.
+            agent: a LightningModule with ``act(observation, explore)``.
+            pause_hooks: called with ``False`` about every 1,024 steps, so that a signal need not wait for a whole
+                warm-up; they may :meth:`close` the environments.
         """
         if self.env_steps >= env_steps:
             return
-        policy = acting_agent(agent)
-        rollout = self._start() if self._rollout is None else self._rollout
-        with acting(policy):
+        with acting(agent):
             try:
                 while self.env_steps < env_steps:
+                    rollout = self._rollout or self._start(agent)
                     if self.env_steps < self._warmup_steps:
                         space = rollout.environments.single_action_space
                         action = random_actions(space, rollout.num_envs, self._generator)
                     else:
-                        action = act_on(policy, rollout.observation, True, rollout.read_actions)
+                        action = act_on(agent, rollout.observation, True, rollout.read_actions)
                     self.env_steps += rollout.num_envs
                     self.episodes.extend(rollout.step(action, self.env_steps))
-                    if self.env_steps >= env_steps or rollout.pending_rows >= ROWS_PER_WRITE:
-                        self._store(rollout)
+                    if self.env_steps < env_steps and rollout.pending_rows < _ROWS_PER_WRITE:
+                        continue
+                    self._store(rollout)
+                    if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
+                        self._information.check()
+                    for hook in pause_hooks if self.env_steps < env_steps else ():
+                        hook(False)
             except BaseException:
-                self._store_finished(rollout)
+                self._store_finished()
                 raise
-        if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
-            self._information.check()
 
-    def _store_finished(self, rollout: Rollout) -> None:
-        """Counts the steps that were finished before an exception, and stores those that are pending."""
-        self.env_steps = self._stored_steps + rollout.pending_rows
-        try:
-            if rollout.pending_rows:
-                self._store(rollout)
-        except (TypeError, ValueError):  # rows that the replay refuses are collected again
-            self.env_steps = self._stored_steps
-
-    def _start(self) -> Rollout:
+    def _start(self, agent: Any) -> Rollout:
+        acting_agent(agent)
         if self._is_interrupted:
-            self._replay.end_episodes(range(self._next_trajectory))  # of which those that ended stay as they are
+            self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
             self._is_interrupted = False
         seed = int(self._generator.integers(2**31))
         self._rollout = Rollout(self._environments(), seed, self._next_trajectory, self._assignment, self._information)
@@ -106,21 +235,29 @@ class Collection(Collector):
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
-        rows = rollout.take_rows(rollout.pending_rows - excess)
-        self._replay.extend(rows)
+        self._replay.extend(rollout.take_rows(rollout.pending_rows - excess))
         if excess:
             self.env_steps = self._last_step
             self.close()
         self._stored_steps = self.env_steps
 
+    def _store_finished(self) -> None:
+        """Counts the steps that were finished before an exception, and stores those that are pending."""
+        self.env_steps = self._stored_steps
+        if self._rollout is not None and self._rollout.pending_rows:
+            self.env_steps += self._rollout.pending_rows
+            try:
+                self._store(self._rollout)
+            except (TypeError, ValueError):  # rows that the replay refuses are collected again
+                self.env_steps = self._stored_steps
+
     def close(self) -> None:
         """Closes the environments; their episodes are interrupted."""
-        if self._rollout is None:
-            return
-        self._is_interrupted = True
-        self._next_trajectory = self._rollout.next_trajectory
-        self._rollout.close()
-        self._rollout = None
+        if self._rollout is not None:
+            self._is_interrupted = True
+            self._next_trajectory = self._rollout.next_trajectory
+            self._rollout.environments.close()
+            self._rollout = None
 
     def state_dict(self) -> dict[str, Any]:
         """Clock and generator, as plain values."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of the data modules that step environments, with transitions or with levels."""
+"""Base class of the data modules that step environments, and the stream of batches or rollouts drawn from them."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import gymnasium
 import lightning as L
@@ -16,52 +16,40 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 
+from lightning_replay.agents.feedback import UpdateBatches
 from lightning_replay.agents.foreign import name_of
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.envs.building import check_env
-from lightning_replay.lit.checkpoint_io import CheckedCheckpointIO, unwrapped
-from lightning_replay.lit.collectors.vector import Collector
+from lightning_replay.lit.checkpoint_digest import CheckedCheckpointIO
+from lightning_replay.lit.collectors import Collector
 from lightning_replay.lit.env_step_axis import EnvStepAxis
-from lightning_replay.lit.environments import checked_arguments, make_environment
+from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import EvaluationStream
-from lightning_replay.validation import checked_flag
+from lightning_replay.lit.update_schedule import Pace, RolloutPace
+from lightning_replay.validation import check_kind, checked_flag
 
-__all__ = ["EnvStepDataModule", "source_of"]
-
-
-class _Schedule(Protocol):
-    env_steps: int
+__all__ = ["EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
 
 
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end.
 
-    From ``setup`` to ``teardown`` the trainer's loggers record both, see
-    :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`.
-
-    Subclasses set ``pace``, whose ``env_steps`` are those of the whole run, ``collection``, which plays, and
-    ``evaluation_episodes``, the episodes of ``trainer.validate``.
-
-    Args:
-        env: Gymnasium id, or a callable that builds one environment.
-        asynchronous: whether environments are stepped in processes of their own.
-        env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: of those, what is otherwise in evaluation.
+    The trainer's loggers record both, see :class:`~lightning_replay.lit.env_step_axis.EnvStepAxis`. Subclasses document
+    the arguments, and set ``pace``, ``collection`` and ``evaluation_episodes``, the episodes of ``trainer.validate``.
 
     Attributes:
         updates_per_checkpoint: updates after which :class:`~lightning_replay.lit.ReplayCheckpoint` saves by default.
         updates_done: batches or rollouts handed to the agent.
         is_update_open: whether the agent may not have learned from the newest of them yet.
-        pause_hooks: called between training steps with ``True``, and while many steps are collected with ``False``;
-            they may save or stop.
+        pause_hooks: called with ``True`` between training steps, and with ``False`` while many steps are collected.
     """
 
-    pace: _Schedule
+    pace: Pace | RolloutPace
     collection: Collector
     evaluation_episodes: int
     updates_per_checkpoint = 10_000
     steps_environments = True
-    _each_process_would: str  # what every process of a trainer would do on its own
+    _each_process_would: str  # completes the error of a trainer with several processes
 
     def __init__(
         self,
@@ -72,9 +60,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     ) -> None:
         super().__init__()
         check_env(env)
+        for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
+            check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
         self.env = env
-        self.env_kwargs = checked_arguments("env_kwargs", env_kwargs)
-        self.evaluation_env_kwargs = self.env_kwargs | checked_arguments("evaluation_env_kwargs", evaluation_env_kwargs)
+        self.env_kwargs = dict(env_kwargs or {})
+        self.evaluation_env_kwargs = self.env_kwargs | dict(evaluation_env_kwargs or {})
         self.updates_done = 0
         self.is_update_open = False
         self.pause_hooks: list[Callable[[bool], None]] = []
@@ -97,7 +87,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     __str__ = __repr__  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env:
-        """One more environment of the same kind, for evaluation."""
+        """Builds one more environment of the same kind, for evaluation."""
         return make_environment(self.env, self.evaluation_env_kwargs)
 
     def _make_probe(self) -> gymnasium.Env:
@@ -106,14 +96,14 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @abstractmethod
     def draw(self) -> TensorDictBase:
-        """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
+        """Collects the steps due before the next update, then returns its batch or rollout on the agent's device."""
 
     @abstractmethod
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         """Plays the episodes of ``trainer.validate`` and returns their returns."""
 
     def val_dataloader(self) -> EvaluationStream:
-        """Evaluation episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
+        """Returns episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
         return EvaluationStream(self._agent, self.evaluation_episodes, self._evaluate)
 
     def drop_open_update(self) -> None:
@@ -143,16 +133,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis; collects nothing yet.
+        """Reads the spaces and installs the checkpoint plug-in and the loggers' axis.
 
         Raises:
             ValueError: several processes, or an environment that cannot be used.
         """
-        if self.trainer is not None and self.trainer.world_size > 1:
+        processes = 1 if self.trainer is None else self.trainer.world_size
+        if processes > 1:
             raise ValueError(
-                f"the trainer runs {self.trainer.world_size} processes; {type(self).__name__} supports one, because "
-                f"each would {self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more "
-                "environments)."
+                f"the trainer runs {processes} processes; {type(self).__name__} supports one, because each would "
+                f"{self._each_process_would}. Use devices=1, num_nodes=1 (and num_envs for more environments)."
             )
         if self.observation_space is None:
             probe = self._make_probe()
@@ -160,8 +150,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             probe.close()
         # last: Lightning does not undo changes of the trainer if setup raises
         if self.trainer is not None:
-            strategy = self.trainer.strategy
-            strategy.checkpoint_io = self._checkpoint_io(unwrapped(strategy.checkpoint_io))
+            plugin = self.trainer.strategy.checkpoint_io
+            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
+                plugin = plugin.wrapped
+            self.trainer.strategy.checkpoint_io = self._checkpoint_io(plugin)
             self._logging_axis.attach(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step; those after it are the ones to resume from
@@ -172,7 +164,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return CheckedCheckpointIO(plugin)
 
     def _limit_validation(self, is_fitting: bool) -> None:
-        """Keeps Lightning's own validation out of ``fit``, where it would count epochs, not environment steps."""
+        """Disables Lightning's own validation in ``fit``, where it would count epochs, not environment steps."""
         assert self.trainer is not None
         if self._limit_val_batches is not None:
             self.trainer.limit_val_batches, self._limit_val_batches = self._limit_val_batches, None
@@ -180,21 +172,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._limit_val_batches, self.trainer.limit_val_batches = self.trainer.limit_val_batches, 0
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The batch itself: :meth:`draw` has put it there, and moving a TensorDict to where it is costs 50 µs."""
+        """Returns the batch: :meth:`draw` has moved it, and moving a TensorDict to where it is costs 50 µs."""
         return batch
 
     def start_epoch(self) -> None:
-        """Called by the stream: warns if the run has nothing left to do."""
+        """Warns if the run is finished; the stream calls it first."""
         if self.is_finished:
             rank_zero_warn(
                 f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
                 f"larger env_steps to go on, or a new {type(self).__name__} to start anew."
             )
-
-    def request_stop(self) -> None:
-        """Called by the stream with the last batch: the trainer ends after it."""
-        if self.trainer is not None:
-            self.trainer.should_stop = True
 
     @property
     def _agent(self) -> L.LightningModule:
@@ -203,7 +190,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def _is_fitting(self) -> bool:
-        """Whether a checkpoint that is loaded is gone on from; other stages need the weights alone."""
+        """Whether a checkpoint that is loaded is resumed; other stages need the weights alone."""
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,8 +221,63 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._limit_validation(False)
 
 
+class UpdateStream:
+    """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
+
+    Args:
+        source: the data module that collects and draws.
+        length: training steps per epoch; the last epoch may be shorter.
+        updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
+    """
+
+    def __init__(self, source: EnvStepDataModule, length: int, updates_per_step: int = 1) -> None:
+        self._source = source
+        self._length = length
+        self._updates_per_step = updates_per_step
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
+        source = self._source
+        source.start_epoch()
+        for _ in range(self._length):
+            for hook in source.pause_hooks:
+                hook(True)
+            remaining = source.remaining_updates
+            if remaining <= self._updates_per_step and source.trainer is not None:
+                source.trainer.should_stop = True
+            if remaining == 0:
+                return
+            if self._updates_per_step == 1:
+                yield source.draw()
+            else:
+                yield UpdateBatches(source, min(self._updates_per_step, remaining))
+                if source.remaining_updates == remaining:
+                    raise RuntimeError(
+                        f"training_step drew none of its {self._updates_per_step} batches. With "
+                        "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
+                    )
+
+    def __getitem__(self, index: int) -> NoReturn:
+        raise RuntimeError(
+            "an UpdateStream cannot be wrapped in a DataLoader: its workers would draw from a copy of the replay and "
+            "of the policy made at the start. Hand the data module (or the stream itself) to the trainer."
+        )
+
+    def __reduce__(self) -> NoReturn:
+        self.__getitem__(0)  # a DataLoader is about to send the stream to a worker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the data module keeps the place. By this method Lightning recognises a stream that can resume."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Does nothing, see :meth:`state_dict`."""
+
+
 def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
-    """The trainer's data module.
+    """Returns the trainer's data module.
 
     Raises:
         TypeError: it counts no environment steps.

@@ -18,8 +18,7 @@ from lightning_replay.levels.environments.level_check import checked_probes
 from lightning_replay.levels.environments.level_wrappers import LevelVectorWrapper, LevelWrapper, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.lit.collectors.levels import LevelCollection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
-from lightning_replay.lit.datamodules.stream import UpdateStream
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.environments import make_environment
 from lightning_replay.lit.evaluation import level_returns, stochastic_policy
 from lightning_replay.lit.return_normalization import ReturnNormalization
@@ -28,19 +27,14 @@ from lightning_replay.validation import check_kind, checked_count, checked_flag
 
 __all__ = ["LevelDataModule", "level_source_of"]
 
-_LEVELS = (
-    "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels; transitions are "
-    "replayed with ReplayDataModule"
-)
-
 
 class LevelDataModule(EnvStepDataModule):
     """Rollouts of ``num_envs`` environments, each of whose episodes plays the level that ``levels`` chooses for it.
 
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
     :class:`~lightning_replay.agents.PPO`. For each update it collects ``rollout_length`` steps per environment, scores
-    the levels played with the values recorded meanwhile, and only then hands the rollout to ``training_step``. It stops
-    the trainer when ``env_steps`` are collected; its two clocks are ``env_steps_done`` and ``updates_done`` (rollouts).
+    the levels played with the values recorded meanwhile, and only then passes the rollout to ``training_step``. It
+    stops the trainer when ``env_steps`` are collected; its clocks are ``env_steps_done`` and ``updates_done``.
 
     Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
     choices are those of a run without a break; the environments start new episodes.
@@ -58,18 +52,17 @@ class LevelDataModule(EnvStepDataModule):
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
         return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
-        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. Of levels without end
-            training may still reach one: then it is left out, with a warning.
+        held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
+            unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: of those, what is otherwise in evaluation.
-        check: whether to check at the start that the environment follows its level; or ids of levels to check with,
-            where not all of 0 to 7 exist.
-        seed: of the environments' own randomness, where levels are set by ``set_level``. Levels are chosen by the
-            generator of ``levels``.
+        evaluation_env_kwargs: those that differ in evaluation.
+        check: whether to check at the start that the level determines the environment; or ids of levels to check with,
+            if not all of 0 to 7 exist.
+        seed: of the environments' own randomness, where levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
-        TypeError: an option of another kind, such as ``levels`` that are none or an environment in place of what builds
-            one; during the run a reward that is no number.
+        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
+            run a reward that is no number.
         ValueError: a count below 1, no or impossible held-out levels; at the first step an environment that ignores its
             level.
 
@@ -104,10 +97,10 @@ class LevelDataModule(EnvStepDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
-        check_kind("levels", levels, LevelSelector, _LEVELS)
-        if return_normalization is not None:
-            accepted = "a ReturnNormalization(discount=0.999), or None"
-            check_kind("return_normalization", return_normalization, ReturnNormalization, accepted)
+        accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
+        check_kind("levels", levels, LevelSelector, f"{accepted}; transitions are replayed with ReplayDataModule")
+        accepted = "a ReturnNormalization(discount=0.999), or None"
+        check_kind("return_normalization", return_normalization, ReturnNormalization | None, accepted)
         if seed is not None:
             checked_count("seed", seed, 0)
         checked_probes(check)
@@ -125,14 +118,8 @@ class LevelDataModule(EnvStepDataModule):
 
     def _make_environments(self, seed: int) -> LevelVectorWrapper:
         make = partial(gymnasium.make, self.env) if isinstance(self.env, str) else self.env
-        return make_level_vector(
-            partial(make, **self.env_kwargs),
-            self.pace.num_envs,
-            self.levels,
-            asynchronous=self._asynchronous,
-            seed=seed,
-            check=self._check,
-        )
+        env, count = partial(make, **self.env_kwargs), self.pace.num_envs
+        return make_level_vector(env, count, self.levels, asynchronous=self._asynchronous, seed=seed, check=self._check)
 
     @property
     def _source(self) -> str:
@@ -140,15 +127,15 @@ class LevelDataModule(EnvStepDataModule):
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """The normalization of rewards and the score of levels."""
+        """Normalization of rewards and score of levels."""
         return {"return_normalization": self.return_normalization, "levels.score": self.levels.score}
 
     def make_environment(self) -> gymnasium.Env:
-        """One more environment of the same kind, for evaluation; ``reset(seed=...)`` names its level."""
+        """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces; collects nothing yet.
+        """Reads the spaces.
 
         Raises:
             ValueError: several processes, or held-out levels among those that are trained on.
@@ -162,19 +149,16 @@ class LevelDataModule(EnvStepDataModule):
         super().setup(stage)
 
     def train_dataloader(self) -> UpdateStream:
-        """A plain iterable with a length, so that each rollout is collected with the newest policy."""
+        """Returns one epoch of rollouts, each collected with the newest policy."""
         return UpdateStream(self, self.rollouts_per_epoch)
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         return self.returns_on(self.held_out_levels, agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
-        """Returns of one episode on each level under the agent's policy in training, float64 ``[L]``.
+        """Plays one episode on each level with the agent's policy in training; returns the returns, float64 ``[L]``.
 
-        Args:
-            level_ids: distinct.
-            agent: has ``act(observation, explore)``.
-            seed: of the actions and of the environments' own randomness.
+        The seed is that of the actions and of the environments' own randomness.
         """
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
@@ -198,7 +182,7 @@ class LevelDataModule(EnvStepDataModule):
             if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
                 self.levels.flush()
         except BaseException:
-            collection.env_steps = self._steps_before  # nothing will be learned from these steps
+            collection.env_steps = self._steps_before  # no update will use these steps
             raise
         self.updates_done += 1
         self.is_update_open = True
@@ -220,17 +204,17 @@ class LevelDataModule(EnvStepDataModule):
             return
         if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
             raise ValueError(
-                "the run that is resumed had another return_normalization, so that its scores are in other units; give "
-                "it as it was."
+                "return_normalization must be given in both runs or in neither: scores of the resumed run are in other "
+                "units. Give it as it was."
             )
         self.levels.load_state_dict(state["levels"])
-        for actor in range(self.pace.num_envs, state["num_envs"]):  # those there now abandon theirs when they begin
+        for actor in range(self.pace.num_envs, state["num_envs"]):  # the others abandon theirs when they begin
             self.levels.abandon(actor)
         super().load_state_dict(state)
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
-    """The trainer's data module.
+    """Returns the trainer's data module.
 
     Raises:
         TypeError: it plays no levels.

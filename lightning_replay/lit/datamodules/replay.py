@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects from environments, keeps the replay and hands Lightning its batches."""
+"""Collects from environments into a replay, and draws Lightning's batches from it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from torchrl.data.replay_buffers import SliceSampler
 from lightning_replay.agents.foreign import surprise_agent
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
-from lightning_replay.lit.collectors.replay import ROWS_PER_WRITE, Collection
-from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule
-from lightning_replay.lit.datamodules.stream import UpdateStream
+from lightning_replay.lit.collectors.replay import Collection
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.environments import make_environment, make_environments
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
@@ -32,10 +31,6 @@ from lightning_replay.schedulers.progress import ReturnProgress
 from lightning_replay.validation import check_kind, checked_count
 
 __all__ = ["ReplayDataModule"]
-
-_REPLAYS = (
-    "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000); levels are replayed with LevelDataModule"
-)
 
 
 class ReplayDataModule(EnvStepDataModule):
@@ -58,21 +53,21 @@ class ReplayDataModule(EnvStepDataModule):
         updates_per_epoch: updates in one of Lightning's epochs.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: of those, what is otherwise in evaluation: whole games, rewards as they are.
+        evaluation_env_kwargs: those that differ in evaluation: whole games, rewards as they are.
         seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
-        progress: of a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
-        info_keys: of the steps' infos, numbers or flags, stored as float32 columns ``("next", key)``; 0 where an info
-            lacks one. Event conditions read them.
+        progress: for a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
+        info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
+            conditions; 0 where an info lacks one.
 
-    Where the replay keeps transitions by their surprise and the agent has the method ``initial_surprise``, the replay
-    calls it for new rows, unless it was built with a function of its own.
+    If the replay keeps transitions by their surprise and was built without a function that measures it, the agent's
+    method ``initial_surprise``, where it has one, is called for new rows.
 
-    Where the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and
-    evaluation plays the first task unless ``env_kwargs`` name one.
+    If the replay has tasks, its scheduler chooses the task of each environment, rows carry ``task``, and evaluation
+    plays the first task unless ``env_kwargs`` name one.
 
     Raises:
-        TypeError: an option of another kind, such as an environment in place of what builds one; during the run a
-            reward that is no number, or steps and actions of another form than Gymnasium's.
+        TypeError: an option of another kind, such as an environment instead of a function that builds it; during the
+            run a reward that is no number, or steps and actions of another form than Gymnasium's.
         ValueError: ``env_steps`` not above ``warmup_steps``; a count that is not positive; ``progress`` for a replay
             without tasks; several environments for a replay that draws slices of consecutive steps; during the run an
             environment without the replay's tasks, or an info never seen.
@@ -111,7 +106,8 @@ class ReplayDataModule(EnvStepDataModule):
         evaluation_env_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
-        check_kind("replay", replay, Replay, _REPLAYS)
+        accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
+        check_kind("replay", replay, Replay, f"{accepted}; levels are replayed with LevelDataModule")
         if checked_count("num_envs", num_envs) > 1 and isinstance(replay.sampler, SliceSampler):
             raise ValueError(
                 f"num_envs is {num_envs}, and the replay draws with {type(replay.sampler).__name__}, which cuts slices "
@@ -126,8 +122,7 @@ class ReplayDataModule(EnvStepDataModule):
         if seed is not None:
             replay.seed(checked_count("seed", seed, 0))
         self._tasks = replay.tasks
-        if progress is not None:
-            check_kind("progress", progress, ReturnProgress, "an object of lightning_replay.schedulers, or None")
+        check_kind("progress", progress, ReturnProgress | None, "an object of lightning_replay.schedulers, or None")
         if progress is not None and not self._tasks:
             raise ValueError(
                 f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
@@ -143,16 +138,15 @@ class ReplayDataModule(EnvStepDataModule):
             info_keys=info_keys,
         )
         self._has_drawn = False
-        self._handed_over = False
+        self._sets_surprise = False
 
     @property
     def _source(self) -> str:
-        replay = self.replay
-        parts = type(replay).__name__, type(replay.sampler).__name__
-        return f"{parts[0]} of {len(replay):,} of {replay.capacity:,} transitions, {parts[1]}"
+        replay, sampler = self.replay, type(self.replay.sampler).__name__
+        return f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {sampler}"
 
     def make_environment(self) -> gymnasium.Env:
-        """One more environment of the same kind, for evaluation."""
+        """Builds one more environment of the same kind, for evaluation; with tasks it plays the first."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
@@ -168,26 +162,21 @@ class ReplayDataModule(EnvStepDataModule):
         return ReplayCheckpointIO(plugin, self)
 
     def setup(self, stage: str) -> None:
-        """Reads the spaces and makes the trainer save the replay beside its checkpoints; collects nothing yet.
+        """Reads the spaces and makes the trainer save the replay beside its checkpoints.
 
         Raises:
             ValueError: several processes, or an environment without the replay's tasks.
         """
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING:
-            self._hand_over_surprise()
+            writer, agent = declared_writer(self.replay.writer), surprise_agent(self._agent)
+            if agent is not None and writer.needs_initial_surprise:
+                writer.set_initial_surprise(agent.initial_surprise)
+                self._sets_surprise = True
         self._has_drawn = False
 
-    def _hand_over_surprise(self) -> None:
-        """Sets the agent's ``initial_surprise`` in a replay that needs it for new rows and has no function for it."""
-        writer = declared_writer(self.replay.writer)
-        agent = surprise_agent(self._agent)
-        if agent is not None and writer.needs_initial_surprise:
-            writer.set_initial_surprise(agent.initial_surprise)
-            self._handed_over = True
-
     def train_dataloader(self) -> UpdateStream:
-        """A plain iterable with a length; a DataLoader's workers would draw from a stale copy of the buffer."""
+        """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
         steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
         return UpdateStream(self, steps, self.updates_per_training_step)
 
@@ -204,25 +193,15 @@ class ReplayDataModule(EnvStepDataModule):
         return self.pace.total_updates - self.updates_done
 
     def start_epoch(self) -> None:
-        """Called by the stream: a run that has nothing left to update still collects its ``env_steps``."""
+        """Collects the remaining ``env_steps`` of a run without further updates."""
         super().start_epoch()
         if self.remaining_updates == 0:
-            self._collect_until(self.pace.env_steps)
-
-    def _collect_until(self, env_steps: int) -> None:
-        """Collects in pieces, so that a signal need not wait for a whole warm-up."""
-        assert self.trainer is not None
-        collection, agent = self.collection, self.trainer.lightning_module
-        while collection.env_steps < env_steps:
-            collection.collect_until(min(env_steps, collection.env_steps + ROWS_PER_WRITE), agent)
-            if collection.env_steps < env_steps:
-                for hook in self.pause_hooks:
-                    hook(False)
+            self.collection.collect_until(self.pace.env_steps, self._agent, self.pause_hooks)
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
         assert self.trainer is not None
-        replay, device = self.replay, self.trainer.lightning_module.device
+        replay, agent = self.replay, self.trainer.lightning_module
         if self._has_drawn and replay.awaits_priorities:
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
@@ -230,19 +209,19 @@ class ReplayDataModule(EnvStepDataModule):
                 "replay.update_priority(batch, td_error) after each update."
             )
         self.is_update_open = False
-        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        self.collection.collect_until(self.pace.steps_for(self.updates_done + 1), agent, self.pause_hooks)
         replay.advance(env_steps=self.collection.env_steps, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1
         self.is_update_open = self._has_drawn = True
-        return batch if batch.get("index").device == device else batch.to(device)
+        return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, which ignores what it does not use."""
+        """Passes the TD errors of a batch and other signals to the replay, which ignores signals it does not use."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
-        """Equal for two moments between which the replay was neither written, drawn from nor updated."""
+        """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
         state = declared_sampler(self.replay.sampler).generator_state()
         drawn = b"" if state is None else state.numpy().tobytes()
         return self.env_steps_done, self.updates_done, self.replay.awaits_priorities, drawn
@@ -252,20 +231,17 @@ class ReplayDataModule(EnvStepDataModule):
         return super().state_dict() | {"replay": None}
 
     def find_replay(self, checkpoint: dict[str, Any], path: Path) -> Path | None:
-        """Called with a checkpoint that was read, before the agent is restored from it.
-
-        Returns:
-            The replay that will be restored; ``None`` where the weights alone are.
+        """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone.
 
         Raises:
             FileNotFoundError, DamagedFileError: see :func:`~lightning_replay.lit.checkpoint_io.saved_replay`.
         """
         state = checkpoint.get(type(self).__qualname__)
-        if self._is_fitting and state is not None:
-            # Checkpoints of earlier versions hold no id.
-            self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
-            return self._saved_replay
-        return None
+        if not self._is_fitting or state is None:
+            return None
+        # Checkpoints of earlier versions hold no id.
+        self._saved_replay = saved_replay(path, state["replay"], state.get("replay_id"))
+        return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores replay, clocks and generators for ``fit(ckpt_path=...)``; other stages need none of them."""
@@ -278,7 +254,7 @@ class ReplayDataModule(EnvStepDataModule):
     def teardown(self, stage: str) -> None:
         """Closes the environments, and removes the agent's function from the replay."""
         super().teardown(stage)
-        if self._handed_over:
+        if self._sets_surprise:
             writer: Any = self.replay.writer
             writer.initial_surprise = None
-            self._handed_over = False
+            self._sets_surprise = False

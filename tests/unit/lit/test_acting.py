@@ -225,7 +225,7 @@ def test_rollouts_name_what_act_with_value_must_record(change, error, message) -
             ValueError,
             r"float32 of shape \[\] for a batch of \d; accepted are floats \[\d, 1\]",
         ),
-        (lambda found: 3.0, TypeError, r"float 3.0 for a batch of \d; it returns their values"),
+        (lambda found: 3.0, TypeError, r"float 3.0 for a batch of \d; it must return floats"),
     ],
 )
 def test_rollouts_name_what_value_must_return(value, error, message) -> None:

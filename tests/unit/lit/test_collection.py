@@ -15,8 +15,7 @@ import torch
 
 from lightning_replay.envs.building import UnknownEnvironmentError
 from lightning_replay.extras import MissingExtraError
-from lightning_replay.lit.collectors.replay import Collection
-from lightning_replay.lit.collectors.vector import Rollout
+from lightning_replay.lit.collectors.replay import Collection, Rollout
 from lightning_replay.lit.environments import (
     make_environment,
     make_environments,

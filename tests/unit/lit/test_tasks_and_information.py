@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
-from lightning_replay.lit.collectors.vector import Rollout
+from lightning_replay.lit.collectors.replay import Rollout
 from lightning_replay.lit.environments import make_environments, random_actions
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.task_assignment import TaskAssignment
@@ -130,7 +130,7 @@ def test_processes_of_their_own_play_the_same_tasks() -> None:
         for _ in range(7):
             rollout.step(actions, 0)
         rows.append(rollout.take_rows(21))
-        rollout.close()
+        rollout.environments.close()
     for key in ("observation", "task", "trajectory", ("action", "parameters"), ("next", "ball_distance")):
         assert torch.equal(rows[0][key], rows[1][key]), key
     assert rows[0]["task"][:3].tolist() == [0, 1, 2]
@@ -290,7 +290,7 @@ class Ignorant(Tasked):
     ("environment", "message"),
     [
         (Counting, r"the replay has the tasks \['target', 'middle', 'easy'\], but .* has no TASKS"),
-        (Ignorant, r"the replay has the tasks \['target'\], which .* does not know; it has \['easy', 'middle'\]"),
+        (Ignorant, r"the replay has the tasks \['target'\], which .* does not have; it has \['easy', 'middle'\]"),
         (Unsettable, r"the task of .* cannot be set \(fixed\)"),
     ],
 )
