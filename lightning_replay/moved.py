@@ -100,8 +100,8 @@ MOVED = {
     "rllib_ext.module_options": "rllib_ext.buffer.module_options",
     "rllib_ext.building": "rllib_ext.buffer.building",
     "rllib_ext.buffer_files": "rllib_ext.buffer.files",
-    "rllib_ext.returns": "rllib_ext.buffer.sampled_n_step",
-    "rllib_ext.formed_returns": "rllib_ext.buffer.stored_n_step",
+    "rllib_ext.returns": "rllib_ext.buffer.n_step",
+    "rllib_ext.formed_returns": "rllib_ext.buffer.n_step",
     "rllib_ext.stacks": "rllib_ext.buffer.frame_stacks",
     "rllib_ext.sequences": "rllib_ext.buffer.sequences",
     "rllib_ext.sequence_priorities": "rllib_ext.buffer.sequence_priorities",
@@ -130,6 +130,10 @@ MOVED = {
     "rllib_ext.levels.install": "rllib_ext.hooks",
     "rllib_ext.levels.scored_only": "rllib_ext.levels.scoring",
     "rllib_ext.space_fit": "rllib_ext.buffer.action_normalization",
+    "rllib_ext.buffer.sampled_n_step": "rllib_ext.buffer.n_step",
+    "rllib_ext.buffer.stored_n_step": "rllib_ext.buffer.n_step",
+    "rllib_ext.buffer.draws": "rllib_ext.buffer.module_replay",
+    "rllib_ext.buffer.feedback": "rllib_ext.buffer.module_replay",
 }
 
 # Packages that are gone, and where the names went that they exported.

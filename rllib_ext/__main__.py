@@ -16,18 +16,14 @@ _DESCRIPTION = """Trains an RLlib algorithm with a replay method, both described
   python -m rllib_ext FILE --set training.gamma=0.98 --set replay.recipe=uniform
   python -m rllib_ext FILE --restore runs/rllib/per_dqn_cartpole --set stop.env_steps=40_000
 
-Modules of the current folder are found, also by the EnvRunners: environments, recipes, conditions and classes of your
-own are named by import path. Ctrl-C ends training after the iteration that runs, and writes the checkpoint.
+Environments, recipes, conditions and classes of your own, in modules of the current folder, are named by import path.
+Ctrl-C ends training after the current iteration, and writes the checkpoint.
 """
 _SMALLEST_CLUSTER = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line.
-
-    Args:
-        arguments: without the program's name; those of the process if absent.
-    """
+    """Runs the command line, of these arguments or of the process's."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small lose by more
     try:
@@ -39,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ) from error
 
     started = not ray.is_initialized()
-    if started:
-        _start_ray(options.num_cpus)
+    if started and os.environ.get("RAY_ADDRESS", "local") != "local":
+        ray.init()  # a running cluster
+    elif started:
+        # An EnvRunner or Learner takes one CPU each, and small ones share a core well.
+        count = options.num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
+        ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
     try:
         _train(options)
     finally:
@@ -68,17 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
     )
     return parser
-
-
-def _start_ray(num_cpus: int | None) -> None:
-    import ray
-
-    if os.environ.get("RAY_ADDRESS", "local") != "local":
-        ray.init()  # a running cluster
-        return
-    # An EnvRunner or Learner takes one CPU each, and small ones share a core well.
-    count = num_cpus or max(_SMALLEST_CLUSTER, os.cpu_count() or 1)
-    ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -142,20 +131,15 @@ def _row(values: Sequence[object]) -> str:
     return "".join(f"{value:>9}" for value in values)
 
 
-def _of_evaluation(result: dict[str, Any]) -> list[str]:
-    """Returns the return on held-out levels and the gap; empty in iterations without evaluation."""
-    figures = result.get("evaluation", {}).get("levels", {})
-    found = [figures.get(name) for name in ("held_out_return_mean", "generalization_gap")]
-    return [f"{value:.2f}" for value in found if value is not None]
-
-
-def _print(result: dict[str, Any], held: int, taken: float) -> None:
+def _print(result: dict[str, Any], held: int, drawn: float) -> None:
     from rllib_ext.hooks import NUM_UPDATES_LIFETIME
 
-    runners = result["env_runners"]
-    episode_return = runners.get("episode_return_mean", float("nan"))
+    episode_return = result["env_runners"].get("episode_return_mean", float("nan"))
     clocks = result["timesteps_total"], result[NUM_UPDATES_LIFETIME]
-    print(f"{_row((*clocks, f'{episode_return:.1f}', held))}{taken:>10.0f}{_row(_of_evaluation(result))}", flush=True)
+    figures = result.get("evaluation", {}).get("levels", {})  # none in iterations without evaluation
+    found = [figures.get(name) for name in ("held_out_return_mean", "generalization_gap")]
+    test = [f"{value:.2f}" for value in found if value is not None]
+    print(f"{_row((*clocks, f'{episode_return:.1f}', held))}{drawn:>10.0f}{_row(test)}", flush=True)
 
 
 if __name__ == "__main__":

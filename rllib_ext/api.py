@@ -14,10 +14,10 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.validation import checked_flag
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.checks import check_algorithm, check_config
+from rllib_ext.checks import check_algorithm, check_config, trial_buffer
 from rllib_ext.hooks import add_results, set_hooks
 from rllib_ext.levels.checks import check_evaluated
-from rllib_ext.preparation import prepare_levels, prepare_replay, trial_buffer
+from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
 
 if TYPE_CHECKING:
@@ -30,30 +30,30 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
-    """Settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC and TQC, new API stack.
+    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC and TQC, new API stack.
 
     Nothing else of the algorithm's configuration changes: ``n_step``, ``gamma``, the batch size and ``seed`` are
-    RLlib's and are followed. Annealing (``importance_exponent=Linear(...)``) happens inside the buffer. Checkpoints,
-    several Learners and the fastest path need :func:`rllib_ext.configure` as well.
+    RLlib's. Annealing (``importance_exponent=Linear(...)``) happens inside the buffer. Checkpoints, several Learners
+    and the fastest path need :func:`rllib_ext.configure` as well.
 
     Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of an own one,
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another one,
             ``"my_module.my_recipe"``, that takes ``capacity`` and ``batch_size`` and returns a
-            :class:`~lightning_replay.Replay`; left out where ``sampler``, ``writer`` or ``transform`` name by class
-            path what the buffer is put together from.
+            :class:`~lightning_replay.Replay`; left out where ``sampler``, ``writer`` or ``transform`` name the buffer's
+            parts by class path.
         options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
             ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
             ``progress`` of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`. A value may be a class
             path with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``; a table of
             ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
             import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
-            ``forget_stale`` is on if not given, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
+            ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
             every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
             are refused.
-        TypeError: a class that is not what its place takes.
+        TypeError: a class of another kind than its option takes.
 
     Example:
         >>> config = replay_config("prioritized", capacity=50_000, priority_exponent=0.6)
@@ -68,12 +68,11 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     except ValueError:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
-        accepted(samples, _check_options)
+        accepted(samples, _build_every_module)
     return {"type": RecipeEpisodeReplayBuffer, **given}
 
 
-def _check_options(given: dict[str, Any]) -> None:
-    """Builds the replay of every module once."""
+def _build_every_module(given: dict[str, Any]) -> None:
     buffer = trial_buffer(**given)
     for name in given.get("modules") or {}:
         if buffer.options.stores(name):
@@ -97,17 +96,17 @@ def configure(
 
     Transitions, for DQN, SAC and TQC with a ``replay_buffer_config`` of :func:`replay_config`:
 
-    * A batch travels to the Learners as one block, with one connector piece that reads it. Where the config has a
-      ``learner_connector`` of its own, or leaves RLlib's connectors out, each row travels as an episode instead, which
-      is slower; a warning is logged.
+    * A batch travels to the Learners as one block, with one connector piece that reads it. With a
+      ``learner_connector`` of the config's own, or without RLlib's connectors, each row travels as an episode instead,
+      which is slower; a warning is logged.
     * TD errors reach their rows with any number of Learners.
     * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
       are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
       present networks compute for them.
     * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.buffer.image_module.ImageDQNModule`, unless the config names one.
-    * With a curriculum of one agent, each environment plays the task its scheduler gives it, also on EnvRunners that
-      were lost and came back, and environments that evaluate play the first: their attribute ``task`` is set.
+    * With a curriculum and one agent, the attribute ``task`` of each environment is set to the task that the scheduler
+      assigns, also on EnvRunners that were restarted; environments that evaluate play the first task.
 
     Levels, for PPO, APPO and IMPALA:
 
@@ -116,50 +115,48 @@ def configure(
     * Before a Learner learns from an episode's steps, its module values them, and the level buffer gets the values.
     * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.remote.RemoteLevels`; results
       have figures under ``levels``.
-    * Evaluation never plays levels of the buffer, but held-out ones, and adds the gap to the returns on training
-      levels, see :class:`~rllib_ext.levels.evaluation.GeneralizationGap`.
+    * Evaluation plays held-out levels only, and adds the gap to the returns on training levels, see
+      :class:`~rllib_ext.levels.evaluation.GeneralizationGap`.
 
     Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
-    :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get ``num_updates_lifetime``, gradient
-    steps, and ``timesteps_total``, environment steps, see :func:`~rllib_ext.hooks.add_results`. The user's callbacks
-    stay as they are.
+    :class:`~rllib_ext.checkpoint.algorithm.CheckpointedAlgorithm`. Results get the clocks of
+    :func:`~rllib_ext.hooks.add_results`. The user's callbacks stay.
 
-    The config may hold search spaces of Ray Tune, among its settings, among the options of the replay buffer, and among
-    levels that are given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``: these become
-    the setting ``levels`` of the config, where Tune finds them. Search spaces are checked by samples: if none is
-    accepted the config is refused, if some are a warning has the reason, and each trial checks its own values when it
-    is built.
+    The config may hold search spaces of Ray Tune: among its settings, the options of the replay buffer, and levels
+    given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``, which become the config's
+    setting ``levels``. They are checked by samples: if none is accepted the config is refused, if some are a warning
+    has the reason, and each trial checks its own values when it is built.
 
     Args:
         config: on the new API stack; changed in place.
         levels: of :mod:`lightning_replay.levels`; the algorithm works on a copy. Or the arguments of
             :class:`~lightning_replay.levels.LevelBuffer`, or a class path with arguments,
             ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``, and values may be
-            class paths too: then a ``seed`` that is not given is the config's, and a ``score`` that is not given the L1
-            value loss with the config's ``gamma``, and ``lambda_`` of PPO.
-        restore: whether restoring a checkpoint restores the replay buffer. If not, the algorithm goes on with the rows
-            it has and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
+            class paths too. Then ``seed`` is the config's by default, and ``score`` the L1 value loss with the config's
+            ``gamma``, and ``lambda_`` of PPO.
+        restore: whether restoring a checkpoint restores the replay buffer. If not, the algorithm keeps the rows it has
+            and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
         incremental: link unchanged files of the last save of the replay buffer instead of writing them again; every
             checkpoint is complete all the same.
-        assign_tasks: set the tasks of a curriculum in the environments; if not, their infos must have what they play.
-        held_out_levels: ids that evaluation plays, or how many: then the largest ids there are, below 2^31; 100 if
-            absent. They need ``.evaluation(evaluation_interval=...)``, and are warned of without it.
+        assign_tasks: set the tasks of a curriculum in the environments; if not, infos must have the task played.
+        held_out_levels: ids that evaluation plays, or how many of the largest, below 2^31; 100 if absent. They need
+            ``.evaluation(evaluation_interval=...)``; a warning is logged without it.
         generalization_gap: whether evaluations play levels that were trained on too.
         flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
             at most one Learner.
         require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has; pass ``False`` for a
             cluster that grows.
-        check_environments: make the environment once, here, and play a step, or the beginnings of a few levels, so
-            that errors are reported; pass ``False`` where only the machines of EnvRunners can make it.
+        check_environments: make the environment once, here, and play a step, or the beginnings of a few levels, to
+            report errors early; pass ``False`` where only the machines of EnvRunners can make it.
 
     Returns:
         The config.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
-        ValueError: an algorithm that replays neither, or not what is given; options of the other kind; the old API
-            stack; too few CPUs (Ray would wait for ever). Of transitions: an environment that cannot be made, another
-            ``replay_buffer_config``, a capacity below what one round brings or a batch takes, histories for fewer
+        ValueError: an algorithm without this kind of replay; options of the other kind; the old API stack; too few CPUs
+            (Ray would wait for ever). Of transitions: an environment that cannot be made, another
+            ``replay_buffer_config``, a capacity below the steps of one round or of a batch, histories for fewer
             episodes than environments run, ``n_step`` an interval where rows are kept by importance. Of levels: several
             agents, refused values of the level buffer, an environment that ignores its level, or held-out levels that
             are trained on.
@@ -172,21 +169,20 @@ def configure(
         >>> config.callbacks_on_algorithm_init[0].func.__name__
         'install'
     """
-    given = locals()
+    given = {**locals()}
     check_config(config)
-    for name in ("restore", "incremental", "assign_tasks", "generalization_gap", "flush"):
-        checked_flag(name, given[name])
-    checked_flag("require_cpus", require_cpus)
-    checked_flag("check_environments", check_environments)
+    for name, value in given.items():
+        if name not in ("config", "levels", "held_out_levels"):
+            checked_flag(name, value)
     held_out = checked_held_out(_HELD_OUT if held_out_levels is None else held_out_levels)
     options = {"require_cpus": require_cpus, "check_environments": check_environments}
     # No algorithm of RLlib has both a replay buffer and values of whole episodes.
     if levels is None:
         check_algorithm(config)
-        _refuse_others(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
+        _refuse_given(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
         hooks = prepare_replay(config, restore=restore, incremental=incremental, assign_tasks=assign_tasks, **options)
     else:
-        _refuse_others(given, REPLAY_OPTIONS, "the replay buffers of DQN, SAC and TQC, and levels are given")
+        _refuse_given(given, REPLAY_OPTIONS, "the replay buffers of DQN, SAC and TQC, and levels are given")
         hooks = prepare_levels(config, levels, held_out, flush=flush, generalization_gap=generalization_gap, **options)
         if held_out_levels is not None:
             check_evaluated(config)
@@ -195,11 +191,7 @@ def configure(
 
 
 def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **options: Any) -> C:
-    """Former name of :func:`configure` with ``levels``.
-
-    Args:
-        config, levels, options: as :func:`configure`.
-    """
+    """Former name of :func:`configure` with ``levels``."""
     warnings.warn(
         "configure_levels(config, levels, ...) is deprecated: call configure(config, levels=levels, ...)",
         DeprecationWarning,
@@ -208,7 +200,7 @@ def configure_levels(config: C, levels: LevelSelector | Mapping[str, Any], **opt
     return configure(config, levels=levels, **options)
 
 
-def _refuse_others(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:
+def _refuse_given(given: Mapping[str, Any], names: Iterable[str], purpose: str) -> None:
     """Refuses options that would be ignored."""
     defaults = inspect.signature(configure).parameters
     wrong = [name for name in names if given[name] is not defaults[name].default]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -64,7 +64,7 @@ def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
 
 
 def check_buffer(config: AlgorithmConfig) -> None:
-    """Refuses buffers of another kind."""
+    """Refuses buffers of another kind, and those too small for the algorithm's environments and batches."""
     kind = config.replay_buffer_config.get("type")
     if kind is not RecipeEpisodeReplayBuffer:
         instead = (
@@ -74,9 +74,22 @@ def check_buffer(config: AlgorithmConfig) -> None:
             else 'first give .training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
         )
         raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
+    _check_max_trajectories(config)
+    _check_capacity(config)
 
 
-def check_capacity(config: AlgorithmConfig) -> None:
+def _check_max_trajectories(config: AlgorithmConfig) -> None:
+    """Refuses event tables that hold the histories of fewer episodes than run at once."""
+    given, environments = config.replay_buffer_config, num_actors(config)
+    most = given.get("max_trajectories")
+    if given.get("recipe") == "event_tables" and most is not None and most < environments:
+        raise ValueError(
+            f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "
+            f"{environments}; lost EnvRunners leave episodes that count for a while, so twice that is better"
+        )
+
+
+def _check_capacity(config: AlgorithmConfig) -> None:
     """Refuses a capacity below the steps of one round of sampling, or below the rows of a batch.
 
     Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
@@ -92,7 +105,7 @@ def check_capacity(config: AlgorithmConfig) -> None:
     if capacity < steps:
         raise ValueError(
             f"{name} is {capacity}, and one round of sampling brings {steps} steps ({environments} environments, "
-            f"{config.get_rollout_fragment_length()} steps each). Give the buffer room for several rounds"
+            f"{config.get_rollout_fragment_length()} steps each). Raise the capacity to that of several rounds"
         )
     if capacity < config.total_train_batch_size:
         raise ValueError(
@@ -101,31 +114,29 @@ def check_capacity(config: AlgorithmConfig) -> None:
         )
 
 
-def check_returns(config: AlgorithmConfig, trial: Callable[[], RecipeEpisodeReplayBuffer]) -> None:
-    """Refuses an interval of lengths of returns, or a capacity below, where rows are kept by importance.
-
-    Args:
-        config: without search spaces.
-        trial: builds a temporary buffer of ``replay_buffer_config``.
-    """
-    options = {name: value for name, value in config.replay_buffer_config.items() if name not in ("type", "recipe")}
-    modules = ModuleOptions(config.replay_buffer_config.get("recipe"), "blocks", options, options.get("modules") or {})
-    if any(map(modules.uses_retention, modules.module_ids())):
-        trial().form_returns(config.n_step, config.gamma)
+def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns the arguments of :func:`rllib_ext.replay_config` in a config without search spaces."""
+    return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
 
 
-def check_room_for_episodes(config: AlgorithmConfig) -> None:
-    """Refuses event tables that hold the histories of fewer episodes than run at once."""
-    given, environments = config.replay_buffer_config, num_actors(config)
-    most = given.get("max_trajectories")
-    if given.get("recipe") == "event_tables" and most is not None and most < environments:
-        raise ValueError(
-            f"max_trajectories is {most}, and {environments} environments run an episode each. Give at least "
-            f"{environments}; lost EnvRunners leave episodes that count for a while, so twice that is better"
-        )
+def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
+    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor."""
+    # With a seed, because without one it would draw its own from torch's global generator.
+    trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
+    if "memmap" in options:
+        trial["memmap"] = None
+    return RecipeEpisodeReplayBuffer(recipe, **trial)
 
 
-def with_room_for_episodes(given: dict[str, Any], environments: int) -> dict[str, Any]:
+def check_returns(config: AlgorithmConfig) -> None:
+    """Refuses an interval of lengths of returns, or a capacity below, where rows are kept by importance."""
+    options = replay_options(config)
+    recipe = options.pop("recipe", None)
+    if ModuleOptions(recipe, "blocks", options, options.get("modules") or {}).modules_with_retention():
+        trial_buffer(recipe, **options).form_returns(config.n_step, config.gamma)
+
+
+def with_max_trajectories(given: dict[str, Any], environments: int) -> dict[str, Any]:
     """Returns a ``replay_buffer_config`` whose event tables hold the histories of all running and lost episodes."""
     if given.get("recipe") != "event_tables" or given.get("max_trajectories") is not None:
         return given
@@ -136,17 +147,16 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
     """Warns of a curriculum without progress signals, or with tasks that no environment plays ``first``."""
     from lightning_replay.schedulers import Scheduler
 
-    listens = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
-    if listens and config.replay_buffer_config.get("progress") is None:
+    uses_progress = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
+    if uses_progress and config.replay_buffer_config.get("progress") is None:
         logger.warning(
             "the curriculum's scheduler gets no progress signals: give replay_config(progress="
             "lightning_replay.schedulers.MeanReturn(low=..., high=...)), or call replay.progress(task, signal) yourself"
         )
     unplayed = [task for task in replay.tasks if task not in first]
-    in_stages = len(replay.tables) < len(replay.tasks)
-    if unplayed and not in_stages:
+    if unplayed and len(replay.tables) >= len(replay.tasks):  # not in stages
         logger.warning(
-            "%d environments play the tasks %s; nobody plays %s. Give an environment to each of the %d tasks: "
+            "%d environments play the tasks %s; none plays %s. Give an environment to each of the %d tasks: "
             ".env_runners(num_env_runners=%d)",
             len(first),
             list(first),
@@ -170,8 +180,7 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
         remedy = f"call ray.init(num_cpus={needed:g}) first (CPUs are counted, not pinned), or use fewer"
     if needed > present:
         raise ValueError(
-            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and what evaluates need "
+            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and evaluation need "
             f"{needed:g} CPUs and Ray has {present:g}: {'the trial' if in_tune else 'build_algo()'} would wait for "
-            f"ever. Either {remedy}; "
-            "require_cpus=False leaves this check out"
+            f"ever. Either {remedy}; require_cpus=False leaves this check out"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects built from class paths with arguments, as they stand in an RLlib config or a YAML file."""
+"""Objects built from class paths with arguments, as in an RLlib config or a YAML file."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ def built(
 ) -> Any:
     """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes; returns any other value as it is.
 
-    Arguments may be class paths too.
-
     Args:
-        value: of an option.
+        value: of an option; ``init_args`` may hold class paths too.
         name: of the option, for messages.
         defaults: arguments for every class that accepts them.
         functions: whether a path may name a function, which is returned and not called.
         example, examples: paths for messages; ``examples`` of arguments, by dotted name.
 
     Raises:
-        ValueError: nothing can be imported from a path, it names no class, or arguments are unknown or missing.
+        ValueError: a path cannot be imported or names no class, or arguments are unknown or missing.
         TypeError: arguments that are not given by name.
     """
     if not (isinstance(value, Mapping) and "class_path" in value):
@@ -53,12 +51,7 @@ def built(
 
 
 def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXAMPLE) -> tuple[Any, dict[str, Any]]:
-    """Returns what a class path names, and its ``init_args``.
-
-    Raises:
-        ValueError: further keys, or nothing can be imported from the path.
-        TypeError: arguments that are not given by name.
-    """
+    """Returns the object that a class path names, and its ``init_args``; arguments and errors as :func:`built`."""
     beyond = set(value) - {"class_path", "init_args"}
     if beyond:
         raise ValueError(f"{name} has {sorted(beyond)}; beside class_path only init_args is accepted")
@@ -69,15 +62,14 @@ def class_and_arguments(value: Mapping[str, Any], name: str, example: str = _EXA
 
 
 def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
-    """Returns the class, function or object that ``path`` names.
+    """Returns the object that a dotted path names.
 
     Args:
-        path: dotted, of a module and something in it.
-        name: of the option, for messages.
-        example: of a path that fits the option.
+        path: of a module and something in it.
+        name, example: of the option, for messages.
 
     Raises:
-        ValueError: nothing can be imported from there.
+        ValueError: it cannot be imported.
     """
     module, _, attribute = str(path).rpartition(".")
     try:
@@ -92,17 +84,12 @@ def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Any:
-    """Calls a class or function after a check of the arguments against its signature.
-
-    Args:
-        function: to call.
-        arguments: by name.
-        name: of the option, for messages.
+    """Calls a class or function; ``name`` is that of the option, for messages.
 
     Raises:
-        ValueError: an argument it does not have, or one it needs is missing.
+        ValueError: unknown or missing arguments.
     """
-    # Of the constructor: TorchRL's samplers have a __new__ that hides it.
+    # The constructor's signature: TorchRL's samplers have a __new__ that hides it.
     signature = inspect.signature(_constructor(function) if inspect.isclass(function) else function)
     accepted = {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
     unknown = [key for key in arguments if key not in accepted]

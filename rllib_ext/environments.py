@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
-from functools import partial
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -25,15 +24,10 @@ _EXAMPLE = "my_module.MyEnv"
 
 
 class EnvironmentFromPath(gymnasium.Wrapper):
-    """A Gymnasium environment made of a class path and arguments.
-
-    RLlib calls an environment's class with one dict; this one passes the entries of the dict on as arguments.
-
-    Args:
-        config: ``class_path``, and the arguments of the class by name.
+    """A Gymnasium environment made of RLlib's one dict: a ``class_path`` and the arguments of the class by name.
 
     Raises:
-        ValueError: no class can be imported from there.
+        ValueError: the class cannot be imported.
 
     Example:
         >>> path = "gymnasium.envs.classic_control.MountainCarEnv"
@@ -47,25 +41,21 @@ class EnvironmentFromPath(gymnasium.Wrapper):
 
 
 def set_class_path(config: AlgorithmConfig) -> None:
-    """Makes an environment of its class path, ``my_module.MyEnv``; RLlib takes such a name for a registered one.
+    """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names.
 
-    Classes with an argument ``config`` or ``env_config`` are RLlib's kind and get ``env_config`` whole; others get its
-    entries as arguments.
+    Classes with an argument ``config`` or ``env_config`` get the whole ``env_config``, as RLlib passes it; others get
+    its entries as arguments.
 
     Args:
         config: changed in place; other environments stay.
 
     Raises:
-        ValueError: nothing can be imported from there, or no environment.
+        ValueError: the path cannot be imported, or is no environment.
     """
     path = config.env
-    if (
-        not isinstance(path, str)
-        or "." not in path
-        or ":" in path
-        or path in gymnasium.registry
-        or _is_registered(path)
-    ):
+    if not isinstance(path, str) or "." not in path or ":" in path:
+        return
+    if path in gymnasium.registry or _is_registered(path):
         return
     cls = imported(path, "environment.env", _EXAMPLE)
     if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
@@ -76,39 +66,38 @@ def set_class_path(config: AlgorithmConfig) -> None:
         config.environment(EnvironmentFromPath, env_config={**config.env_config, _CLASS_PATH: path})
 
 
-def environment_maker(config: AlgorithmConfig) -> Callable[[], gymnasium.Env]:
-    """Returns a function that makes one environment as the first EnvRunner does."""
-    context = EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners)
-    if isinstance(config.env, str) and not _is_registered(config.env):
-        return partial(_made, config.env, dict(config.env_config))
-    creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
-    return lambda: creator(context)
-
-
-def _made(name: str, arguments: dict[str, Any]) -> gymnasium.Env:
+def make_environment(config: AlgorithmConfig) -> gymnasium.Env:
+    """Makes one environment as the first EnvRunner does."""
+    if not isinstance(config.env, str) or _is_registered(config.env):
+        creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
+        return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
     try:
-        return build_environment(name, arguments)
+        return build_environment(config.env, dict(config.env_config))
     except UnknownEnvironmentError as error:
         if isinstance(error.__cause__, ModuleNotFoundError):
-            raise error.__cause__ from None  # the module of an own id, or one that it imports
+            raise error.__cause__ from None  # a module that the user's id names, or one that it imports
         raise
 
 
 def check_environment(config: AlgorithmConfig) -> None:
     """Makes the environment once and takes a step: if that fails on an EnvRunner, RLlib restarts it without end.
 
-    Warns of names that only this process has registered; without an environment, or with vectors alone, does nothing.
+    Warns of names that only this process has registered. Nothing is checked without an environment or for one that
+    exists as a vector only.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
         ValueError: the environment cannot be made or played; the message has the reason.
     """
-    alone = gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is not gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-    if config.env is None or not alone:
+    mode = gymnasium.VectorizeMode(config.gym_env_vectorize_mode)
+    if config.env is None or mode is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
         return
     _warn_of_local_registration(config)
     try:
-        _play_a_step(environment_maker(config)())
+        with closing(make_environment(config)) as environment:
+            environment.reset()
+            if not isinstance(environment, MultiAgentEnv):
+                environment.step(environment.action_space.sample())
     except ModuleNotFoundError:
         raise
     except Exception as error:
@@ -121,7 +110,7 @@ def check_environment(config: AlgorithmConfig) -> None:
 
 
 def _warn_of_local_registration(config: AlgorithmConfig) -> None:
-    """Warns of a name that other processes lack: they have Gymnasium's, and those that begin with a module."""
+    """Warns of a name that other processes lack, because it is neither Gymnasium's nor begins with a module."""
     if not isinstance(config.env, str) or config.num_env_runners == 0 or config.env not in gymnasium.registry:
         return
     entry_point = gymnasium.spec(config.env).entry_point
@@ -133,15 +122,6 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
             config.env,
             f"{'my_module' if module == '__main__' else module}:{config.env}",
         )
-
-
-def _play_a_step(environment: gymnasium.Env) -> None:
-    try:
-        environment.reset()
-        if not isinstance(environment, MultiAgentEnv):
-            environment.step(environment.action_space.sample())
-    finally:
-        environment.close()
 
 
 def _is_registered(name: str) -> bool:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from ray._common.deprecation import DEPRECATED_VALUE
@@ -37,7 +37,7 @@ OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """When training is over: as soon as one of these is reached.
+    """Limits of training, which is over as soon as one of them is reached.
 
     Args:
         env_steps: steps of the environment, those before a restore included.
@@ -60,33 +60,26 @@ class Stop:
         return any(limit is not None and value >= limit for limit, value in reached)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a file beside the config.
-
-    Args:
-        stop: when training is over.
-        checkpoint: where the last checkpoint is written; ``None`` writes none.
-    """
+class Settings(NamedTuple):
+    """The settings of a file beside the config; without a path no checkpoint is written."""
 
     stop: Stop
     checkpoint: str | None
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
-    """Reads a file such as those in ``configs/rllib``; ``config.build_algo()`` is all that is left to do.
+    """Reads a file such as those in ``configs/rllib``.
 
-    ``algorithm`` is DQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`) and ``configure``
-    (:func:`rllib_ext.configure`); or PPO, APPO or IMPALA with ``levels`` and ``configure``, arguments of the same
-    function. Each other key is a method of the algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or
-    ``checkpoint``, a path.
+    ``algorithm`` is DQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA with
+    ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of the
+    algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
 
     Args:
         path: of the file.
-        overrides: values by dotted key, ``{"training.gamma": 0.98}``, put in place of the file's.
+        overrides: values by dotted key in place of the file's, ``{"training.gamma": 0.98}``.
 
     Returns:
-        The config, on which ``configure`` was called, and the other settings.
+        The config, ready for ``build_algo()``, and the other settings.
 
     Raises:
         FileNotFoundError: no such file; the message lists those that come with the library.
@@ -99,15 +92,28 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         if name in sections:
             _call(config, name, sections[name])
     set_class_path(config)
-    return _configured(config, sections), _settings(sections)
+    options, levels = sections.get("configure", {}), sections.get("levels")
+    others = ("config", "levels", *(LEVEL_OPTIONS if levels is None else REPLAY_OPTIONS))
+    _check_names("configure", options, [name for name in _arguments(configure) if name not in others])
+    if levels is None:
+        config.training(replay_buffer_config=replay_config(**sections["replay"]))
+    config = configure(config, levels=levels, **options)
+    stop, checkpoint = sections["stop"], sections.get("checkpoint")
+    _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
+    for name, value in stop.items():
+        checked_number(f"stop.{name}", value)
+    if not stop:
+        raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
+    check_kind("checkpoint", checkpoint, str | None, "a path")
+    return config, Settings(Stop(**stop), checkpoint)
 
 
 def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     """Returns the algorithm's default config, after a check of the required keys."""
     algorithm = sections.get("algorithm")
-    levels = algorithm in list(REPLAY_LEVELS)  # it may be unhashable
+    is_known, levels = algorithm in list(ALGORITHMS), algorithm in list(REPLAY_LEVELS)  # it may be unhashable
     own, other = ("levels", "replay") if levels else ("replay", "levels")
-    if algorithm in list(ALGORITHMS) and other in sections:
+    if is_known and other in sections:
         raise ValueError(
             f"the key {other} is for {', '.join(REPLAY_STEPS if levels else REPLAY_LEVELS)}; algorithm is {algorithm}, "
             f"which takes {own} in its place"
@@ -119,29 +125,9 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     for name, value in sections.items():
         if name not in ("algorithm", "checkpoint") and not isinstance(value, Mapping):
             raise ValueError(f"{name} is {value!r}; it holds arguments by name, as {name}: {{name: value}}")
-    if algorithm not in list(ALGORITHMS):
+    if not is_known:
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
     return ALGORITHMS[str(algorithm)]()
-
-
-def _configured(config: AlgorithmConfig, sections: Mapping[str, Any]) -> AlgorithmConfig:
-    options, levels = sections.get("configure", {}), sections.get("levels")
-    others = ("config", "levels", *(LEVEL_OPTIONS if levels is None else REPLAY_OPTIONS))
-    _check_names("configure", options, [name for name in _arguments(configure) if name not in others])
-    if levels is None:
-        config.training(replay_buffer_config=replay_config(**sections["replay"]))
-    return configure(config, levels=levels, **options)
-
-
-def _settings(sections: Mapping[str, Any]) -> Settings:
-    stop, checkpoint = sections["stop"], sections.get("checkpoint")
-    _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
-    for name, value in stop.items():
-        checked_number(f"stop.{name}", value)
-    if not stop:
-        raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
-    check_kind("checkpoint", checkpoint, str | None, "a path")
-    return Settings(Stop(**stop), checkpoint)
 
 
 def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) -> None:
@@ -150,16 +136,19 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
     functions = [vars(kind)[method] for kind in type(config).__mro__ if method in vars(kind)]
     _check_names(method, arguments, list(dict.fromkeys(name for one in functions for name in _arguments(one))))
     model = arguments.get("model_config", {})
-    if isinstance(model, Mapping):  # RLlib takes no notice of a misspelt one
+    if isinstance(model, Mapping):  # RLlib ignores a misspelt one
         _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
     getattr(config, method)(**arguments)
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that are not deprecated."""
-    every = inspect.signature(function).parameters.values()
-    named = [one for one in every if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    return [one.name for one in named if one.name != "self" and one.default != DEPRECATED_VALUE]
+    """Returns the names of the arguments that are not deprecated."""
+    return [
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if one.name != "self" and one.default != DEPRECATED_VALUE
+    ]
 
 
 def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:

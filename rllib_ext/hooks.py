@@ -60,15 +60,13 @@ def install(
     Args:
         restore, incremental, assign_tasks: as :func:`rllib_ext.configure`; ``restore`` is ``None`` without a replay
             buffer.
-        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments,
-            which held search spaces of Tune.
+        packed: the level buffer, by cloudpickle; ``None`` where the config's setting ``levels`` has its arguments.
         flush: as :func:`rllib_ext.configure`; ``None`` without levels.
         held_out: ids that evaluation plays, in a trial of Tune; ``None`` where the values were checked before.
 
     Raises:
-        ValueError: a layout was given that the Learners' connectors do not read, environments without tasks,
-            ``n_step`` an interval where rows are kept by importance, or values of a trial of Tune that
-            :func:`rllib_ext.configure` would have refused.
+        ValueError: a layout that the Learners' connectors do not read, environments without tasks, or values of a
+            trial of Tune that :func:`rllib_ext.configure` would have refused.
     """
     if restore is not None:
         _install_replay(algorithm, restore, incremental, assign_tasks)
@@ -80,47 +78,37 @@ def install(
 def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tasks: bool) -> None:
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.checkpoint.replay import ReplayPart
-    from rllib_ext.checks import check_buffer, check_capacity, check_room_for_episodes
+    from rllib_ext.checks import check_buffer
+    from rllib_ext.learner.done_flags_connector import flags_connector
 
-    # Values that were search spaces when configure() checked the config.
-    for check in (check_buffer, check_room_for_episodes, check_capacity):
-        check(algorithm.config)
-    buffer = algorithm.local_replay_buffer
-    buffer.num_learners = algorithm.config.num_learners
+    config, buffer = algorithm.config, algorithm.local_replay_buffer
+    check_buffer(config)  # again: values may have been search spaces when configure() checked them
+    buffer.num_learners = config.num_learners
+    reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     if not buffer.layout_was_given:
-        buffer.use_layout("flagged" if _reads_flags(algorithm.config) else _layout_of_own_connectors())
-    elif buffer.options.layout == "flagged" and not _reads_flags(algorithm.config):
+        buffer.use_layout("flagged" if reads_flags else "rows")
+        if not reads_flags:
+            logger.warning(
+                "the config has Learner connectors of its own, which may need real episodes: each row of a batch "
+                "travels as an episode, which is about ten times slower. If they only read columns, "
+                'replay_config(layout="blocks") keeps blocks.'
+            )
+    elif buffer.options.layout == "flagged" and not reads_flags:
         raise ValueError(
             'layout is "flagged", and the config has Learner connectors of its own, which do not read such batches. '
             'Leave the layout out, or give layout="blocks" or "rows"'
         )
-    buffer.form_returns(algorithm.config.n_step, algorithm.config.gamma)
+    buffer.form_returns(config.n_step, config.gamma)
     if buffer.uses_retention:
-        from rllib_ext.learner.signals import CandidateSurprise, report_from_all
+        from rllib_ext.learner.signals import report_signals, surprise_of_candidates
 
-        if report_from_all(algorithm.learner_group):
-            buffer.set_initial_surprise(CandidateSurprise(algorithm.learner_group))
+        if all(values(algorithm.learner_group.foreach_learner(report_signals))):
+            buffer.set_initial_surprise(functools.partial(surprise_of_candidates, algorithm.learner_group))
     if assign_tasks:
         from rllib_ext.episodes.task_assignment import TaskAssignment
 
         buffer.assignment = TaskAssignment(algorithm)
     CheckpointedAlgorithm(algorithm, ReplayPart(algorithm, restore=restore, incremental=incremental))
-
-
-def _reads_flags(config: AlgorithmConfig) -> bool:
-    """Returns whether the Learners have the connector piece that reads a batch in one block."""
-    from rllib_ext.learner.done_flags_connector import flags_connector
-
-    return config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
-
-
-def _layout_of_own_connectors() -> str:
-    logger.warning(
-        "the config has Learner connectors of its own, which may need real episodes: each row of a batch travels as an "
-        'episode, which is about ten times slower. If they only read columns, replay_config(layout="blocks") keeps '
-        "blocks."
-    )
-    return "rows"
 
 
 def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out: Sequence[int] | None) -> None:
@@ -149,7 +137,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
         max_pending=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),
         flush=flush,
     )
-    levels.check()  # an error of its start is raised here
+    levels.check()  # raises an error of its start
     LEVELS.set(algorithm, levels)
     algorithm.env_runner_group.foreach_env_runner(functools.partial(attach_player, server=levels.actor))
     values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
@@ -166,7 +154,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
 
 
 def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
-    """Sends tasks and the level buffer to EnvRunners that came back; the callback ``on_env_runners_recreated``."""
+    """Sends tasks or the level buffer to restarted EnvRunners; the callback ``on_env_runners_recreated``."""
     if is_evaluation:
         return
     buffer = local_replay_buffer(algorithm)
@@ -178,7 +166,7 @@ def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
 
     levels = LEVELS.of(algorithm)
     if levels is not None:
-        # Not waited for: calls of an actor keep their order, so that it has the buffer before it samples again.
+        # Without waiting: an actor runs its calls in order, so it has the buffer before it samples again.
         algorithm.env_runner_group.foreach_env_runner(
             functools.partial(attach_player, server=levels.actor),
             remote_worker_ids=list(env_runner_indices),

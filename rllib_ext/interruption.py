@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM that end training after the iteration that runs, so that a checkpoint of it can be written."""
+"""Ctrl-C and SIGTERM that end training after the current iteration, so that a checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_HINT = b"interrupted: training ends after this iteration; once more ends it at once\n"
+_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
 
 
 class Interruption:
-    """Notes the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
+    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
 
-    In the middle of an iteration the buffer and the Learners may disagree, so that a checkpoint of that moment could
-    not be gone on from. Outside the main thread, where Python sets no handlers, signals keep their effect.
+    In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
+    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
 
     Attributes:
-        signal_number: of the signal; ``None`` before there was one.
+        signal_number: of the signal; ``None`` before it.
 
     Example:
         >>> with Interruption() as interruption:
@@ -44,7 +44,7 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """Whether there was a signal, so that training should end and a checkpoint be written."""
+        """Whether there was a signal, so that training should end."""
         return self.signal_number is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

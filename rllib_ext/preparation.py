@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.frame_stacks import choose_module
 from rllib_ext.checks import (
     check_buffer,
-    check_capacity,
     check_cpus,
     check_curriculum,
     check_returns,
-    check_room_for_episodes,
-    with_room_for_episodes,
+    replay_options,
+    trial_buffer,
+    with_max_trajectories,
 )
 from rllib_ext.environments import check_environment
 from rllib_ext.episodes.task_assignment import assigned, begin_episode
@@ -51,18 +50,16 @@ def prepare_replay(
 
     def check(sample: AlgorithmConfig) -> None:
         check_buffer(sample)
-        check_room_for_episodes(sample)
-        check_capacity(sample)
         if require_cpus:
             check_cpus(sample, in_tune=in_tune)
-        check_returns(sample, functools.partial(trial_buffer, **_given(sample)))
+        check_returns(sample)
         if check_environments and (sample.env, sample.env_config) not in played:
             check_environment(sample)
             played.append((sample.env, sample.env_config))
 
     samples = accepted(samples, check)
     environments = max(map(num_actors, samples))
-    config.replay_buffer_config = with_room_for_episodes(config.replay_buffer_config, environments)
+    config.replay_buffer_config = with_max_trajectories(config.replay_buffer_config, environments)
     if config._learner_connector is None:
         config.learners(learner_connector=flags_connector)
     choose_module(config, samples)
@@ -72,7 +69,7 @@ def prepare_replay(
         "on_algorithm_init": functools.partial(install, restore=restore, incremental=incremental, assign_tasks=assigns),
     }
     if assigns:
-        replay = trial_buffer(**_given(samples[0])).replay
+        replay = trial_buffer(**replay_options(samples[0])).replay
         first = assigned(replay, samples[0])
         check_curriculum(samples[0], replay, first)
         hooks["on_episode_created"] = functools.partial(begin_episode, target=tasks[0], first=first)
@@ -126,31 +123,17 @@ def prepare_levels(
     return hooks
 
 
-def _given(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the arguments of :func:`replay_config` in a config without search spaces."""
-    return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
-
-
 def _tasks(samples: list[AlgorithmConfig]) -> list[str]:
-    """Returns tasks of the curriculum, empty where there is none.
+    """Returns the tasks of the curriculum, none for other buffers.
 
     Raises:
         ValueError: trials would have different tasks.
     """
     found = [list(sample.replay_buffer_config.get("tasks") or ()) for sample in samples]
-    if any(tasks != found[0] for tasks in found):
+    other = next((tasks for tasks in found if tasks != found[0]), None)
+    if other is not None:
         raise ValueError(
-            f"the search space has buffers of different tasks, such as {found[0]} and "
-            f"{next(tasks for tasks in found if tasks != found[0])}; the environments are prepared for one list. "
-            "Search over each in a Tuner of its own"
+            f"the search space has buffers of different tasks, such as {found[0]} and {other}; the environments are "
+            "prepared for one list. Search over each in a Tuner of its own"
         )
     return found[0]
-
-
-def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor."""
-    # With a seed, because without one it would draw its own from torch's global generator.
-    trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
-    if "memmap" in options:
-        trial["memmap"] = None
-    return RecipeEpisodeReplayBuffer(recipe, **trial)

@@ -47,11 +47,7 @@ class BufferType(ABCMeta):
 
 
 class Attached(Generic[T]):
-    """An attribute of this library on objects of RLlib: an Algorithm, or an EnvRunner in its process.
-
-    Args:
-        name: of the attribute.
-    """
+    """An attribute of this library, by its name, on an Algorithm or an EnvRunner in its process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,7 +68,7 @@ def num_actors(config: AlgorithmConfig) -> int:
 
 
 def algorithm_name(config: AlgorithmConfig) -> str:
-    """Returns the name of the class of a config's algorithm, which may be absent."""
+    """Returns the name of the class of a config's algorithm."""
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
@@ -120,7 +116,7 @@ def call_one_learner(learner_group: Any, function: Callable[..., T], **options: 
     first = learner_group._worker_manager.healthy_actor_ids()[:1]
     if not first:
         raise RuntimeError(
-            "no Learner is left to value new steps, and RLlib replaces none: go on with "
+            "no Learner is left to value new steps, and RLlib replaces none: resume with "
             "Algorithm.from_checkpoint(...). The steps were not stored"
         )
     (value,) = values(learner_group.foreach_learner(functools.partial(function, **options), remote_actor_ids=first))

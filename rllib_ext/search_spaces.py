@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search spaces of Ray Tune in an algorithm's config, and samples of them by which the config is checked.
 
-A config with ``tune.loguniform(...)`` or ``tune.grid_search([...])`` in it has no values to check yet. The checks run
-on a few samples, drawn as Tune draws them; each trial checks its own values when it is built.
+A config with ``tune.loguniform(...)`` or ``tune.grid_search([...])`` has no values yet. The checks run on a few
+samples, drawn as Tune draws them; each trial checks its own values when it is built.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ _SAMPLES = 8
 
 
 def has_search_space(values: Mapping[str, Any]) -> bool:
-    """Returns whether some value, or an entry of one, is a search space of Tune.
+    """Returns whether a value, or an entry of one, is a search space of Tune.
 
     Example:
         >>> from ray import tune
@@ -44,15 +44,13 @@ def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not sampled and not grids:
         return [dict(values)]
     generator = np.random.default_rng(0)
-
-    def variants() -> Iterator[dict[str, Any]]:
-        # Without anything to draw, one pass has the whole grid.
-        for _ in range(_SAMPLES if sampled else 1):
-            for _, spec in generate_variants({"config": dict(values)}, random_state=generator):
-                yield spec["config"]
-
+    # Without anything to draw, one pass has the whole grid.
+    passes = (
+        generate_variants({"config": dict(values)}, random_state=generator) for _ in range(_SAMPLES if sampled else 1)
+    )
     try:
-        return list(itertools.islice(variants(), _SAMPLES))
+        variants = itertools.islice(itertools.chain.from_iterable(passes), _SAMPLES)
+        return [spec["config"] for _, spec in variants]
     except RecursiveDependencyError as error:
         raise ValueError(str(error)) from error
 
@@ -61,7 +59,7 @@ def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
     """Returns samples of a config as Tune's trials get them; the config itself if nothing is searched.
 
     Raises:
-        ValueError: a function given to ``tune.sample_from`` raised an exception.
+        ValueError: as :func:`samples_of`.
     """
     if not has_search_space(vars(config)):
         return [config]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored columns as the values that belong to a Gymnasium space, in the form RLlib's modules see and compute them."""
+"""Stored columns as values of a Gymnasium space, in the form of RLlib's modules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ _ROUNDING = 1e-5  # how far float32 actions may be out of bounds, relative to th
 
 
 def fit_observation(column: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
-    """Observations ``[N, ...]`` in the dtype of their space.
-
-    Args:
-        column: as stored.
-        space: not Dict and not Tuple.
-        name: of the column, for messages.
+    """Returns observations ``[N, ...]`` in the dtype of their space, which is not Dict and not Tuple.
 
     Raises:
-        ValueError: another shape, or floats where the space has integers or the other way round.
+        ValueError: another shape, or floats where the space has integers or the other way round; with the ``name``.
 
     Example:
         >>> fit_observation(np.zeros((5, 3), np.float32), gym.spaces.Box(-1, 1, (3,), np.float64), "observation").dtype
@@ -31,14 +26,14 @@ def fit_observation(column: np.ndarray, space: gym.Space, name: str) -> np.ndarr
 
 
 def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: bool) -> np.ndarray:
-    """Actions the environment got, as the module would have computed them: float32 or int64, ``[N, ...]``.
+    """Returns actions of the environment as the module would have computed them: float32 or int64, ``[N, ...]``.
 
     Args:
         column: as stored; Discrete actions may be one-hot, ``[N, n]``.
         space: of the environment's actions; not Dict and not Tuple.
         name: of the column, for messages.
-        normalized: whether RLlib takes the module's bounded actions for fractions of the bounds
-            (``normalize_actions``): floats between -1 and 1, integers from 0 on.
+        normalized: whether the module computes bounded actions as fractions of the bounds (``normalize_actions``):
+            floats between -1 and 1, integers from 0 on.
 
     Raises:
         ValueError: another shape or kind, actions out of bounds, or a Discrete space that does not start at 0.
@@ -52,8 +47,8 @@ def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: b
     if isinstance(space, gym.spaces.Discrete):
         if space.start != 0:
             raise ValueError(f"{name} is of {space}; RLlib's modules compute actions from 0 on. Wrap the environment")
-        if column.shape[1:] == (space.n,) and _is_one_hot(column):
-            column = column.argmax(1)
+        if column.shape[1:] == (space.n,) and np.isin(column, (0, 1)).all() and (column.sum(1) == 1).all():
+            column = column.argmax(1)  # one-hot
     _check_shape(column, space, name)
     low, high = _bounds(space)
     _check_bounds(column, low, high, space, name)
@@ -65,10 +60,6 @@ def fit_action(column: np.ndarray, space: gym.Space, name: str, *, normalized: b
         else:
             column = column - low
     return column.astype(np.float32 if floats else np.int64)
-
-
-def _is_one_hot(column: np.ndarray) -> bool:
-    return bool(np.isin(column, (0, 1)).all() and (column.sum(1) == 1).all())
 
 
 def _check_shape(column: np.ndarray, space: gym.Space, name: str) -> None:
@@ -86,13 +77,11 @@ def _check_shape(column: np.ndarray, space: gym.Space, name: str) -> None:
 
 
 def _bounds(space: Any) -> tuple[Any, Any]:
-    """Returns least and largest value of each entry; float64, or int64 for integer spaces."""
-    if isinstance(space, gym.spaces.Discrete):
-        return 0, int(space.n) - 1
+    """Returns the least and the largest value of each entry; float64, or int64 for integer spaces."""
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiBinary):
+        return 0, 1 if isinstance(space, gym.spaces.MultiBinary) else int(space.n) - 1
     if isinstance(space, gym.spaces.MultiDiscrete):
         return 0, space.nvec.astype(np.int64) - 1
-    if isinstance(space, gym.spaces.MultiBinary):
-        return 0, 1
     if isinstance(space, gym.spaces.Box):
         wide = np.float64 if space.dtype.kind == "f" else np.int64
         return space.low.astype(wide), space.high.astype(wide)

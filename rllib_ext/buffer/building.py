@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay built from a recipe's name or from class paths, as they stand in an RLlib config or a YAML file."""
+"""A replay built from a recipe's name or from class paths, as in an RLlib config or a YAML file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from lightning_replay.schedulers.progress import ReturnProgress
 
 PARTS = ("sampler", "writer", "transform")
-_FRAMES = ("frame_stack", "image_key", "frame_capacity")
-# What every buffer put together from parts takes, beside the parts.
-PART_OPTIONS = ("capacity", "device", "memmap", *_FRAMES, "check_finite", "seed")
+# Options of a buffer put together from parts, beside the parts.
+PART_OPTIONS = ("capacity", "device", "memmap", "frame_stack", "image_key", "frame_capacity", "check_finite", "seed")
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
 _BY_IMPORTANCE = ("surprise_retention",)
 Returns = tuple[int | tuple[int, int], float]  # length, or the interval of lengths, and discount
@@ -40,18 +39,17 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
     Args:
         recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function that
             takes ``capacity`` and ``batch_size`` and returns a :class:`~lightning_replay.Replay`.
-        options: its arguments; without a recipe ``capacity``, ``device``, ``memmap``, ``check_finite``, ``seed``, and
-            ``sampler``, ``writer`` and ``transform``, each a class path, ``{"class_path": ..., "init_args": {...}}``
-            or, for transforms, a list of these. Values of that form are built wherever they stand (a schedule, a
-            scheduler, the sampler of first elements). Event tables and conditions are given as in
+        options: its arguments; without a recipe :data:`PART_OPTIONS`, and ``sampler``, ``writer`` and ``transform``,
+            each a class path, ``{"class_path": ..., "init_args": {...}}`` or, for transforms, a list of these. Nested
+            values of that form are built too (a schedule, a scheduler). Event tables and conditions are given as in
             :mod:`rllib_ext.buffer.event_tables`.
-        returns: length and discount; followed where rows are kept by importance, and returns formed before they are
-            stored. Other buffers form them when they draw.
+        returns: length and discount, where rows are kept by importance and returns are formed before they are stored;
+            other buffers form them when they draw.
 
     Raises:
         ValueError: an unknown recipe, option, class or argument, values that a part refuses, or an interval of lengths
             where rows are kept by importance.
-        TypeError: a class that is not what its place takes.
+        TypeError: a class of another kind than its option takes.
     """
     for name in options:
         if name in _SET_BY_RLLIB:
@@ -60,11 +58,7 @@ def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Return
 
 
 def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
-    """Returns whether such a buffer keeps rows by feedback instead of age: its writer is a ``RetentionWriter``.
-
-    Args:
-        recipe, options: as :func:`build_replay`.
-    """
+    """Returns whether a buffer with these arguments of :func:`build_replay` has a ``RetentionWriter``."""
     from lightning_replay.writers import RetentionWriter
 
     if recipe is not None:
@@ -76,12 +70,12 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
-    """Builds what turns the returns of finished episodes into the progress signals of a curriculum.
+    """Builds the object that turns the returns of finished episodes into progress signals of a curriculum.
 
     Args:
-        value: of :mod:`lightning_replay.schedulers`, an object, which is copied, or a class path with arguments; or
-            ``None``.
-        replay: that it is for.
+        value: a :class:`~lightning_replay.schedulers.progress.ReturnProgress`, which is copied, a class path with
+            arguments, or ``None``.
+        replay: with the curriculum.
 
     Raises:
         ValueError: a replay without a curriculum, or a class or argument that is refused.

@@ -20,9 +20,7 @@ from rllib_ext.rllib_compat import BufferType
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
-    from rllib_ext.buffer.feedback import MeasureSurprise
-    from rllib_ext.buffer.module_replay import ModuleReplay
-    from rllib_ext.episodes.convert import FlatEpisode
+    from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
 logger = logging.getLogger(__name__)
@@ -32,12 +30,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
 
     RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
-    Build it with :func:`rllib_ext.replay_config`. A subclass of RLlib's prioritized buffer in name only, because of
-    RLlib's type checks (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called.
-    Torch and TorchRL are imported when a buffer is built: EnvRunners get the class alone.
+    Build it with :func:`rllib_ext.replay_config`. RLlib's type checks need the base class
+    (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch and TorchRL
+    are imported when a buffer is built: EnvRunners get the class alone.
 
-    Where there are several agents, each module has a replay of its own, built when its first step arrives; agents that
-    share a module share its replay. ``capacity`` is that of each.
+    With several agents each module has a replay of its own, of ``capacity`` rows, built when its first step arrives.
 
     Args:
         recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
@@ -45,16 +42,14 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
             with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
             what the algorithm's connectors allow.
-        num_learners: Learners the batch is dealt out to, when there are 2 or more: the TD errors come back in
-            another order then.
-        modules: for single modules by name, what differs: ``{"pursuer": {"capacity": 10_000}}``, where ``None`` leaves
-            an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
-        metrics_num_episodes_for_smoothing: given by RLlib; not needed.
+        num_learners: Learners the batch is dealt out to; with 2 or more the TD errors come back in another order.
+        modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``, where ``None``
+            leaves an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
+        metrics_num_episodes_for_smoothing: given by RLlib and ignored.
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
-            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames; left
-            out where the observation itself is the stack.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.
@@ -70,7 +65,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         metrics_num_episodes_for_smoothing: int = 100,
         **options: Any,
     ) -> None:
-        del metrics_num_episodes_for_smoothing  # and the base class's constructor is not called, see above
+        del metrics_num_episodes_for_smoothing
         check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
         self.recipe = recipe
         self.num_learners = checked_count("num_learners", num_learners, 0, of="Learners")
@@ -88,26 +83,22 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Sets the layout of rows drawn from now on."""
         self.options.layout = layout
         for module in self.modules.values():
-            module.draws.layout = layout
+            module.layout = layout
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns formed before rows are stored, as replays by importance do.
-
-        Raises:
-            ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
-        """
+        """Sets length and discount of returns, see :meth:`ModuleOptions.form_returns`."""
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
         self.options.measure = measure
         for module in self.modules.values():
-            module.feedback.set_initial_surprise(measure)
+            module.set_initial_surprise(measure)
 
     @property
     def uses_retention(self) -> bool:
         """Whether the replay of some module keeps rows by importance."""
-        return any(map(self.options.uses_retention, self.options.module_ids()))
+        return bool(self.options.modules_with_retention())
 
     @property
     def replay(self) -> Replay:
@@ -132,7 +123,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         """Stores the new steps of episodes or of their fragments, with one ``extend`` for each module.
 
         Args:
-            episodes: what EnvRunners sent; fragments continue by ``id_`` and ``t_started``.
+            episodes: from EnvRunners; fragments continue by ``id_`` and ``t_started``.
             weight: ignored; new rows get the largest priority seen.
 
         Raises:
@@ -146,13 +137,22 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         grouped = self.options.group(episodes)
         begins = not (self._several_agents or len(self)) and any(isinstance(one, MultiAgentEpisode) for one in episodes)
         several_agents = self._several_agents or begins
-        # Everything is checked before anything is stored or opened.
+        # Everything is checked before anything is stored.
         modules = {} if begins else dict(self.modules)
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
         flat = {name: modules[name].intake.flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
+        count = self._counters.count
         for name, parts in flat.items():
-            self._store(name, parts)
+            module = modules[name]
+            fragments = module.converter.fragments
+            episodes_before, rows_before = fragments.episodes, len(module)
+            added, stored = module.intake.add(parts)
+            count("steps_added", added, name)
+            count("steps_evicted", rows_before + stored - len(module), name)
+            count("episodes_added", fragments.episodes - episodes_before, name)
+            if not several_agents:
+                count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
         self._counters.count_fragments(episodes, stored=grouped)
         if self.assignment is not None:
             self.assignment.update()
@@ -177,11 +177,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
             batch_length_T: steps of a sequence at most, for a recurrent module; 0 or ``None`` draws single rows.
             min_batch_length_T: the burn-in of sequences; each is longer.
-            ignored: what else RLlib passes (lookback, sample_episodes, ...).
+            ignored: RLlib's further arguments (lookback, sample_episodes, ...).
 
         Returns:
-            Blocks, or sequences as episodes, whose rows carry ``weights`` and ``n_step`` among their extra model
-            outputs; sequences also ``state_out``.
+            Blocks, or sequences as episodes. Extra model outputs are ``weights``, ``n_step`` and, of sequences,
+            ``state_out``.
 
         Raises:
             RuntimeError: the buffer is empty.
@@ -205,10 +205,10 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         if n_step != 1:
             raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
         if self._several_agents:
-            modules = (
-                f"there are several agents ({sorted(self.modules)}); recurrent modules are supported with one agent"
+            raise ValueError(
+                f"batch_length_T is {longest}, sequences for a recurrent module, and there are several agents "
+                f"({sorted(self.modules)}); recurrent modules are supported with one agent"
             )
-            raise ValueError(f"batch_length_T is {longest}, sequences for a recurrent module, and {modules}")
         module = self.modules[DEFAULT_MODULE_ID]
         episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
         self._counters.count("steps_sampled", sum(map(len, episodes)))
@@ -219,20 +219,18 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Args:
             priorities: one TD error per row, in the order of the Learners; of sequences ``[chunks, batch_length_T]``,
-                see :class:`~rllib_ext.buffer.sequence_priorities.SequencePriorities`;
-                with surprise and action values ``[B, 2 + A]``, see
-                :func:`~rllib_ext.learner.signals.report_signals`.
+                see :class:`~rllib_ext.buffer.sequence_priorities.SequencePriorities`; with surprise and action values
+                ``[B, 2 + A]``, see :func:`~rllib_ext.learner.signals.report_signals`.
             module_id: the module that learned; may be left out where there is one.
 
         Raises:
-            ValueError: another number of TD errors than rows drawn, no draw to update, NaN or infinite values, or a
-                module that has no replay.
+            ValueError: as :meth:`ModuleReplay.update`, or a module that has no replay.
         """
         if module_id is None and len(self.modules) == 1:
             module_id = next(iter(self.modules))
         if module_id not in self.modules:
             raise ValueError(f"module_id is {module_id!r}; there is a replay for each of {sorted(self.modules)}")
-        self.modules[module_id].feedback.update(priorities)
+        self.modules[module_id].update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger."""
@@ -285,14 +283,3 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self._counters.load(state["counters"])
         if self.assignment is not None:
             self.assignment.send()
-
-    def _store(self, name: str, flat: list[FlatEpisode]) -> None:
-        module, count = self.modules[name], self._counters.count
-        fragments = module.converter.fragments
-        episodes, before = fragments.episodes, len(module)
-        added, stored = module.intake.add(flat)
-        count("steps_added", added, name)
-        count("steps_evicted", before + stored - len(module), name)
-        count("episodes_added", fragments.episodes - episodes, name)
-        if not self._several_agents:
-            count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)

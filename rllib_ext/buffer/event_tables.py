@@ -20,8 +20,8 @@ def built_tables(tables: Any) -> list[EventTable]:
     """Returns the tables of ``replay_config("event_tables", tables=[...])``.
 
     Args:
-        tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, in which conditions
-            and events may be given as :func:`built_condition` and ``{"condition": ..., "history_length": ...}``.
+        tables: each an :class:`~lightning_replay.events.EventTable`, or a dict of its arguments, with conditions as in
+            :func:`built_condition` and events as ``{"condition": ..., "history_length": ...}``.
 
     Raises:
         TypeError: no list, or an entry that is neither.
@@ -43,21 +43,21 @@ def built_condition(value: Any, name: str) -> ConditionLike:
 
     Args:
         value: a callable; the import path of a function, which is the condition, or of a class; or
-            ``{"class_path": ..., "init_args": {...}}`` of a class, whose own conditions are given likewise.
+            ``{"class_path": ..., "init_args": {...}}`` of a class, whose own conditions have the same form.
         name: of the option, for messages.
 
     Raises:
-        ValueError: a path that cannot be imported, or what cannot be called.
+        ValueError: a path that cannot be imported, or an object that cannot be called.
     """
+    if isinstance(value, str):
+        value = {"class_path": value}
     if isinstance(value, Mapping):
         if "class_path" not in value or set(value) - {"class_path", "init_args"}:
             raise ValueError(
                 f"{name} has the keys {sorted(value)}; a condition is an import path, or class_path and init_args"
             )
-        arguments = value.get("init_args") or {}
-        return _from_path(value["class_path"], arguments, name, is_called="init_args" in value)
-    if isinstance(value, str):
-        return _from_path(value, {}, name, is_called=False)
+        arguments = value["init_args"] or {} if "init_args" in value else None
+        return _from_path(value["class_path"], arguments, name)
     if not callable(value) or inspect.isclass(value):
         raise ValueError(
             f"{name} is {value!r}, which is no condition: give a function of steps, a condition object, an import path "
@@ -66,24 +66,23 @@ def built_condition(value: Any, name: str) -> ConditionLike:
     return value
 
 
-def _from_path(path: Any, arguments: Mapping[str, Any], name: str, *, is_called: bool) -> ConditionLike:
-    found = imported(path, name)
-    if inspect.isclass(found):
-        condition = call(found, {key: _argument(key, item, name) for key, item in arguments.items()}, name)
-    else:
-        if is_called:
-            raise ValueError(
-                f"{name} names the function {path!r} with init_args; a function is the condition itself. Give its path "
-                "alone, or a class"
-            )
-        condition = found
+def _from_path(path: Any, arguments: Mapping[str, Any] | None, name: str) -> ConditionLike:
+    condition = imported(path, name)
+    if inspect.isclass(condition):
+        given = {key: _argument(key, item, name) for key, item in (arguments or {}).items()}
+        condition = call(condition, given, name)
+    elif arguments is not None:
+        raise ValueError(
+            f"{name} names the function {path!r} with init_args; a function is the condition itself. Give its path "
+            "alone, or a class"
+        )
     if not callable(condition):
         raise ValueError(f"{name} names {path!r}, a {type(condition).__name__} that cannot be called with steps")
     return condition
 
 
 def _argument(key: str, value: Any, name: str) -> Any:
-    """Returns an argument of a condition, which may be a condition or several."""
+    """Returns an argument of a condition, which may itself be a condition or several."""
     if key not in _CONDITION_ARGUMENTS:
         return value
     if isinstance(value, list | tuple):
@@ -99,7 +98,7 @@ def _table(value: Any, name: str) -> EventTable:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} is {value!r}; an EventTable or a dict of its arguments is accepted")
     arguments = dict(value)
-    if "class_path" in arguments:  # as other values of a config
+    if "class_path" in arguments:
         if imported(arguments["class_path"], name) is not EventTable or set(arguments) - {"class_path", "init_args"}:
             raise ValueError(f"{name} is {value!r}; class_path of a table is lightning_replay.events.EventTable")
         arguments = dict(arguments.get("init_args") or {})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -35,10 +36,10 @@ class SavedBuffer(NamedTuple):
 
 
 class WarmUp(NamedTuple):
-    """When an algorithm learns, in environment steps."""
+    """Warm-up of an algorithm before it learns, in environment steps."""
 
     steps: int  # as the user gave them
-    learning_starts: int  # of the whole run: later, where a restore without the buffer postponed it
+    learning_starts: int  # of the whole run; a restore without the buffer postpones it
 
 
 def write_buffer(
@@ -48,37 +49,39 @@ def write_buffer(
     previous: Path | None = None,
     algorithm: Mapping[str, Any] | None = None,
 ) -> SavedSize:
-    """Writes a buffer into ``folder``: new rows beside the old, then the manifest that names them, in one step.
+    """Writes a buffer into ``folder``, created if missing: new rows beside the old, then the manifest that names them.
 
     Args:
-        buffer: it is not changed.
-        folder: created where missing.
-        warm_up: of the algorithm.
+        buffer, folder, warm_up: to write, and where to.
         previous: the folder of an earlier save, whose unchanged files are linked.
-        algorithm: the files of the checkpoint it belongs to, see :mod:`rllib_ext.checkpoint.files`.
+        algorithm: fingerprints of the checkpoint's other files, see :mod:`rllib_ext.checkpoint.files`.
 
     Returns:
         Bytes of all rows' files, and of those written.
     """
     from lightning_replay.checkpoint.replay import save_replay
-    from lightning_replay.saving import SavedSize
+    from lightning_replay.saving import DamagedFileError, SavedSize
     from lightning_replay.saving.directory import replaced_save
 
-    earlier = None if previous is None else _rows_of(previous)
+    earlier = None
+    if previous is not None:
+        with contextlib.suppress(DamagedFileError, ValueError):
+            earlier = previous / Path(_read_manifest(previous)["data"]).name
     with replaced_save(folder, MANIFEST, folder=ROWS) as save:
         sizes = []
         for name, module in buffer.modules.items():
             same = None if earlier is None else earlier / _folder_of(name)
             sizes.append(save_replay(module.replay, save.data / _folder_of(name), previous=same))
+        size = SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
         save.manifest |= {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "warm_up": warm_up._asdict(),
-            "bytes": sum(size.total for size in sizes),
+            "bytes": size.total,
             "state": buffer.plain_state(),
             "algorithm": algorithm,
         }
-    return SavedSize(sum(size.total for size in sizes), sum(size.written for size in sizes))
+    return size
 
 
 def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
@@ -87,7 +90,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     Raises:
         DamagedFileError: a file is missing, truncated or changed.
         ValueError: a newer format, or a buffer of another recipe or other options.
-        MemoryError: less is free than the rows take, beside those of ``buffer``.
+        MemoryError: less memory is free than the rows take, beside those of ``buffer``.
     """
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_save
@@ -123,26 +126,27 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
     Raises:
         ValueError: observations or actions stored have other shapes, or actions another kind of number.
     """
-    for name, module in modules.items():
-        converter = module.converter
-        for place, columns in enumerate((converter.observation, converter.action)):
+    for module_id, module in modules.items():
+        for place, name in enumerate(("observation", "action")):
+            columns = module.converter.columns.get(name)
             if columns is None:
                 continue
-            stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], kinds=place == 1)
             present = {
-                owner: _description(tree.flatten(space.sample()), kinds=place == 1)
+                owner: _description(tree.flatten(space.sample()), name)
                 for key, pair in spaces.items()
-                for owner, space in _candidates(key, pair[place], name)
+                if key in (module_id, "__env__")
+                for owner, space in _with_entries(key, pair[place])
             }
+            stored = _description([np.empty(leaf.shape, leaf.dtype) for leaf in columns.leaves], name)
             if present and stored not in present.values():
                 raise ValueError(
-                    f"the saved buffer holds {columns.name}s of {stored}; here they are {present}. Nothing was "
+                    f"the saved buffer holds {name}s of {stored}; here they are {present}. Nothing was "
                     "restored; restore_replay=False restores the algorithm without the buffer"
                 )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns a manifest of any version as the newest one has it."""
+    """Returns a manifest of any version in the form of the newest."""
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_manifest
     from lightning_replay.saving.serialization import MALFORMED
@@ -169,31 +173,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _rows_of(folder: Path) -> Path | None:
-    """Returns where an earlier save keeps its rows; ``None`` where it is of no use."""
-    from lightning_replay.saving import DamagedFileError
-
-    try:
-        return folder / Path(_read_manifest(folder)["data"]).name
-    except (DamagedFileError, ValueError):
-        return None
-
-
 def _folder_of(module_id: str) -> str:
     return f"module-{quote(module_id, safe='')}"
 
 
-def _candidates(key: str, space: Any, module_id: str) -> list[tuple[str, Any]]:
-    """Returns the spaces under a key of RLlib's that a module's columns may have come from."""
-    if space is None or key not in (module_id, "__env__"):
-        return []
+def _with_entries(key: str, space: gym.Space | None) -> list[tuple[str, gym.Space]]:
+    """Returns a space and, as of several agents, its entries; a module's columns may have come from any of them."""
     agents = space.spaces.items() if isinstance(space, gym.spaces.Dict) else ()
-    return [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
+    return [] if space is None else [(key, space), *((f"{key}[{agent!r}]", entry) for agent, entry in agents)]
 
 
-def _description(leaves: list[Any], *, kinds: bool) -> list[Any]:
-    """Returns shapes, with ``kinds`` also whether the numbers are floats."""
+def _description(leaves: list[Any], name: str) -> list[Any]:
+    """Returns the shapes, and of actions whether the numbers are floats."""
     arrays = [np.asarray(leaf) for leaf in leaves]
-    if not kinds:
+    if name == "observation":
         return sorted(array.shape for array in arrays)
     return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)

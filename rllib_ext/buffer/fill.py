@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +21,6 @@ from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.replay import Replay
 from rllib_ext.buffer.action_normalization import fit_action, fit_observation
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.module_replay import ModuleReplay
 from rllib_ext.episodes.info_columns import TASK
 from rllib_ext.rllib_compat import local_replay_buffer
 
@@ -30,14 +30,15 @@ logger = logging.getLogger(__name__)
 def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     """Adds the rows of a replay to an algorithm's buffer, as if its EnvRunners had played them.
 
-    For rows that the Lightning integration collected (``load_replay(path)``), or that come from a data set. They enter
-    as episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation
+    For rows that the Lightning integration collected (``load_replay(path)``), or of a data set. They are added as
+    episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation
     is not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end
     is bootstrapped at its last row. Of more rows than the buffer's capacity the newest are taken.
 
-    Rows hold what the environment saw and got. Bounded actions are brought into the form RLlib's modules compute
-    (between -1 and 1 with ``normalize_actions``), one-hot discrete ones become numbers. Observations must be those of
-    the module; a connector of the config's own between environment and module is not applied.
+    Actions are those the environment got. Bounded ones are converted to the form RLlib's modules compute (between -1
+    and 1 with ``normalize_actions``), one-hot discrete ones to numbers. Observations must be those of the module;
+    connectors of the config between environment and module are not applied. Where the buffer has ``info_keys`` or a
+    curriculum, the rows must have the columns ``("next", key)`` or ``task``.
 
     RLlib learns once its EnvRunners have sampled ``num_steps_sampled_before_learning_starts``, and does not count rows
     that were filled in: set it to 0 in ``.training(...)`` to learn from the first iteration on.
@@ -46,9 +47,6 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
         algorithm: built, with a ``replay_buffer_config`` of :func:`rllib_ext.replay_config`.
         replay: of single steps, written first in, first out.
         module_id: the module that learns from the rows; needed where there are several.
-
-    Where the buffer has ``info_keys`` or a curriculum, the rows' columns ``("next", key)`` and ``task`` go along, and
-    must be there.
 
     Returns:
         The number of rows added.
@@ -71,13 +69,16 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     special = (config.replay_buffer_config.get("modules") or {}).get(name, {})
     if special is None:
         raise ValueError(f"module {name!r} stores nothing: replay_config(modules=...) gives None for it")
-    most = special.get("capacity") or _module(buffer, name).intake.room
-    keys = information_keys(buffer, name)
-    episodes = episodes_of(replay, *algorithm.spaces[name], most=most, normalized=config.normalize_actions, infos=keys)
-    if config.is_multi_agent:
-        buffer.add([_of_several_agents(episode, name) for episode in episodes])
-    else:
-        buffer.add(episodes)
+    module = buffer.modules[name] if name in buffer.modules else buffer.options.build(name)
+    information = module.converter.information
+    episodes = episodes_of(
+        replay,
+        *algorithm.spaces[name],
+        most=special.get("capacity") or module.intake.max_rows,
+        normalized=config.normalize_actions,
+        infos={key: ("next", key) for key in information.keys} | ({TASK: (TASK,)} if information.tasks else {}),
+    )
+    buffer.add([_of_several_agents(episode, name) for episode in episodes] if config.is_multi_agent else episodes)
     return sum(map(len, episodes))
 
 
@@ -90,7 +91,7 @@ def episodes_of(
     normalized: bool,
     infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Returns the newest rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
+    """Returns the newest ``most`` rows of a replay as episodes, the one with the oldest row first; see :func:`fill`.
 
     Args:
         replay: of single steps, written first in, first out.
@@ -100,23 +101,13 @@ def episodes_of(
         infos: columns that become infos of the steps, by the info's name.
     """
     rows = _newest_rows(replay, most)
-
-    def fit(column: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
-        return fit_action(column, space, name, normalized=normalized)
-
     return _episodes(
         rows,
         observation=_read(rows, ("observation",), observation_space, fit_observation),
         following=_read(rows, ("next", "observation"), observation_space, fit_observation),
-        action=_read(rows, ("action",), action_space, fit),
+        action=_read(rows, ("action",), action_space, functools.partial(fit_action, normalized=normalized)),
         infos={name: _column(rows, key).reshape(len(rows)) for name, key in (infos or {}).items()},
     )
-
-
-def information_keys(buffer: RecipeEpisodeReplayBuffer, module_id: str) -> dict[str, tuple[str, ...]]:
-    """Returns columns that the replay of a module takes from the infos of steps, by the info's name."""
-    information = _module(buffer, module_id).converter.information
-    return {key: ("next", key) for key in information.keys} | ({} if information.tasks is None else {TASK: (TASK,)})
 
 
 def _module_of(algorithm: Any, module_id: str | None) -> str:
@@ -134,13 +125,9 @@ def _module_of(algorithm: Any, module_id: str | None) -> str:
     if config._env_to_module_connector is not None or config._module_to_env_connector is not None:
         logger.warning(
             "the config has connectors of its own between environment and module; rows are filled in without them, so "
-            "observations must be what the module sees"
+            "observations must be those the module gets"
         )
     return module_id
-
-
-def _module(buffer: RecipeEpisodeReplayBuffer, name: str) -> ModuleReplay:
-    return buffer.modules[name] if name in buffer.modules else buffer.options.build(name)
 
 
 def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
@@ -185,47 +172,33 @@ def _episodes(
     name = np.zeros(len(rows), dtype=np.int64) if trajectory is None else trajectory.reshape(len(rows)).numpy()
     order = np.argsort(name, kind="stable")
     before, after = order[:-1], order[1:]
-    follows = (
-        (name[before] == name[after])
-        & ~(terminated | truncated)[before]
-        & _continues(following, observation, before, after)
-    )
-    cuts = np.flatnonzero(~follows) + 1
-    episodes = []
-    for places in sorted(np.split(order, cuts), key=lambda places: int(places[0])):
+    follows = (name[before] == name[after]) & ~(terminated | truncated)[before]
+    for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):
+        equal = ended[before] == started[after]
+        follows &= equal.all(axis=tuple(range(1, equal.ndim)))
+
+    def episode(places: np.ndarray) -> SingleAgentEpisode:
         last = places[-1]
         observations = tree.map_structure(
-            lambda now, later, places=places, last=last: np.concatenate([now[places], later[last : last + 1]]),
-            observation,
-            following,
+            lambda now, later: np.concatenate([now[places], later[last : last + 1]]), observation, following
         )
-        actions = tree.map_structure(lambda column, places=places: column[places], action)
-        episodes.append(
-            SingleAgentEpisode(
-                observations=InfiniteLookbackBuffer(observations),
-                actions=InfiniteLookbackBuffer(actions),
-                rewards=InfiniteLookbackBuffer(reward[places]),
-                infos=[{}, *({name: column[place] for name, column in infos.items()} for place in places)],
-                terminated=bool(terminated[last]),
-                truncated=bool(truncated[last]),
-                len_lookback_buffer=0,
-            )
+        return SingleAgentEpisode(
+            observations=InfiniteLookbackBuffer(observations),
+            actions=InfiniteLookbackBuffer(tree.map_structure(lambda column: column[places], action)),
+            rewards=InfiniteLookbackBuffer(reward[places]),
+            infos=[{}, *({name: column[place] for name, column in infos.items()} for place in places)],
+            terminated=bool(terminated[last]),
+            truncated=bool(truncated[last]),
+            len_lookback_buffer=0,
         )
-    return episodes
+
+    parts = np.split(order, np.flatnonzero(~follows) + 1)
+    return [episode(places) for places in sorted(parts, key=lambda places: int(places[0]))]
 
 
 def _flag(rows: TensorDictBase, name: str) -> np.ndarray:
     column = rows.get(("next", name), None)
     return np.zeros(len(rows), dtype=bool) if column is None else column.reshape(len(rows)).bool().numpy()
-
-
-def _continues(following: Any, observation: Any, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns whether the next observation of each row ``before`` is the observation of ``after``, bool ``[n]``."""
-    same = np.ones(len(before), dtype=bool)
-    for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):
-        equal = ended[before] == started[after]
-        same &= equal.all(axis=tuple(range(1, equal.ndim)))
-    return same
 
 
 def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:

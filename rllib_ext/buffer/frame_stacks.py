@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of frames among RLlib's observations: where they are stored, what they must be, and who learns from them."""
+"""Stacks of frames among RLlib's observations: their column, their form, and the module that learns from them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,27 @@ if TYPE_CHECKING:
 
     from rllib_ext.episodes.columns import Columns
 
-OBSERVATION = "observation"
-
 
 def image_column(image_key: Any) -> tuple[str, ...]:
     """Returns the column of the stacks.
 
     Args:
-        image_key: the entry of Dict or Tuple observations that holds them, by its name, its position or a sequence of
-            these; ``None`` where the observation itself is the stack.
+        image_key: the entry of Dict or Tuple observations that holds them, a name, a position or a sequence of these;
+            ``None`` where the observation itself is the stack.
 
     Example:
         >>> image_column(None), image_column("camera"), image_column(["arm", 0])
         (('observation',), ('observation', 'camera'), ('observation', 'arm', '0'))
     """
     entries = () if image_key is None else image_key if isinstance(image_key, list | tuple) else (image_key,)
-    return (OBSERVATION, *map(str, entries))
+    return ("observation", *map(str, entries))
 
 
 def check_stacks(storage: Any, observation: Columns) -> None:
-    """Refuses observations whose frames cannot be stored once.
-
-    Args:
-        storage: of the replay, any.
-        observation: the columns of the first rows.
+    """Refuses observations, by the columns of the first rows, whose frames a storage cannot store once.
 
     Raises:
-        ValueError: no entry of that name, or one that holds no stacks of bytes, the frames first.
+        ValueError: no entry of the stacks' name, or one that holds no stacks of bytes, the frames first.
     """
     from lightning_replay.storage.frames import FrameStorage
 
@@ -68,8 +62,7 @@ def check_stacks(storage: Any, observation: Columns) -> None:
 def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:
     """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once.
 
-    RLlib's own takes floats with the channels last, as which frames would need four times the room. A module that the
-    config names stays.
+    RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
 
     Args:
         config: of any algorithm with a replay buffer; changed in place.
@@ -77,9 +70,8 @@ def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> No
     """
     buffers = [sample.replay_buffer_config for sample in samples]
     every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
-    if config._rl_module_spec is not None or not any(
-        one.get("frame_stack") is not None and one.get("image_key") is None for one in every
-    ):
+    stacked = any(one.get("frame_stack") is not None and one.get("image_key") is None for one in every)
+    if config._rl_module_spec is not None or not stacked:
         return
     from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec

@@ -14,35 +14,24 @@ from ray.rllib.core.columns import Columns
 
 
 class ImageCatalog(DQNCatalog):
-    """Plans the networks for images as RLlib's convolutions take them: floats from 0 to 1, channels last.
+    """Builds the networks for images as RLlib's convolutions take them: floats from 0 to 1, channels last.
 
-    Args:
-        observation_space: uint8 ``[channels, H, W]``, or any other, which stays as it is.
-        action_space: of the module.
-        model_config_dict: RLlib's, with ``conv_filters`` and the like.
-        view_requirements: not used by RLlib any more.
+    Arguments are RLlib's; observation spaces other than uint8 ``[channels, H, W]`` stay as they are.
     """
 
-    def __init__(
-        self,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        model_config_dict: dict[str, Any],
-        view_requirements: Any = None,
-    ) -> None:
+    def __init__(self, observation_space: gym.Space, *args: Any, **kwargs: Any) -> None:
         if is_image(observation_space):
             channels, height, width = observation_space.shape
             observation_space = gym.spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
-        super().__init__(observation_space, action_space, model_config_dict, view_requirements)
+        super().__init__(observation_space, *args, **kwargs)
 
 
 class ImageDQNModule(DefaultDQNTorchRLModule):
     """RLlib's DQN module for observations uint8 ``[channels, H, W]``, which its own convolutions do not take.
 
-    Images are bytes wherever they are kept or sent, on EnvRunners, in the buffer and on the way to the Learners, and
-    become floats in the network alone. :func:`rllib_ext.configure` chooses this module where frames are stored once;
-    by hand: ``.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))``. Other observations pass as they
-    are.
+    Images are bytes on EnvRunners, in the buffer and on the way to the Learners, and become floats in the network.
+    :func:`rllib_ext.configure` chooses this module where frames are stored once; by hand:
+    ``.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))``. Other observations are not changed.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

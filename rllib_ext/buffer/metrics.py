@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from rllib_ext.episodes.fragments import FragmentTracker
 if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
 
-# counter -> (key of the sum since the last call, key of the sum over the whole run)
+# counter -> keys of the sum since the last call, and over the whole run
 _SUMS: dict[str, tuple[str, str]] = {
     "steps_added": (keys.NUM_ENV_STEPS_ADDED, keys.NUM_ENV_STEPS_ADDED_LIFETIME),
     "steps_evicted": (keys.NUM_ENV_STEPS_EVICTED, keys.NUM_ENV_STEPS_EVICTED_LIFETIME),
@@ -30,13 +31,13 @@ _SUMS_BY_MODULE = {
     "steps_evicted": keys.NUM_MODULE_STEPS_EVICTED_LIFETIME,
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
-# group of keys -> statistics of a replay in it; those of the first name are there where all are
+# group of keys -> its statistics of a replay, of which it has all or none
 STATS = {
     "retention": ("admitted", "refused", "evicted", "age_mean", "age_max"),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
-_ENTRIES_PER_CALL = 10_000  # whose ages are looked at, on average
+_ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 _Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
 
@@ -48,21 +49,19 @@ class BufferMetrics:
     that acted in it: ``num_module_steps_*`` and ``num_agent_steps_*`` count rows, and of ``num_env_steps_*``
 
     * ``added`` are steps of the environment, however many agents acted in each;
-    * ``stored`` are those back to which the rows of one module reach, of the module that reaches furthest: all steps
-      added while there is a module that has lost no row, then its share of rows kept, times the steps added;
+    * ``stored`` are the steps added, times the largest share of its rows that a module has kept;
     * ``evicted`` are the others;
-    * ``sampled`` are rows drawn, of all modules together, as RLlib's own buffer for several agents counts them.
+    * ``sampled`` are rows drawn, of all modules together, as in RLlib's own buffer for several agents.
 
     Episodes, gaps and duplicates are then those of the environment, not of each agent.
 
-    Of tables, ``tables/NAME`` has ``share_drawn`` (of all rows drawn so far), ``fill``, ``size``, ``evicted``,
-    ``age_mean``, ``age_max`` and ``event_share``; of the tasks of a curriculum, ``tasks/NAME`` has ``probability``,
-    ``progress`` (the newest signal, once there is one) and ``num_episodes_lifetime``. With several agents the module's
-    name stands before the table's or task's.
+    ``tables/NAME`` has ``share_drawn`` (of all rows drawn so far), ``fill``, ``size``, ``evicted``, ``age_mean``,
+    ``age_max`` and ``event_share`` of a table; ``tasks/NAME`` has ``probability``, ``progress`` (the newest signal) and
+    ``num_episodes_lifetime`` of a curriculum's task. With several agents the module's name comes first.
 
     Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
     start, and ``age_mean`` and ``age_max`` of the rows stored; where frames are stored once, ``frames`` has
-    ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` are those of all that is kept.
+    ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts everything kept.
     """
 
     def __init__(self) -> None:
@@ -118,12 +117,14 @@ class BufferMetrics:
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
-        counters = {"counts": self._counts, "logged": self._logged}
-        plain = {name: [[*key, amount] for key, amount in counts.items()] for name, counts in counters.items()}
-        return {**plain, "environment": self._environment.state()}
+        return {
+            "counts": [[*key, amount] for key, amount in self._counts.items()],
+            "logged": [[*key, amount] for key, amount in self._logged.items()],
+            "environment": self._environment.state(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; values logged before the save are not logged again."""
+        """Restores :meth:`state`; increases logged before the save are not logged again."""
         self._counts, self._logged = (
             Counter({(counter, module): amount for counter, module, amount in state[name]})
             for name in ("counts", "logged")
@@ -140,15 +141,12 @@ class BufferMetrics:
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
         """Returns the sum over the whole run, in steps and episodes of the environment."""
-        if self._environment.episodes and counter != "steps_sampled":
-            steps = self._environment.steps
-            of_environment = {
-                "steps_added": steps,
-                "steps_evicted": steps - env_steps_stored,
-                "episodes_added": self._environment.episodes,
-            }
-            return of_environment[counter]
-        return self.total(counter)
+        environment = self._environment
+        if not environment.episodes or counter == "steps_sampled":
+            return self.total(counter)
+        if counter == "episodes_added":
+            return environment.episodes
+        return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
         """Returns the increase since the last call with these names; 0 for an estimate that went down."""
@@ -157,55 +155,49 @@ class BufferMetrics:
         return increase
 
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
-        """Logs present values: fill, ages and losses."""
+        """Logs current values."""
         from lightning_replay.parts import declared_sampler
 
-        log = self._logger.log_value
+        log = functools.partial(self._logger.log_value, reduce="item")
         every = list(modules.values())
         stats = [self._stats_of(name, module) for name, module in modules.items()]
         self._calls += 1
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
-        log(keys.ACTUAL_N_STEP, sum(module.draws.mean_n_step for module in every) / max(len(every), 1), reduce="item")
+        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1))
         if ages:
-            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages), reduce="item")
-            log("drawn_age_max", max(longest for _, longest in ages), reduce="item")
+            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
+            log("drawn_age_max", max(longest for _, longest in ages))
         samplers = [module.replay.sampler for module in every if module.replay.is_prioritized]
-        exponents = [declared_sampler(sampler).base_sampler.beta for sampler in samplers]
-        if exponents:
-            log("importance_exponent", sum(exponents) / len(exponents), reduce="item")
-        late = sum(one["late_updates_dropped"] for one in stats)
-        log("num_late_updates_dropped_lifetime", late, reduce="item")
-        fragments = [module.converter.fragments for module in every]
-        if self._environment.episodes:
-            fragments = [self._environment]
-        log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments), reduce="item")
-        log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments), reduce="item")
-        log("bytes_stored", sum(one["nbytes"] for one in stats), reduce="item")
+        if samplers:
+            exponents = [declared_sampler(sampler).base_sampler.beta for sampler in samplers]
+            log("importance_exponent", sum(exponents) / len(exponents))
+        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in stats))
+        environment = [self._environment] if self._environment.episodes else None
+        fragments = environment or [module.converter.fragments for module in every]
+        log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments))
+        log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments))
+        log("bytes_stored", sum(one["nbytes"] for one in stats))
         several = len(modules) > 1 or DEFAULT_MODULE_ID not in modules
         for (name, module), of_module in zip(modules.items(), stats, strict=True):
             prefix = (name,) if several else ()
-            self._log_tables(prefix, module, of_module.get("tables", {}))
+            for table, of_table in of_module.get("tables", {}).items():
+                for key in TABLE_STATS:
+                    if key in of_table:
+                        log(("tables", *prefix, table, key), of_table[key])
             for group, names in STATS.items():
-                for key in names:
-                    if names[0] in of_module:
-                        log((group, *prefix, key), of_module[key], reduce="item")
-
-    def _log_tables(self, prefix: tuple[str, ...], module: ModuleReplay, tables: Mapping[str, Any]) -> None:
-        log = self._logger.log_value
-        for name, stats in tables.items():
-            for key in TABLE_STATS:
-                if key in stats:
-                    log(("tables", *prefix, name, key), stats[key], reduce="item")
-        followed = module.intake.task_progress
-        if followed is not None:
-            for name, probability in followed.replay.probabilities().items():
-                log(("tasks", *prefix, name, "probability"), probability, reduce="item")
-                log(("tasks", *prefix, name, "num_episodes_lifetime"), followed.episodes[name], reduce="item")
-                if name in followed.signals:
-                    log(("tasks", *prefix, name, "progress"), followed.signals[name], reduce="item")
+                if names[0] in of_module:
+                    for key in names:
+                        log((group, *prefix, key), of_module[key])
+            progress = module.intake.task_progress
+            if progress is not None:
+                for task, probability in progress.replay.probabilities().items():
+                    log(("tasks", *prefix, task, "probability"), probability)
+                    log(("tasks", *prefix, task, "num_episodes_lifetime"), progress.episodes[task])
+                    if task in progress.signals:
+                        log(("tasks", *prefix, task, "progress"), progress.signals[task])
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
-        """Returns statistics of a replay; computed at intervals where ages of many entries take longer than a draw."""
+        """Returns statistics of a replay; computed at intervals where reading many ages takes longer than a draw."""
         from lightning_replay.writers import RetentionWriter
 
         tables = module.replay.tables

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class MinSizes:
     """Sets the least sizes that were not given to the size of the batch, which RLlib passes with each draw.
 
-    No table can need more than its capacity. And while no table with a share holds a whole batch, those that hold most
-    of all are drawn from: RLlib draws as soon as its warm-up is over.
+    RLlib draws as soon as its warm-up is over: while no table with a share holds a whole batch, the longest is drawn
+    from.
 
     Args:
         replay: with tables, or without, where there is nothing to set.
@@ -30,20 +30,19 @@ class MinSizes:
         from lightning_replay.samplers.table_shares import TableShares
         from lightning_replay.writers.event_tables import DEFAULT_TABLE
 
-        sampler = replay.sampler
+        sampler, is_unset = replay.sampler, options.get("min_size") is None
         self._replay = replay
         self._scheduled: ScheduledSampler | None = None
         self._shares: TableShares | None = None
-        if isinstance(sampler, ScheduledSampler) and "tasks" in options and options.get("min_size") is None:
+        if isinstance(sampler, ScheduledSampler) and "tasks" in options and is_unset:
             self._scheduled = sampler
         if isinstance(sampler, TableShares) and "tables" in options:
-            given = built_tables(options["tables"])
             self._shares = sampler
-            self._open = [table.name for table in given if table.min_size is None]
-            if options.get("min_size") is None:
-                self._open.append(DEFAULT_TABLE)
+            self._unset = [table.name for table in built_tables(options["tables"]) if table.min_size is None]
+            if is_unset:
+                self._unset.append(DEFAULT_TABLE)
 
-    def follow(self, batch_size: int) -> None:
+    def update(self, batch_size: int) -> None:
         """Sets the sizes before a draw."""
         if self._scheduled is None and self._shares is None:
             return
@@ -56,6 +55,6 @@ class MinSizes:
         if self._scheduled is not None:
             self._scheduled.min_size = min(reachable, int(tables.capacity[0]))
         if self._shares is not None:
-            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._open}
+            sizes = {name: min(reachable, int(tables.capacity[tables.number(name)])) for name in self._unset}
             if not sizes.items() <= self._shares.min_sizes.items():
                 self._shares.set_min_sizes(sizes)

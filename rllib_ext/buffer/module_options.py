@@ -13,21 +13,16 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from lightning_replay.validation import check_kind, checked_choice, checked_seed
 from rllib_ext.buffer.building import Returns, build_progress, build_replay, uses_retention
-from rllib_ext.buffer.feedback import MeasureSurprise
 from rllib_ext.buffer.min_sizes import MinSizes
-from rllib_ext.buffer.module_replay import ModuleReplay
+from rllib_ext.buffer.module_replay import MeasureSurprise, ModuleReplay
 from rllib_ext.episodes.info_columns import Information
 from rllib_ext.learner.batch_layouts import LAYOUTS
 
 
 class ModuleOptions:
-    """The options of a buffer, for all modules and for single ones.
+    """The options of a buffer, for all modules and, ``special``, for single ones.
 
-    Args:
-        recipe: name of the recipe, or ``None`` where the options name parts.
-        layout: how drawn rows travel.
-        options: of every module's replay.
-        special: of single modules by name, what differs; ``None`` for a module of which nothing is stored.
+    Arguments are those of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
 
     Attributes:
         returns: length and discount of returns that are formed before rows are stored.
@@ -56,53 +51,46 @@ class ModuleOptions:
         """Returns whether steps of this module are stored."""
         return self._special.get(module_id, {}) is not None
 
-    def module_ids(self) -> list[str]:
-        """Returns the default module and those with options of their own, without those of which nothing is stored."""
-        return [name for name in dict.fromkeys([DEFAULT_MODULE_ID, *self._special]) if self.stores(name)]
-
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
         """Returns recipe and options of a module."""
         special = self._special.get(module_id) or {}
         options = {**self._options, **special}
-        # None takes an option of all modules back, as another recipe may not have it.
+        # None removes an option of all modules, as another recipe may not have it.
         options = {key: value for key, value in options.items() if value is not None or key not in special}
         return options.pop("recipe", self.recipe), options
 
-    def uses_retention(self, module_id: str) -> bool:
-        """Returns whether the replay of a module keeps rows by importance, not by age."""
-        return uses_retention(*self.of(module_id))
+    def modules_with_retention(self) -> list[str]:
+        """Returns the modules whose replay keeps rows by importance, not by age."""
+        names = dict.fromkeys([DEFAULT_MODULE_ID, *self._special])
+        return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
-        """Builds the replay of a module.
-
-        Raises:
-            ValueError: options that are unknown or refused.
-        """
+        """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
         recipe, options = self.of(module_id)
         seed = checked_seed(options.get("seed"))
         if seed is not None and module_id != DEFAULT_MODULE_ID:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
-        info_keys, progress = options.pop("info_keys", None) or (), options.pop("progress", None)
+        info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
         replay = build_replay(recipe, options, self.returns)
         return ModuleReplay(
             replay,
             self.layout,
             seed,
             module_id if several_agents else None,
-            information=Information(info_keys, replay.tasks or None),
+            information=Information(info_keys or (), replay.tasks or None),
             progress=build_progress(progress, replay),
             min_sizes=MinSizes(replay, options),
             measure=self.measure,
         )
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
-        """Sets length and discount of returns; builds anew the present replays that keep rows by importance.
+        """Sets length and discount of returns formed before rows are stored; rebuilds the replays that have these.
 
         Raises:
             ValueError: an interval of lengths or more of them than the capacity, where rows are kept by importance.
         """
         self.returns = returns
-        built = {name: self.build(name) for name in self.module_ids() if self.uses_retention(name)}
+        built = {name: self.build(name) for name in self.modules_with_retention()}
         return {name: module for name, module in built.items() if name in present}
 
     def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:

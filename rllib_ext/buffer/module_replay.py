@@ -3,99 +3,216 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rllib_ext.buffer.draws import Draws
-from rllib_ext.buffer.feedback import Feedback, MeasureSurprise
 from rllib_ext.buffer.intake import Intake
 from rllib_ext.episodes.convert import EpisodeConverter
 from rllib_ext.episodes.info_columns import Information
-from rllib_ext.learner.batch_layouts import Piece
+from rllib_ext.learner.batch_layouts import LAYOUTS, DrawnRows, Piece
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from tensordict import TensorDictBase
+    from torch import Tensor
 
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers.progress import ReturnProgress
     from rllib_ext.buffer.min_sizes import MinSizes
+    from rllib_ext.buffer.sequence_priorities import SequencePriorities
+
+ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
+
+MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
+
+
+class Expected(NamedTuple):
+    """Rows in the order in which their TD errors will come back."""
+
+    slots: Tensor
+    generation: Tensor
+    action: Tensor | None = None
+    sequences: SequencePriorities | None = None
 
 
 class ModuleReplay:
     """A :class:`~lightning_replay.replay.Replay` for RLlib's episodes, TD errors and Learners.
 
-    Call :meth:`Intake.flatten` and :meth:`Intake.add` with what EnvRunners send, :meth:`draw` for a batch,
-    :meth:`expect` with the order in which its TD errors will come back, and :meth:`Feedback.update` with them.
+    Call :meth:`Intake.flatten` and :meth:`Intake.add` with the episodes of EnvRunners, :meth:`draw` for a batch,
+    :meth:`expect` with the order in which its TD errors will come back, and :meth:`update` with them.
 
     Args:
-        replay: where the rows are.
+        replay: stores the rows.
         layout: of drawn rows, a key of :data:`~rllib_ext.learner.batch_layouts.LAYOUTS`.
         seed: of the lengths of random n-step returns.
         module_id: the module, where there are several agents.
         information: which columns come from the infos.
-        progress: turns returns into progress signals, where the replay has a curriculum.
-        min_sizes: least sizes of tables, where the replay has tables.
-        measure: the surprise of new rows, for replays that keep rows by it and have no measure of their own.
+        progress: turns returns into progress signals of a curriculum.
+        min_sizes: least sizes of the replay's tables.
+        measure: see :meth:`set_initial_surprise`.
 
     Attributes:
         converter: from episodes to rows; describes the stored columns.
-        intake, draws, feedback: the three directions.
+        intake: stores episodes.
+        mean_n_step: steps per row of the last draw.
     """
 
     def __init__(
         self,
         replay: Replay,
         layout: str,
-        seed: int | None = None,
-        module_id: str | None = None,
+        seed: int | None,
+        module_id: str | None,
         *,
-        information: Information | None = None,
-        progress: ReturnProgress | None = None,
-        min_sizes: MinSizes | None = None,
-        measure: MeasureSurprise | None = None,
+        information: Information,
+        progress: ReturnProgress | None,
+        min_sizes: MinSizes,
+        measure: MeasureSurprise | None,
     ) -> None:
-        from rllib_ext.buffer.sampled_n_step import AskedReturns
-        from rllib_ext.buffer.stored_n_step import FormedReturns
+        from rllib_ext.buffer.n_step import SampledReturns, StoredReturns
 
-        self.replay = replay
+        self.replay, self.layout = replay, layout
         self.converter = EpisodeConverter(information)
-        self._returns, self._formed = AskedReturns(seed), FormedReturns.of(replay)
-        self.intake = Intake(replay, self.converter, self._returns, self._formed, module_id, progress)
-        self.draws = Draws(replay, self.converter, self._returns, self._formed, layout, module_id, min_sizes)
-        self.feedback = Feedback(replay, self.draws, module_id)
+        self._returns, self._stored_returns = SampledReturns(seed), StoredReturns.of(replay)
+        self.intake = Intake(replay, self.converter, self._returns, self._stored_returns, module_id, progress)
+        self._module_id, self._min_sizes = module_id, min_sizes
+        self._num_draws = 0
+        self.mean_n_step = 1.0
         self._batch: TensorDictBase | None = None
+        self._expected: Expected | None = None
         if measure is not None:
-            self.feedback.set_initial_surprise(measure)
+            self.set_initial_surprise(measure)
 
     def __len__(self) -> int:
         return len(self.replay)
 
     def draw(self, num_items: int, n_step: int | tuple[int, int], gamma: float) -> list[Piece]:
-        """Draws ``num_items`` rows as pieces, see :meth:`Draws.rows`."""
-        self._batch, pieces = self.draws.rows(num_items, n_step, gamma)
-        return pieces
+        """Draws ``num_items`` rows as pieces, the longest first.
+
+        Raises:
+            ValueError: other returns than those stored.
+        """
+        if self._stored_returns is not None:
+            self._stored_returns.check(n_step, gamma)
+        elif n_step != 1 or self._returns.is_attached:
+            self._returns.set_length(n_step, gamma)
+            self._returns.attach(self.replay)
+        self._advance()
+        self._min_sizes.update(num_items)
+        self._batch = self.replay.sample(num_items)
+        rows = self._drawn_rows(self._batch)
+        self.mean_n_step = rows.mean_n_step
+        return LAYOUTS[self.layout](rows)
 
     def expect(self, places: np.ndarray) -> None:
-        """Passes the rows of :meth:`draw` on to :meth:`Feedback.expect`."""
-        assert self._batch is not None and self.converter.action is not None
-        leaves = self.converter.action.leaves
-        weighs = self._formed is not None and len(leaves) == 1  # others need no actions
-        self.feedback.expect(self._batch, places, leaves[0].key if weighs else None)
-        self._batch = None
+        """Keeps the identity of the drawn rows, by their ``places`` in the batch, int64 ``[B]``.
+
+        The order is that in which their TD errors will come back.
+        """
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        if self.replay.takes_feedback:
+            leaves = self.converter.columns["action"].leaves
+            # Replays that keep rows by importance read action values; several actions have none.
+            reads_actions = self._stored_returns is not None and len(leaves) == 1
+            actions = batch.get(leaves[0].key)[places] if reads_actions else None
+            self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
-        """Draws sequences as episodes, see :meth:`Draws.sequences`, for a number of Learners."""
-        drawn, episodes = self.draws.sequences(num_steps, longest, burn_in)
-        self.feedback.expect_sequences(drawn, num_learners, longest, burn_in)
+        """Draws sequences as episodes, see :func:`~rllib_ext.buffer.sequences.draw_sequences`.
+
+        They have ``num_steps`` steps together; from the first ``burn_in`` steps of each nothing is learned.
+
+        Raises:
+            ValueError: the rows or the recipe cannot give sequences, or a Learner would get nothing but burn-in.
+        """
+        from rllib_ext.buffer.sequence_priorities import SequencePriorities
+        from rllib_ext.buffer.sequences import check_sequences, draw_sequences, read_episodes
+
+        check_sequences(self.replay)
+        if longest <= burn_in:
+            raise ValueError(
+                f"burn_in_len is {burn_in} and max_seq_len is {longest}: nothing is left to learn from. "
+                "Give sequences longer than the burn-in"
+            )
+        if not len(self.replay):
+            raise RuntimeError("cannot sample from an empty replay buffer; call add first")
+        if "state_out" not in self.converter.columns:
+            raise ValueError(
+                f"batch_length_T is {longest}: a recurrent module learns from sequences with its state, and the stored "
+                "episodes carry no state_out among their extra model outputs. Fill the buffer with episodes that the "
+                "module itself has played, from a new buffer on"
+            )
+        self._advance()
+        assert self._returns.links is not None
+        drawn = draw_sequences(self.replay, self._returns.links, num_steps, longest, shortest=burn_in + 1)
+        self.mean_n_step = 1.0
+        episodes = read_episodes(drawn, self.replay.storage, self.converter.columns)
+        priorities = SequencePriorities(drawn.lengths.tolist(), num_learners, longest, burn_in)
+        if self.replay.is_prioritized:
+            self._expected = Expected(drawn.drawn, drawn.generation, sequences=priorities)
         return episodes
+
+    def update(self, td_errors: Any) -> None:
+        """Updates the rows drawn last with their TD errors; replays without feedback ignore them.
+
+        Args:
+            td_errors: one for each row, or ``[B, 2 + A]`` of :func:`~rllib_ext.learner.signals.report_signals`.
+
+        Raises:
+            ValueError: another number of TD errors than of rows, no draw to update, or NaN or infinite values.
+        """
+        if not self.replay.takes_feedback:
+            return
+        if self._expected is None:
+            raise ValueError(
+                "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
+            )
+        import torch
+
+        index, generation, action, sequences = self._expected
+        given: Any = np.asarray(td_errors)
+        signals: dict[str, Tensor] = {}
+        if sequences is not None:
+            learned, given = sequences.of(given)
+            index, generation = index[learned], generation[learned]
+        elif given.ndim == 2 and given.shape[1] > 2:
+            columns = torch.as_tensor(given).to(torch.float32)
+            given = columns[:, 0]
+            if action is not None:
+                signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
+        td_error = torch.as_tensor(given).reshape(-1)
+        self.replay.update_priority(index, td_error, generation=generation, **signals)
+        self._expected = None
+
+    def set_initial_surprise(self, measure: MeasureSurprise) -> None:
+        """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
+        from lightning_replay.parts import declared_writer
+
+        def surprise_of(rows: TensorDictBase) -> Tensor:
+            import torch
+
+            surprise = np.empty(len(rows), dtype=np.float32)
+            for start in range(0, len(rows), ROWS_PER_PASS):
+                # In the form of drawn rows, and copied: connectors may write into them.
+                pieces = LAYOUTS[self.layout](self._drawn_rows(rows[start : start + ROWS_PER_PASS].clone()))
+                places = np.concatenate([piece.places for piece in pieces])
+                module_id = self._module_id or DEFAULT_MODULE_ID
+                surprise[start + places] = measure(module_id, [piece.episode for piece in pieces])
+            return torch.from_numpy(surprise)
+
+        writer = declared_writer(self.replay.writer)
+        if writer.needs_initial_surprise:
+            writer.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
         """Returns plain values beside the replay's own state."""
         return {
             "converter": self.converter.state(),
-            "draws": self.draws.count,
+            "draws": self._num_draws,
             "follows_episodes": self._returns.is_attached,
             **self.intake.state(),
         }
@@ -103,13 +220,19 @@ class ModuleReplay:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state`; call it before the replay is loaded.
 
-        The episodes that ran are truncated once new steps arrive; until then contents and draws are those of the saved
-        buffer.
+        Episodes that ran are truncated once new steps arrive; until then contents and draws are the saved buffer's.
         """
         self.converter.load_state(state["converter"])
-        self.draws.count = state["draws"]
+        self._num_draws = state["draws"]
         self.intake.load_state(state)
         if state["follows_episodes"]:
             self._returns.attach(self.replay)
-        self.feedback.clear()
-        self._batch = None
+        self._batch = self._expected = None
+
+    def _advance(self) -> None:
+        self._num_draws += 1
+        self.replay.advance(updates=self._num_draws)
+
+    def _drawn_rows(self, rows: TensorDictBase) -> DrawnRows:
+        columns = self.converter.columns
+        return DrawnRows(rows, columns["observation"], columns["action"], self._module_id)

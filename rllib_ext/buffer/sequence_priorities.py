@@ -17,8 +17,8 @@ class SequencePriorities:
     """Turns the TD errors of a batch of sequences, ``[chunks, T]`` as they come back, into one for each sequence.
 
     A Learner pads every sequence to T steps, a chunk; where RLlib cuts a sequence for several Learners, its parts are
-    chunks of their own. ``0.9 * max|δ| + 0.1 * mean|δ|`` of the steps a Learner learned from becomes the priority:
-    not the first steps of a chunk, its burn-in, and not the padding.
+    chunks of their own. The priority is ``0.9 * max|δ| + 0.1 * mean|δ|`` of the steps a Learner learned from, without
+    the burn-in of each chunk and the padding.
 
     ::
 
@@ -58,13 +58,10 @@ class SequencePriorities:
         self._num_sequences = len(lengths)
 
     def of(self, td_errors: object) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sequences of which a step counts, int64 ``[n]``, and the magnitude for the priority of each.
-
-        Args:
-            td_errors: ``[chunks, T]``, Learner after Learner.
+        """Returns the sequences with a step that counts, int64 ``[n]``, and the priority of each.
 
         Raises:
-            ValueError: another shape, or NaN or infinite values that count.
+            ValueError: another shape than ``[chunks, T]``, or NaN or infinite values that count.
         """
         given = np.asarray(td_errors, dtype=np.float64)
         if given.shape != self._counts.shape:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,17 +26,13 @@ if TYPE_CHECKING:
     from lightning_replay.episodes.links import EpisodeLinks
     from lightning_replay.replay import Replay
 
-# Rounds in a row without one sequence that is long enough, after which there is hardly any: 0.1 s.
-MOST_FRUITLESS_ROUNDS = 1000
-
-
-Key = str | tuple[str, ...]
+_MAX_EMPTY_ROUNDS = 1000  # in a row without one sequence that is long enough; 0.1 s
 
 
 class Sequences(NamedTuple):
-    """Where the sequences of a batch lie, the longest first as RLlib sorts them.
+    """Slots of the sequences of a batch, the longest first as RLlib sorts them.
 
-    Args:
+    Attributes:
         slots: int64 ``[S, T]``, the rows of each; after the last one it is repeated.
         lengths: int64 ``[S]``, how many of them are distinct, 1 to T.
         before: int64 ``[S]``, the slot of the step before the first, -1 where an episode begins.
@@ -71,10 +67,10 @@ def check_sequences(replay: Replay) -> None:
 def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest: int, shortest: int) -> Sequences:
     """Draws start rows until the sequences that follow from them have ``num_steps`` steps together, or some more.
 
-    The sampler draws the starts, uniformly or by priority, and the next steps of the episode follow, up to ``longest``
-    of them: never past the episode's end, a gap or an overwritten row. Sequences below ``shortest`` steps are dropped,
-    as in RLlib's own buffer. Where the step before the start was overwritten, the state of the module is missing
-    there, and the sequence begins one step later; weight and feedback stay those of the row drawn.
+    The sampler draws the starts, uniformly or by priority, and up to ``longest`` steps of the episode follow: never
+    past its end, a gap or an overwritten row. Sequences below ``shortest`` steps are dropped, as in RLlib's own buffer.
+    Where the step before the start was overwritten, and with it the module's state, the sequence begins one step later;
+    weight and feedback stay those of the row drawn.
 
     ::
 
@@ -89,23 +85,22 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
         replay: prioritized or not; its rows have a column ``step``.
         links: between its rows.
         num_steps: steps of a train batch.
-        longest: T, steps of a sequence at most.
-        shortest: steps of a sequence at least.
+        longest, shortest: most (T) and fewest steps of a sequence.
 
     Raises:
         RuntimeError: the buffer is empty.
         ValueError: hardly an episode, or none, is long enough.
     """
     parts: list[Sequences] = []
-    found = fruitless = 0
+    found = empty_rounds = 0
     while found < num_steps:
         part = _draw_round(replay, links, -(-(num_steps - found) // longest), longest, shortest)
         steps = int(part.lengths.sum())
-        fruitless = 0 if steps else fruitless + 1
-        if fruitless == MOST_FRUITLESS_ROUNDS:
+        empty_rounds = 0 if steps else empty_rounds + 1
+        if empty_rounds == _MAX_EMPTY_ROUNDS:
             raise ValueError(
-                f"{fruitless} draws in a row met no sequence of {shortest} steps or more among the {len(replay)} steps "
-                f"stored: the episodes are too short for burn_in_len={shortest - 1}. Lower burn_in_len, or raise "
+                f"{empty_rounds} draws in a row found no sequence of {shortest} steps or more among the {len(replay)} "
+                f"steps stored: the episodes are too short for burn_in_len={shortest - 1}. Lower burn_in_len, or raise "
                 "num_steps_sampled_before_learning_starts if longer episodes come later"
             )
         parts.append(part)
@@ -131,25 +126,24 @@ def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, s
     return Sequences(*(column[kept] for column in columns))
 
 
-def read_episodes(
-    drawn: Sequences, storage: Storage, observation: Columns, action: Columns, state_out: Columns
-) -> list[SingleAgentEpisode]:
+def read_episodes(drawn: Sequences, storage: Storage, columns: Mapping[str, Columns]) -> list[SingleAgentEpisode]:
     """Returns the drawn sequences as episodes of NumPy arrays, in their order.
 
-    Each is a real episode that begins at the step it was drawn from, with the step before as its lookback where there
-    is one: that step's ``state_out`` is the state in which the sequence begins, and connectors that add the previous
-    action find it. Extra model outputs are ``state_out``, and ``weights`` and ``n_step`` as RLlib's buffers add them.
+    Each begins at the step it was drawn from, with the step before as its lookback where there is one: that step's
+    ``state_out`` is the state in which the sequence begins, and connectors that add the previous action find it. Extra
+    model outputs are ``state_out``, and ``weights`` and ``n_step`` as RLlib's buffers add them.
 
     Args:
         drawn: from :func:`draw_sequences`.
         storage: where the rows are.
-        observation, action, state_out: how their columns nest.
+        columns: how ``observation``, ``action`` and ``state_out`` nest.
     """
+    observation, action, state_out = (columns[name] for name in ("observation", "action", "state_out"))
     slots = torch.cat((drawn.before.unsqueeze(1), drawn.slots), dim=1)
     used = (torch.arange(slots.shape[1], device=slots.device) <= drawn.lengths.unsqueeze(1)) & (slots >= 0)
     everything, first, last = slots[used], drawn.slots[:, 0], drawn.slots[:, -1]
 
-    def read(index: Tensor, keys: Sequence[Key]) -> list[np.ndarray]:
+    def read(index: Tensor, keys: Sequence[str | tuple[str, ...]]) -> list[np.ndarray]:
         return [column.cpu().numpy() for column in read_columns(storage, index, keys)]
 
     observations = read(everything, [leaf.key for leaf in observation.leaves])

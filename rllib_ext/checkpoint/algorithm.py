@@ -20,8 +20,8 @@ class CheckpointPart(Protocol):
 
     Attributes:
         folder: name of its folder in a checkpoint.
-        option: of ``restore_from_path``, by which the part is left out.
-        restores: whether a restore includes the part if the option is not given.
+        option: of ``restore_from_path``, which leaves the part out.
+        restores: default of the option.
         instead: effect of the option, for errors.
     """
 
@@ -31,7 +31,7 @@ class CheckpointPart(Protocol):
     instead: str
 
     def state(self) -> Any:
-        """Returns what is to be saved; called before RLlib saves the algorithm."""
+        """Returns the state to save; called before RLlib saves the algorithm."""
 
     def write(self, folder: Path, state: Any, files: Mapping[str, Any], *, stays: bool) -> None:
         """Writes the state and fingerprints of RLlib's files to a local folder, which ``stays`` or is copied."""
@@ -47,8 +47,8 @@ class CheckpointedAlgorithm:
     """Replaces ``save_to_path`` and ``restore_from_path`` of one algorithm, so that they include a part.
 
     RLlib 2.60 ignores ``store_buffer_in_checkpoints`` on its new stack and has no hook around a checkpoint.
-    ``from_checkpoint`` and Tune call the two methods too. A restore reads and checks the part before anything of the
-    algorithm is changed.
+    ``from_checkpoint`` and Tune call the two methods too. A restore reads and checks the part before the algorithm is
+    changed.
 
     Args:
         algorithm: just built.
@@ -67,8 +67,7 @@ class CheckpointedAlgorithm:
 
         Args:
             path: a directory, or a URI of any file system of pyarrow.
-            filesystem: of ``path``.
-            options: RLlib's ``state`` and ``use_msgpack``.
+            filesystem, options: as RLlib's.
         """
         state = self._part.state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
@@ -88,10 +87,9 @@ class CheckpointedAlgorithm:
 
         Args:
             path: of a checkpoint, a directory or a URI.
-            component: of the algorithm, to restore that alone; the part stays as it is then.
-            filesystem: of ``path``.
-            options: ``restore_replay`` or ``restore_levels``, whether to restore the part, which ``from_checkpoint``
-                takes too; and RLlib's own.
+            component: of the algorithm, to restore that alone and leave the part as it is.
+            filesystem, options: as RLlib's; and ``restore_replay`` or ``restore_levels``, whether to restore the part,
+                accepted by ``from_checkpoint`` too.
 
         Raises:
             FileNotFoundError: the checkpoint lacks the part.

@@ -2,7 +2,7 @@
 """Files of RLlib's checkpoints on any file system of pyarrow: this library's folders, fingerprints of the others.
 
 RLlib overwrites the files of an earlier checkpoint one by one, and this library writes its folders after them. A save
-that is cut short in between leaves files of two checkpoints, which fingerprints reveal.
+cut short in between leaves files of two checkpoints, which fingerprints reveal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ _OWN_FOLDERS = ("levels", "replay_buffer")
 _BLOCK_BYTES = 1 << 20
 
 
+def _located(path: str | Path | None, filesystem: fs.FileSystem | None) -> tuple[fs.FileSystem, str]:
+    """Returns the file system of a checkpoint and the path on it; local where RLlib chose the path."""
+    if filesystem is None and path is not None:
+        filesystem, path = fs.FileSystem.from_uri(str(path))
+    return filesystem or fs.LocalFileSystem(), str(path)
+
+
 @contextmanager
 def folder_to_write(
     path: str | Path | None, filesystem: fs.FileSystem | None, saved: str, name: str
 ) -> Iterator[tuple[Path, bool]]:
-    """Opens a local folder whose files are copied into a checkpoint that RLlib has just saved, unless it lies there.
+    """Opens a local folder whose files are copied into a checkpoint that RLlib has just saved, unless it is there.
 
     Args:
         path, filesystem: of the checkpoint, as given by the user.
@@ -35,10 +42,9 @@ def folder_to_write(
     Yields:
         The folder, and whether it stays where it is.
     """
-    if path is not None and filesystem is None:
-        filesystem, _ = fs.FileSystem.from_uri(str(path))
+    filesystem, _ = _located(path, filesystem)
     folder = Path(saved) / name
-    if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
+    if isinstance(filesystem, fs.LocalFileSystem):
         yield folder, True
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -47,7 +53,7 @@ def folder_to_write(
 
 
 def _copy(source: Path, target: str, filesystem: fs.FileSystem) -> None:
-    """Copies a save to another file system: its data first, then the manifest that names it; earlier data goes last."""
+    """Copies a save to another file system: data, then the manifest that names them; deletes earlier data last."""
     parts = sorted(source.iterdir(), key=Path.is_file)
     filesystem.create_dir(target)
     for part in parts:
@@ -64,9 +70,7 @@ def _copy(source: Path, target: str, filesystem: fs.FileSystem) -> None:
 @contextmanager
 def folder_to_read(path: str | Path, filesystem: fs.FileSystem | None, name: str) -> Iterator[Path]:
     """Opens a folder of a checkpoint, copied if it is not local; it may not exist."""
-    location = str(path)
-    if filesystem is None:
-        filesystem, location = fs.FileSystem.from_uri(location)
+    filesystem, location = _located(path, filesystem)
     folder = Path(location) / name
     if isinstance(filesystem, fs.LocalFileSystem):
         yield folder
@@ -82,12 +86,9 @@ def folder_to_read(path: str | Path, filesystem: fs.FileSystem | None, name: str
 def fingerprints_of(path: str | Path | None, filesystem: fs.FileSystem | None, saved: str) -> dict[str, Any]:
     """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint.
 
-    Args:
-        path, filesystem: of the checkpoint, as given by the user.
-        saved: where RLlib saved it, as it returned.
+    Arguments are those of :func:`folder_to_write`.
     """
-    if filesystem is None:
-        filesystem = fs.LocalFileSystem() if path is None else fs.FileSystem.from_uri(str(path))[0]
+    filesystem, _ = _located(path, filesystem)
     return {name: _record(filesystem, file) for name, file in _files(filesystem, saved).items()}
 
 
@@ -106,9 +107,7 @@ def check_fingerprints(
     """
     from lightning_replay.saving import DamagedFileError
 
-    location = str(path)
-    if filesystem is None:
-        filesystem, location = fs.FileSystem.from_uri(location)
+    filesystem, location = _located(path, filesystem)
     present = _files(filesystem, location)
     for name, record in (recorded or {}).items():
         if name not in present or _record(filesystem, present[name]) != record:
@@ -120,18 +119,14 @@ def check_fingerprints(
 
 
 def _files(filesystem: fs.FileSystem, location: str) -> dict[str, str]:
-    """Returns RLlib's files: relative path to path. Tune's own begin with a dot."""
-    found = filesystem.get_file_info(fs.FileSelector(location, recursive=True))
-    names = {
-        PurePosixPath(info.path).relative_to(location).as_posix(): info.path
-        for info in found
-        if info.type == fs.FileType.File
-    }
-    return {
-        name: path
-        for name, path in sorted(names.items())
-        if name.split("/")[0] not in _OWN_FOLDERS and not any(part.startswith(".") for part in name.split("/"))
-    }
+    """Returns the paths of RLlib's files by their relative paths. Tune's own begin with a dot."""
+    found = {}
+    for info in filesystem.get_file_info(fs.FileSelector(location, recursive=True)):
+        relative = PurePosixPath(info.path).relative_to(location)
+        is_own = relative.parts[0] in _OWN_FOLDERS
+        if info.type == fs.FileType.File and not is_own and not any(part.startswith(".") for part in relative.parts):
+            found[relative.as_posix()] = info.path
+    return dict(sorted(found.items()))
 
 
 def _record(filesystem: fs.FileSystem, file: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ FOLDER = "replay_buffer"
 class ReplayPart:
     """Saves and restores the replay buffer and the warm-up, see :class:`~.algorithm.CheckpointPart`.
 
-    Restored without the buffer, the algorithm collects a new warm-up before it learns.
+    Without the buffer, a restored algorithm collects a new warm-up before it learns.
 
     Args:
         algorithm: with a :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
@@ -70,18 +70,23 @@ class ReplayPart:
 
     def leave_out(self, folder: Path) -> Callable[[], None]:
         """Reads the warm-up alone."""
-        return functools.partial(self._warm_up_again, read_warm_up(folder))
+        return functools.partial(self._restart_warm_up, read_warm_up(folder))
 
     def _take_over(self, saved: SavedBuffer) -> None:
         self._buffer.take_over(saved.modules, saved.state)
         self._warmup_steps = saved.warm_up.steps
         self._start_learning_at(saved.warm_up.learning_starts)
 
-    def _warm_up_again(self, saved: WarmUp | None) -> None:
+    def _restart_warm_up(self, saved: WarmUp | None) -> None:
         self._warmup_steps = self._warmup_steps if saved is None else saved.steps
         # RLlib compares the warm-up with the steps of the whole run, which were restored.
         missing = max(0, self._warmup_steps - self._buffer.num_env_steps_stored)
-        self._start_learning_at(self._steps_sampled() + missing)
+        metrics = self._algorithm.metrics
+        if self._algorithm.config.count_steps_by == "agent_steps":
+            steps = sum(metrics.peek((ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME), default={}).values())
+        else:
+            steps = metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        self._start_learning_at(int(steps) + missing)
         logger.info("the replay buffer was not restored: %d steps are collected before learning goes on", missing)
 
     def _start_learning_at(self, steps: int) -> None:
@@ -91,10 +96,3 @@ class ReplayPart:
             config.num_steps_sampled_before_learning_starts = steps
             config.freeze()
             algorithm.config = config
-
-    def _steps_sampled(self) -> int:
-        metrics = self._algorithm.metrics
-        if self._algorithm.config.count_steps_by == "agent_steps":
-            by_agent = metrics.peek((ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME), default={})
-            return int(sum(by_agent.values()))
-        return int(metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))

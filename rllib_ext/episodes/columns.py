@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Struct = Any  # an array, or dicts and tuples of arrays, all with the same first dimension
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One column: where it lies in the TensorDict, and what every later row must fit into."""
+class Leaf(NamedTuple):
+    """One column: its key in the TensorDict, and dtype and shape that later rows must fit."""
 
     key: tuple[str, ...]
     dtype: np.dtype
@@ -22,11 +20,10 @@ class Leaf:
 
 
 class Columns:
-    """Takes a batch of nested values apart into columns, and puts columns together again.
+    """Flattens a batch of nested values into columns, and restores the nesting.
 
-    Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Dtypes and
-    shapes are those of the first rows; later rows are cast within their kind (int32 to int64, float64 to float32)
-    and refused where that would lose what they are.
+    Dict spaces give one key per entry, Tuple spaces the positions as keys, both nested under ``name``. Later rows are
+    cast to the first rows' dtypes within their kind (int32 to int64, float64 to float32) and refused otherwise.
 
     Args:
         name: first part of every key, ``observation`` or ``action``.
@@ -41,38 +38,38 @@ class Columns:
     def __init__(self, name: str, struct: Struct) -> None:
         self.name = name
         self.leaves: list[Leaf] = []
-        self._shape_of_struct = self._describe(struct, (name,))
+        self._nesting = self._describe(struct, (name,))
         if not self.leaves:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
-        """Arrays of ``struct``, one per leaf, in the dtypes of the first rows.
+        """Returns one array per leaf, in the dtypes of the first rows.
 
         Raises:
             ValueError: entries, shapes or dtypes are not those of the first rows.
         """
-        arrays = list(self._walk(struct, self._shape_of_struct, self.name))
-        return [self._fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
+        arrays = list(self._walk(struct, self._nesting, self.name))
+        return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
     def unflatten(self, arrays: list[Any]) -> Struct:
-        """Returns the nested value the columns were taken from."""
-        return self._rebuild(self._shape_of_struct, iter(arrays))
+        """Returns a nested value of one array per leaf."""
+        return self._rebuild(self._nesting, iter(arrays))
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values from which :meth:`from_state` makes the same columns."""
+        """Returns plain values for :meth:`from_state`."""
         leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
-        return {"name": self.name, "struct": self._shape_of_struct, "leaves": leaves}
+        return {"name": self.name, "struct": self._nesting, "leaves": leaves}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Columns:
-        """Columns as they were when :meth:`state` was called."""
+        """Returns the columns that :meth:`state` was called of."""
         columns = cls.__new__(cls)
-        columns.name, columns._shape_of_struct = state["name"], state["struct"]
+        columns.name, columns._nesting = state["name"], state["struct"]
         columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
         return columns
 
     def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:
-        """Returns plain description of the nesting; appends the leaves on the way."""
+        """Returns the nesting as plain values; appends the leaves on the way."""
         if isinstance(struct, dict):
             return {"dict": [[name, self._describe(part, (*key, str(name)))] for name, part in struct.items()]}
         if isinstance(struct, tuple):
@@ -86,48 +83,43 @@ class Columns:
         self.leaves.append(Leaf(key, array.dtype, array.shape[1:]))
         return "leaf"
 
-    def _walk(self, struct: Struct, shape: Any, name: str) -> Iterator[Any]:
-        if shape == "leaf":
+    def _walk(self, struct: Struct, nesting: Any, name: str) -> Iterator[Any]:
+        if nesting == "leaf":
             yield struct
             return
-        kind, parts = next(iter(shape.items()))
+        kind, parts = next(iter(nesting.items()))
         if kind == "dict":
-            if not isinstance(struct, dict) or set(struct) != {key for key, _ in parts}:
-                self._refuse(name, struct, f"the entries {[key for key, _ in parts]}")
-            for key, part in parts:
-                yield from self._walk(struct[key], part, f"{name}/{key}")
+            fits = isinstance(struct, dict) and set(struct) == {key for key, _ in parts}
+            expected = f"the entries {[key for key, _ in parts]}"
         else:
-            if not isinstance(struct, tuple) or len(struct) != len(parts):
-                self._refuse(name, struct, f"{len(parts)} parts")
-            for place, part in enumerate(parts):
-                yield from self._walk(struct[place], part, f"{name}/{place}")
+            fits = isinstance(struct, tuple) and len(struct) == len(parts)
+            expected = f"{len(parts)} parts"
+        if not fits:
+            given = list(struct) if isinstance(struct, dict) else type(struct).__name__
+            raise ValueError(f"{name} is {given}; the first rows had {expected}. One buffer stores rows of one space.")
+        for key, part in parts if kind == "dict" else enumerate(parts):
+            yield from self._walk(struct[key], part, f"{name}/{key}")
 
-    @staticmethod
-    def _refuse(name: str, struct: Struct, expected: str) -> None:
-        given = list(struct) if isinstance(struct, dict) else type(struct).__name__
-        raise ValueError(f"{name} is {given}; the first rows had {expected}. One buffer stores rows of one space.")
-
-    @staticmethod
-    def _rebuild(shape: Any, arrays: Iterator[Any]) -> Struct:
-        if shape == "leaf":
+    def _rebuild(self, nesting: Any, arrays: Iterator[Any]) -> Struct:
+        if nesting == "leaf":
             return next(arrays)
-        kind, parts = next(iter(shape.items()))
+        kind, parts = next(iter(nesting.items()))
         if kind == "dict":
-            return {key: Columns._rebuild(part, arrays) for key, part in parts}
-        return tuple(Columns._rebuild(part, arrays) for part in parts)
+            return {key: self._rebuild(part, arrays) for key, part in parts}
+        return tuple(self._rebuild(part, arrays) for part in parts)
 
-    @staticmethod
-    def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
-        if array.shape[1:] != leaf.shape:
-            raise ValueError(
-                f"{'/'.join(leaf.key)} has shape {array.shape[1:]}; the first rows had {leaf.shape}. "
-                "One buffer stores rows of one space."
-            )
-        if array.dtype == leaf.dtype:
-            return array
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-            raise ValueError(
-                f"{'/'.join(leaf.key)} has dtype {array.dtype}; the first rows had {leaf.dtype}, which cannot hold it. "
-                "Let every environment return the dtype of its space."
-            )
-        return array.astype(leaf.dtype)
+
+def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
+    if array.shape[1:] != leaf.shape:
+        raise ValueError(
+            f"{'/'.join(leaf.key)} has shape {array.shape[1:]}; the first rows had {leaf.shape}. "
+            "One buffer stores rows of one space."
+        )
+    if array.dtype == leaf.dtype:
+        return array
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise ValueError(
+            f"{'/'.join(leaf.key)} has dtype {array.dtype}; the first rows had {leaf.dtype}, which cannot hold it. "
+            "Let every environment return the dtype of its space."
+        )
+    return array.astype(leaf.dtype)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ray.rllib.core.columns import Columns as RLlibColumns
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 
+_STATE = RLlibColumns.STATE_OUT
+
+
 class FlatEpisode(NamedTuple):
-    """An episode fragment whose columns fit what is stored."""
+    """An episode fragment whose columns fit what is stored.
+
+    Attributes:
+        columns: how ``observation``, ``action`` and, of a recurrent module, ``state_out`` nest.
+        arrays: their values by name, observations ``[n + 1, ...]``, the others ``[n, ...]``.
+        information, tasks: from the infos.
+    """
 
     episode: SingleAgentEpisode
-    observation: Columns
-    action: Columns
-    observations: list[np.ndarray]
-    actions: list[np.ndarray]
-    state: Columns | None
-    states: list[np.ndarray]
+    columns: dict[str, Columns]
+    arrays: dict[str, list[np.ndarray]]
     information: list[np.ndarray]
     tasks: np.ndarray | None
 
@@ -38,14 +43,15 @@ class EpisodeConverter:
     """Turns the episodes of one ``add`` call into one TensorDict of transitions.
 
     The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
-    module computed (what RLlib's own buffers store), not the unsquashed ones the environment got. Rewards are stored
-    as float32, everything else in the dtype of the first rows (:class:`Columns`). Where a recurrent module played, its
-    state after each step is stored too, and the number of the step in its episode.
+    module computed, as in RLlib's own buffers, not the unsquashed ones the environment got. Rewards are float32,
+    everything else has the dtype of the first rows (:class:`Columns`). Of a recurrent module, its state after each step
+    and the number of the step in its episode are stored too.
 
     Args:
         information: which columns come from the infos; none by default.
 
     Attributes:
+        columns: of what is stored, by name; empty before the first rows.
         slices: the new rows of the last :meth:`transitions` by episode, where there is a curriculum.
 
     Example:
@@ -61,40 +67,36 @@ class EpisodeConverter:
         self.fragments = FragmentTracker()
         self.information = information or Information()
         self.slices: list[EpisodeSlice] = []
-        self.observation: Columns | None = None
-        self.action: Columns | None = None
-        self.state_out: Columns | None = None
+        self.columns: dict[str, Columns] = {}
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Returns episodes with observations ``[n + 1, ...]`` and actions ``[n, ...]`` as columns; keeps nothing.
+        """Returns episodes as columns; keeps nothing.
 
         Raises:
             ValueError: rows that do not fit the first ones, or infos that hold no number or no task.
         """
-        structs = [(episode, *_structs(episode)) for episode in episodes if len(episode) > 0]
+        structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
         if not structs:
             return []
-        # Remembered by transitions(): a fragment that is refused must not decide what fits.
-        observation = self.observation or Columns("observation", structs[0][1])
-        action = self.action or Columns("action", structs[0][2])
-        stateful = structs[0][3] is not None if self.observation is None else self.state_out is not None
-        for episode, *_, states in structs:
-            if (states is not None) != stateful:
-                _refuse_mixed(episode, stateful)
-        state = (self.state_out or Columns("state_out", structs[0][3])) if stateful else None
+        # Kept by transitions(): a fragment that is refused must not decide what fits.
+        columns = self.columns or {name: Columns(name, struct) for name, struct in structs[0][1].items()}
+        for episode, given in structs:
+            if given.keys() != columns.keys():
+                here, before = ("state_out", "none") if _STATE in given else ("no state_out", "one with every step")
+                raise ValueError(
+                    f"episode {episode.id_} carries {here} among its extra model outputs, and the episodes before it "
+                    f"{before}. One buffer stores what one module played, either a recurrent one (use_lstm) or one "
+                    "without state"
+                )
         return [
             FlatEpisode(
-                episode=episode,
-                observation=observation,
-                action=action,
-                observations=observation.flatten(first),
-                actions=action.flatten(second),
-                state=state,
-                states=[] if state is None else state.flatten(third),
+                episode,
+                columns,
+                arrays={name: columns[name].flatten(struct) for name, struct in given.items()},
                 information=self.information.read(episode),
                 tasks=self.information.read_tasks(episode),
             )
-            for episode, first, second, third in structs
+            for episode, given in structs
         ]
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> TensorDict | None:
@@ -111,9 +113,8 @@ class EpisodeConverter:
         self.slices = []
         if not flat:
             return None
-        self.observation, self.action, self.state_out = flat[0].observation, flat[0].action, flat[0].state
-        parts = [self._new_rows(episode) for episode in flat]
-        parts = [part for part in parts if len(part["reward"])]
+        self.columns = flat[0].columns
+        parts = [part for part in map(self._new_rows, flat) if len(part["reward"])]
         if not parts:
             return None
         if self.information.tasks is not None:
@@ -123,83 +124,56 @@ class EpisodeConverter:
                 )
                 for part in parts
             ]
-        return _concatenate(parts, self.observation, self.action, self.state_out, self.information)
+        return _concatenate(parts, self.columns, self.information)
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load_state`."""
-        columns = (self.observation, self.action, self.state_out)
         return {
             "fragments": self.fragments.state(),
-            "columns": {one.name: one.state() for one in columns if one is not None},
+            "columns": {name: columns.state() for name, columns in self.columns.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state`."""
         self.fragments.load_state(state["fragments"])
-        loaded = {name: Columns.from_state(part) for name, part in state["columns"].items()}
-        self.observation, self.action = loaded.get("observation"), loaded.get("action")
-        self.state_out = loaded.get("state_out")
+        self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
 
     def _new_rows(self, flat: FlatEpisode) -> dict[str, Any]:
-        episode = flat.episode
-        length = len(episode)
+        episode, length = flat.episode, len(flat.episode)
         trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
+        observations = flat.arrays["observation"]
+        terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
         return {
-            "observation": [array[first:-1] for array in flat.observations],
-            "next": [array[first + 1 :] for array in flat.observations],
-            "action": [array[first:] for array in flat.actions],
+            **{name: [array[first:] for array in arrays] for name, arrays in flat.arrays.items()},
+            "observation": [array[first:-1] for array in observations],
+            "next": [array[first + 1 :] for array in observations],
             "reward": np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32),
-            "ends": _ends(episode),
+            # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
+            "ends": (terminated and not (truncated and episode.multi_agent_episode_id is not None), truncated),
             "trajectory": trajectory,
-            "state_out": [array[first:] for array in flat.states],
             "steps": (episode.t_started + first, episode.t_started + length),
             "information": [array[first:] for array in flat.information],
             TASK: None if flat.tasks is None else flat.tasks[first:],
         }
 
 
-def _structs(episode: SingleAgentEpisode) -> tuple[Any, Any, Any]:
-    """Observations ``[n + 1, ...]``, actions ``[n, ...]`` and states or ``None``, no lookback buffer, lists stacked."""
-    length = len(episode)
-    observations = episode.get_observations(slice(0, length + 1))
-    actions = episode.get_actions(slice(0, length))
-    states = None
-    if RLlibColumns.STATE_OUT in episode.extra_model_outputs:
-        states = _stacked(episode.get_extra_model_outputs(RLlibColumns.STATE_OUT, slice(0, length)))
-    return _stacked(observations), _stacked(actions), states
+def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Returns the nested values of an episode by column, lists of steps stacked, without the lookback buffer."""
+    steps = slice(0, len(episode))
+    structs = {
+        "observation": episode.get_observations(slice(0, len(episode) + 1)),
+        "action": episode.get_actions(steps),
+    }
+    if _STATE in episode.extra_model_outputs:
+        structs[_STATE] = episode.get_extra_model_outputs(_STATE, steps)
+    return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
 
 
-def _refuse_mixed(episode: SingleAgentEpisode, stateful: bool) -> NoReturn:
-    given, others = ("no state_out", "one with every step") if stateful else ("state_out", "none")
-    raise ValueError(
-        f"episode {episode.id_} carries {given} among its extra model outputs, and the episodes before it {others}. "
-        "One buffer stores what one module played, either a recurrent one (use_lstm) or one without state"
-    )
-
-
-def _ends(episode: SingleAgentEpisode) -> tuple[bool, bool]:
-    """Returns whether the last row is terminated, and whether it is truncated."""
-    terminated, truncated = bool(episode.is_terminated), bool(episode.is_truncated)
-    # RLlib marks an agent that is truncated as the last one, or together with all others, terminated as well.
-    several_agents = episode.multi_agent_episode_id is not None
-    return terminated and not (truncated and several_agents), truncated
-
-
-def _stacked(values: Any) -> Any:
-    return stack_structs(values) if isinstance(values, list) else values
-
-
-def _concatenate(
-    parts: list[dict[str, Any]],
-    observation: Columns,
-    action: Columns,
-    state_out: Columns | None,
-    information: Information,
-) -> TensorDict:
+def _concatenate(parts: list[dict[str, Any]], columns: dict[str, Columns], information: Information) -> TensorDict:
     import torch
     from tensordict import TensorDict
 
-    def column(name: str, place: int) -> torch.Tensor:
+    def joined(name: str, place: int) -> torch.Tensor:
         # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
         return torch.from_numpy(np.concatenate([part[name][place] for part in parts]))
 
@@ -217,19 +191,17 @@ def _concatenate(
         "next": following,
     }
     for place, key in enumerate(information.keys):
-        following[key] = column("information", place)
+        following[key] = joined("information", place)
     if information.tasks is not None:
         rows[TASK] = torch.from_numpy(np.concatenate([part[TASK] for part in parts]))
-    for place, leaf in enumerate(observation.leaves):
-        _put(rows, leaf.key, column("observation", place))
-        _put(following, leaf.key, column("next", place))
-    for place, leaf in enumerate(action.leaves):
-        _put(rows, leaf.key, column("action", place))
-    if state_out is not None:
+    if _STATE in columns:
         rows["step"] = torch.from_numpy(np.concatenate([np.arange(*part["steps"], dtype=np.int64) for part in parts]))
-        for place, leaf in enumerate(state_out.leaves):
-            _put(rows, leaf.key, column("state_out", place))
-    return TensorDict(rows, batch_size=[int(last_rows[-1]) + 1])
+    for name, column in columns.items():
+        for place, leaf in enumerate(column.leaves):
+            _put(rows, leaf.key, joined(name, place))
+            if name == "observation":
+                _put(following, leaf.key, joined("next", place))
+    return TensorDict(rows, batch_size=[len(ends[0])])
 
 
 def _put(rows: dict[str, Any], key: tuple[str, ...], value: Any) -> None:

@@ -30,7 +30,7 @@ class Information:
 
     Raises:
         TypeError: no sequence of names.
-        ValueError: a key that is empty, is given twice, or is the name of a column that every row has.
+        ValueError: a key that is empty, given twice, or the name of a column that every row has.
     """
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
@@ -55,14 +55,17 @@ class Information:
         if not self.keys:
             return []
         infos = _infos(episode)
-        for key in self._missing.copy():
-            if any(key in info for info in infos):
-                self._missing.discard(key)
-        self._warn(len(infos), infos)
-        return [
-            np.array([[_number(key, info.get(key, 0), episode)] for info in infos], dtype=np.float32)
-            for key in self.keys
-        ]
+        self._missing = {key for key in self._missing if not any(key in info for info in infos)}
+        rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
+        if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
+            logger.warning(
+                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
+                "%s",
+                sorted(self._missing),
+                self._rows_read,
+                sorted(map(str, infos[-1])),
+            )
+        return [np.array([[_number(key, info, episode)] for info in infos], dtype=np.float32) for key in self.keys]
 
     def read_tasks(self, episode: SingleAgentEpisode) -> np.ndarray | None:
         """Returns the task of each step, int64 ``[n]``; ``None`` where there is no curriculum.
@@ -79,44 +82,32 @@ class Information:
 
     def _task(self, value: Any, episode: SingleAgentEpisode) -> int:
         assert self.tasks is not None
-        if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.item()
+        value = _scalar(value)
         if isinstance(value, str) and value in self.tasks:
             return self.tasks.index(value)
         if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < len(self.tasks):
             return int(value)
         if value is None:
             raise ValueError(
-                f"the steps of episode {episode.id_} say no task, and the replay has the tasks {self.tasks}. Let "
-                "rllib_ext.configure(config) tell each environment its task, or put 'task' into the info of every step"
+                f"the steps of episode {episode.id_} have no task, and the replay has the tasks {self.tasks}. Let "
+                "rllib_ext.configure(config) set each environment's task, or put 'task' into the info of every step"
             )
         raise ValueError(
             f"episode {episode.id_} is of task {value!r}; the replay has the tasks {self.tasks}, by name or numbered "
             f"0 to {len(self.tasks) - 1}"
         )
 
-    def _warn(self, rows: int, infos: list[dict[str, Any]]) -> None:
-        """Warns once of a key that may be misspelt."""
-        before, self._rows_read = self._rows_read, self._rows_read + rows
-        if self._missing and before < _ROWS_BEFORE_WARNING <= self._rows_read:
-            logger.warning(
-                "info_keys has %s, which no info had in the first %d steps and which is stored as 0; the last info has "
-                "%s",
-                sorted(self._missing),
-                self._rows_read,
-                sorted(map(str, infos[-1])),
-            )
-
 
 def _infos(episode: SingleAgentEpisode) -> list[dict[str, Any]]:
-    """Returns the info of the observation after each step."""
-    length = len(episode)
-    return [info or {} for info in episode.get_infos(slice(1, length + 1))]
+    return [info or {} for info in episode.get_infos(slice(1, len(episode) + 1))]
 
 
-def _number(key: str, value: Any, episode: SingleAgentEpisode) -> float:
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> float:
+    value = _scalar(info.get(key, 0))
     if not isinstance(value, numbers.Real | np.bool_):
         raise ValueError(
             f"info {key!r} of episode {episode.id_} holds {value!r}; info_keys takes one number or flag for each step. "

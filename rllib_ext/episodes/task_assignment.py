@@ -22,7 +22,7 @@ _TASKS = Attached[list[str]]("tasks_of_environments")  # of EnvRunners
 
 
 def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:
-    """Returns names of the tasks that the environments of an algorithm play next."""
+    """Returns the names of the tasks that the environments of an algorithm play next."""
     return [replay.tasks[task] for task in replay.actor_tasks(num_actors(config))]
 
 
@@ -31,7 +31,7 @@ def begin_episode(
 ) -> None:
     """Sets the attribute ``task`` of an environment before its reset; the callback ``on_episode_created``.
 
-    The custom data of the episode has the task's name in all fragments.
+    The episode's custom data hold the task's name in all fragments.
 
     Args:
         target: the task of environments that evaluate.
@@ -47,7 +47,7 @@ def begin_episode(
 
 
 class TaskAssignment:
-    """Sends the tasks of a curriculum to the EnvRunners; each environment follows when its next episode begins.
+    """Sends the tasks of a curriculum to the EnvRunners, which play them from the next episodes on.
 
     Args:
         algorithm: whose buffer has a curriculum.
@@ -61,40 +61,36 @@ class TaskAssignment:
         self._sent: list[str] = []
         tasks = algorithm.local_replay_buffer.replay.tasks
         for group in (algorithm.env_runner_group, algorithm.eval_env_runner_group):
-            answers = [] if group is None else group.foreach_env_runner(functools.partial(complaint, tasks=tasks))
-            complaints = [answer for answer in answers if answer]
-            if complaints:
-                raise ValueError(complaints[0])
+            found = [] if group is None else group.foreach_env_runner(functools.partial(find_problem, tasks=tasks))
+            problems = [problem for problem in found if problem]
+            if problems:
+                raise ValueError(problems[0])
         self.send()
 
     def update(self) -> None:
         """Sends the tasks if the scheduler has assigned others."""
-        if self._assigned() != self._sent:
+        if assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config) != self._sent:
             self.send()
 
     def send(self) -> None:
         """Sends the tasks to every EnvRunner."""
-        self._sent = self._assigned()
-        # Not waited for: calls of an actor keep their order, so that it has the tasks before it samples again.
-        self._algorithm.env_runner_group.foreach_env_runner(
-            functools.partial(_take, names=self._sent), timeout_seconds=0.0
-        )
-
-    def _assigned(self) -> list[str]:
-        return assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
+        self._sent = assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
+        # Without waiting: an actor runs its calls in order, so it has the tasks before it samples again.
+        assign = functools.partial(set_tasks, names=self._sent)
+        self._algorithm.env_runner_group.foreach_env_runner(assign, timeout_seconds=0.0)
 
 
-def complaint(env_runner: Any, tasks: Sequence[str]) -> str | None:
+def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
     """Returns why the environments of an EnvRunner cannot play these tasks; ``None`` if they can.
 
-    An exception there would have RLlib restart the EnvRunner without end.
+    An exception instead would make RLlib restart the EnvRunner without end.
     """
     if env_runner.env is None:
         return None
     env = env_runner.env.unwrapped
     remedy = (
         "Give the environment an attribute 'task' that its reset follows and a tuple TASKS "
-        "(lightning_replay.envs.tasks.TaskChoice); or let its infos say the task, configure(config, assign_tasks=False)"
+        "(lightning_replay.envs.tasks.TaskChoice); or put it into the infos, configure(config, assign_tasks=False)"
     )
     try:
         env.get_attr(TASK)
@@ -105,9 +101,10 @@ def complaint(env_runner: Any, tasks: Sequence[str]) -> str | None:
         known = list(environments[0].get_wrapper_attr("TASKS"))
         unknown = [task for task in tasks if task not in known]
         if unknown:
-            return f"the replay has the tasks {unknown}, which the environments do not know; they have {known}"
+            return f"the replay has the tasks {unknown}, which the environments do not have; they have {known}"
     return None
 
 
-def _take(env_runner: Any, names: Sequence[str]) -> None:
+def set_tasks(env_runner: Any, names: Sequence[str]) -> None:
+    """Sets the tasks that the environments of an EnvRunner play from their next episode on."""
     _TASKS.set(env_runner, list(names))

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeSlice(NamedTuple):
-    """New rows of one trajectory.
-
-    Attributes:
-        trajectory: of the rows.
-        first_step: number of the first row in its episode.
-        rewards: ``[n]``.
-        ended: whether the last row ended the episode.
-        task: of the last row.
-    """
+    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
 
     trajectory: int
     first_step: int
@@ -34,13 +26,13 @@ class EpisodeSlice(NamedTuple):
 class TaskProgress:
     """Sums the rewards of each episode, and sends the scheduler a progress signal when one ends.
 
-    The buffer gets every row and every end, whichever EnvRunner played it, so that nothing is lost with an EnvRunner.
-    An episode whose beginning or middle is missing does not count.
+    The buffer gets every row and every end, so nothing is lost with an EnvRunner. Episodes whose beginning or middle
+    is missing do not count.
 
     Args:
         replay: with the tasks.
         progress: makes the signals; episodes are only counted without it.
-        remembered: running episodes at most; the one continued longest ago is forgotten first.
+        remembered: running episodes at most; the one continued longest ago is removed first.
     """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
@@ -56,19 +48,24 @@ class TaskProgress:
             if before is None:
                 continue
             total = before + float(np.sum(one.rewards, dtype=np.float64))
-            if one.ended:
-                self._finish(one.task, total)
-            else:
+            if not one.ended:
                 self._running[one.trajectory] = total
+                continue
+            name = self.replay.tasks[one.task]
+            self.episodes[name] += 1
+            signal = None if self._progress is None else self._progress.episode(one.task, total)
+            if signal is not None:
+                self.replay.progress(name, signal)
+                self.signals[name] = signal
         while len(self._running) > self._remembered:  # their EnvRunner was lost
             self._running.popitem(last=False)
 
     def forget_running(self) -> None:
-        """Forgets episodes that ran: they were interrupted."""
+        """Removes the running episodes, which were interrupted."""
         self._running.clear()
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values from which :meth:`load_state` restores everything but the scheduler."""
+        """Returns plain values for :meth:`load_state`, without the scheduler's."""
         return {
             "running": [[trajectory, total] for trajectory, total in self._running.items()],
             "episodes": dict(self.episodes),
@@ -82,11 +79,3 @@ class TaskProgress:
         self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
         if self._progress is not None and state["progress"] is not None:
             self._progress.load_state_dict(state["progress"])
-
-    def _finish(self, task: int, episode_return: float) -> None:
-        name = self.replay.tasks[task]
-        self.episodes[name] += 1
-        signal = None if self._progress is None else self._progress.episode(task, episode_return)
-        if signal is not None:
-            self.replay.progress(name, signal)
-            self.signals[name] = signal

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Learners get and give back: batches, TD errors."""
+"""Batches for Learners, and their TD errors."""

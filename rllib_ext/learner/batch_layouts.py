@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drawn TensorDict as the episodes RLlib's learners take."""
+"""A drawn TensorDict as episodes for RLlib's Learners."""
 
 from __future__ import annotations
 
@@ -39,23 +39,18 @@ class DrawnRows:
             return batch.get(key).cpu().numpy()
 
         self._module_id = module_id
-        self._spaces = (observation, observation, action)
-        self._columns = (
-            [leaf(*part.key) for part in observation.leaves],
-            [leaf("next", *part.key) for part in observation.leaves],
-            [leaf(*part.key) for part in action.leaves],
+        self._nested = [
+            (observation, [leaf(*part.key) for part in observation.leaves]),
+            (observation, [leaf("next", *part.key) for part in observation.leaves]),
+            (action, [leaf(*part.key) for part in action.leaves]),
+        ]
+        self._rewards, self._terminated, self._truncated = (
+            leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
         )
-        self._rewards = leaf("next", "reward").reshape(-1)
-        self._terminated = leaf("next", "terminated").reshape(-1)
-        self._truncated = leaf("next", "truncated").reshape(-1)
-        count = len(self._rewards)
-        known = batch.keys()
-        self._outputs = {
-            "weights": leaf("priority_weight") if "priority_weight" in known else np.ones(count, dtype=np.float32),
-            "n_step": leaf("steps_to_next_obs").reshape(-1)
-            if "steps_to_next_obs" in known
-            else np.ones(count, dtype=np.int64),
-        }
+        count, present = len(self._rewards), batch.keys()
+        steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones(count, np.int64)
+        weights = leaf("priority_weight") if "priority_weight" in present else np.ones(count, np.float32)
+        self._outputs = {"weights": weights, "n_step": steps}
 
     def __len__(self) -> int:
         return len(self._rewards)
@@ -66,17 +61,10 @@ class DrawnRows:
         return float(self._outputs["n_step"].mean())
 
     def flagged(self) -> list[Piece]:
-        """Returns all rows in one block, in the order they were drawn; read by
-        :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks`."""
-        everything = slice(None)
-        block = FlaggedBlock(
-            self._name("rows"),
-            self._columns_of(everything),
-            self._outputs,
-            self._terminated,
-            self._truncated,
-            self._module_id,
-        )
+        """Returns all rows in one block, in the order they were drawn, with the flags of each row."""
+        flags = self._terminated, self._truncated
+        columns = self._columns_of(slice(None))
+        block = FlaggedBlock(self._name("rows"), columns, self._outputs, *flags, self._module_id)
         return [Piece(block, np.arange(len(self)))]
 
     def blocks(self) -> list[Piece]:
@@ -91,21 +79,19 @@ class DrawnRows:
 
     def episodes(self) -> list[Piece]:
         """Returns an episode of a single step for each row: slow, for connectors that do more than read columns."""
-        columns = [[self._struct(place, slice(row, row + 1)) for row in range(len(self))] for place in range(3)]
-        return [
-            Piece(self._episode(row, *(column[row] for column in columns)), np.array([row])) for row in range(len(self))
-        ]
+        return [Piece(self._episode(row), np.array([row])) for row in range(len(self))]
 
-    def _episode(self, row: int, observation: Any, following: Any, action: Any) -> SingleAgentEpisode:
+    def _episode(self, row: int) -> SingleAgentEpisode:
         name = self._name(f"row_{row}")
+        observation, following, action, reward = self._columns_of(row)
         return SingleAgentEpisode(
             id_=name,
             agent_id=None if self._module_id is None else name,
             module_id=self._module_id,
             multi_agent_episode_id=None if self._module_id is None else name,
-            observations=[_only(observation), _only(following)],
-            actions=[_only(action)],
-            rewards=[self._rewards[row]],
+            observations=[observation, following],
+            actions=[action],
+            rewards=[reward],
             terminated=bool(self._terminated[row]),
             truncated=bool(self._truncated[row]),
             extra_model_outputs={key: [column[row]] for key, column in self._outputs.items()},
@@ -119,13 +105,11 @@ class DrawnRows:
         return Piece(block, places)
 
     def _columns_of(self, rows: Any) -> list[Any]:
-        return [*(self._struct(place, rows) for place in range(3)), self._rewards[rows]]
-
-    def _struct(self, place: int, rows: Any) -> Any:
-        return self._spaces[place].unflatten([array[rows] for array in self._columns[place]])
+        nested = (columns.unflatten([array[rows] for array in arrays]) for columns, arrays in self._nested)
+        return [*nested, self._rewards[rows]]
 
     def _name(self, rows: str) -> str:
-        """Contains an underscore (other names RLlib changes) and is its own among all modules' pieces."""
+        """Returns a name unique among all modules' pieces, with an underscore: RLlib changes others."""
         return f"{rows}_of_{self._module_id or 'batch'}"
 
 
@@ -134,12 +118,3 @@ LAYOUTS: dict[str, Callable[[DrawnRows], list[Piece]]] = {
     "blocks": DrawnRows.blocks,
     "rows": DrawnRows.episodes,
 }
-
-
-def _only(struct: Any) -> Any:
-    """Returns the one row of a batch of one."""
-    if isinstance(struct, dict):
-        return {key: _only(part) for key, part in struct.items()}
-    if isinstance(struct, tuple):
-        return tuple(_only(part) for part in struct)
-    return struct[0]

@@ -12,17 +12,16 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 
 class TransitionBlock(SingleAgentEpisode):
-    """Unrelated transitions in one object that the learner connectors take for an episode.
+    """Unrelated transitions in one object that the learner connectors read as an episode.
 
-    They call ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` of an episode only, and build rows
+    They call only ``get_*(slice(0, n))`` and ``get_observations(slice(1, n + 1))`` of an episode, and build rows
     ``(observation, action, reward, next observation)`` of the results. A block returns its columns for these two, and
-    raises an error for consecutive time steps: row ``i + 1`` does not follow row ``i``. Only the last row can be
+    raises an error for other indices: row ``i + 1`` does not follow row ``i`` in time. Only the last row can be
     terminated or truncated, as in an episode.
 
     Args:
-        name: identifies the block within one batch; contains an underscore (others RLlib renames).
-        columns: observations, next observations and actions, each an array ``[n, ...]`` or dicts and tuples of such,
-            and rewards, ``[n]``.
+        name: of the block within one batch; contains an underscore (RLlib renames others).
+        columns: observations, next observations and actions, nested arrays ``[n, ...]``, and rewards, ``[n]``.
         outputs: further columns of the train batch, ``[n]`` each.
         terminated, truncated: whether the last row is.
         module_id: the module whose rows these are, in an environment of several agents.
@@ -38,15 +37,15 @@ class TransitionBlock(SingleAgentEpisode):
         name: str,
         columns: Sequence[Any],
         outputs: dict[str, np.ndarray],
-        terminated: bool = False,
-        truncated: bool = False,
+        terminated: Any = False,
+        truncated: Any = False,
         module_id: str | None = None,
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
         self._columns = columns
         self.extra_model_outputs = outputs
-        self._ends: tuple[Any, Any] = (terminated, truncated)
+        self.ends = (terminated, truncated)
         self.module_id = module_id
         # RLlib files rows under (episode, agent, module) where there are several agents.
         self.agent_id = self.multi_agent_episode_id = None if module_id is None else name
@@ -60,7 +59,7 @@ class TransitionBlock(SingleAgentEpisode):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain arrays as arguments: pickle protocol 5 sends them out of band.
-        return type(self), (self.id_, self._columns, self.extra_model_outputs, *self._ends, self.module_id)
+        return type(self), (self.id_, self._columns, self.extra_model_outputs, *self.ends, self.module_id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id_={self.id_!r}, {self.t} rows)"
@@ -71,15 +70,15 @@ class TransitionBlock(SingleAgentEpisode):
     @property
     def is_terminated(self) -> bool:
         """Whether the last row is terminated."""
-        return self._ends[0]
+        return self.ends[0]
 
     @property
     def is_truncated(self) -> bool:
         """Whether the last row is truncated."""
-        return self._ends[1]
+        return self.ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
-        """Returns consecutive rows as a block of their own, for sharding over Learners; there is no lookback buffer."""
+        """Returns consecutive rows as a block, for sharding over Learners; there is no lookback buffer."""
         start, stop, step = slice_.indices(self.t)
         if step != 1:
             self._refuse(f"slice with step {step}")
@@ -110,24 +109,16 @@ class TransitionBlock(SingleAgentEpisode):
         return self._all_rows("get_rewards", indices, options, self._columns[3])
 
     def get_infos(self, indices: Any = None, **options: Any) -> Any:
-        """Returns an empty dict per row: infos are not stored."""
+        """Returns an empty dict for each row: infos are not stored."""
         return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
 
     def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
         """Returns one further column of all rows."""
         return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
 
-    def get_return(self) -> float:
-        """Refused: the rewards of unrelated rows do not add up to a return."""
-        self._refuse("get_return()")
-
-    def get_state(self) -> dict[str, Any]:
-        """Refused: a block is a batch, not an episode to be stored."""
-        self._refuse("get_state()")
-
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
         """Returns which of these rows end an episode."""
-        return self._ends if rows.stop == self.t else (False, False)
+        return self.ends if rows.stop == self.t else (False, False)
 
     def _all_rows(self, method: str, indices: Any, options: dict[str, Any], column: Any) -> Any:
         if indices != slice(0, self.t) or _active(options):
@@ -137,7 +128,7 @@ class TransitionBlock(SingleAgentEpisode):
 
     def _refuse(self, request: str) -> NoReturn:
         raise ValueError(
-            f"{request} was asked of a block of {self.t} rows that do not follow each other in time; a block answers "
+            f"{request} was called on a block of {self.t} rows that do not follow each other in time; a block accepts "
             f"slice(0, {self.t}), and slice(1, {self.t + 1}) for next observations. A connector that needs real "
             'episodes works with replay_config(..., layout="rows").'
         )
@@ -146,26 +137,10 @@ class TransitionBlock(SingleAgentEpisode):
 class FlaggedBlock(TransitionBlock):
     """Unrelated transitions of which any can be terminated or truncated: all drawn rows in one block.
 
-    An episode has one end; the connector :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks`, which
-    :func:`rllib_ext.configure` adds to the Learners, reads the flags of each row from here.
-
-    Args:
-        name, columns, outputs, module_id: as :class:`TransitionBlock`.
-        terminated, truncated: of each row, bool ``[n]``.
+    ``terminated`` and ``truncated`` are flags of each row, bool ``[n]``. An episode has one end; the connector
+    :class:`~rllib_ext.learner.done_flags_connector.AddFlagsFromBlocks`, which :func:`rllib_ext.configure` adds to the
+    Learners, reads both from ``ends``.
     """
-
-    def __init__(
-        self,
-        name: str,
-        columns: Sequence[Any],
-        outputs: dict[str, np.ndarray],
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        module_id: str | None = None,
-    ) -> None:
-        super().__init__(name, columns, outputs, module_id=module_id)
-        self.terminateds, self.truncateds = terminated, truncated
-        self._ends = (terminated, truncated)
 
     @property
     def is_terminated(self) -> bool:
@@ -178,11 +153,11 @@ class FlaggedBlock(TransitionBlock):
         self._refuse_one_end("is_truncated")
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
-        return self.terminateds[rows], self.truncateds[rows]
+        return self.ends[0][rows], self.ends[1][rows]
 
     def _refuse_one_end(self, name: str) -> NoReturn:
         raise ValueError(
-            f"{name} was asked of {self!r}, in which every row has its own; the Learner's connectors lack the piece "
+            f"{name} was read from {self!r}, in which every row has its own; the Learner's connectors lack the piece "
             'that reads them. Let rllib_ext.configure(config) add it, or use replay_config(..., layout="blocks").'
         )
 
@@ -200,7 +175,8 @@ def _refused(name: str) -> Any:
 
 
 for _name in (
-    *("add_env_reset", "add_env_step", "concat_episode", "cut", "get_data_dict", "get_sample_batch"),
+    *("add_env_reset", "add_env_step", "concat_episode", "cut"),
+    *("get_data_dict", "get_return", "get_sample_batch", "get_state"),
     *("set_observations", "set_actions", "set_rewards", "set_extra_model_outputs"),
 ):
     setattr(TransitionBlock, _name, _refused(_name))

@@ -12,10 +12,10 @@ from rllib_ext.learner.blocks import FlaggedBlock
 
 
 class AddFlagsFromBlocks(ConnectorV2):
-    """Adds terminated and truncated of every row to the train batch, which RLlib reads from an episode's end alone.
+    """Adds terminated and truncated of every row to the train batch; RLlib's piece reads an episode's end alone.
 
-    The first piece of a Learner's pipeline: RLlib's own pieces add what is missing, and these two columns are not any
-    more. Batches of other episodes pass unchanged.
+    The first piece of a Learner's pipeline: RLlib's own pieces then leave these two columns out. Batches of other
+    episodes pass unchanged.
     """
 
     def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ class AddFlagsFromBlocks(ConnectorV2):
         if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
             return batch
         for block in episodes:
-            for column, flags in ((Columns.TERMINATEDS, block.terminateds), (Columns.TRUNCATEDS, block.truncateds)):
+            for column, flags in zip((Columns.TERMINATEDS, Columns.TRUNCATEDS), block.ends, strict=True):
                 self.add_n_batch_items(
                     batch, column, items_to_add=flags, num_items=len(block), single_agent_episode=block
                 )

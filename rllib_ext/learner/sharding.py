@@ -18,9 +18,9 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     """Returns pieces in the order for RLlib, and the places of each module's rows as their TD errors come back.
 
     RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
-    Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, and
-    the modules in the same order: Learners average gradients in the order in which they have them, whosever they are,
-    and their weights would drift apart silently.
+    Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, in
+    the same order: Learners average gradients in the order in which they have them, of whatever module, and their
+    weights would drift apart silently otherwise.
 
     Args:
         pieces: of each module, the longest first.
@@ -29,16 +29,17 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     Returns:
         The pieces with their modules, and for each module int64 ``[B]``.
     """
-    owned = [(module, piece) for module, parts in pieces.items() for piece in parts]
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)
+    else:
+        owned = [(module, piece) for module, parts in pieces.items() for piece in parts]
     if num_learners <= 1 or len(owned) == 1:  # each module's pieces are sorted already, and one piece is cut in order
         return owned, {
             module: np.concatenate([piece.places for piece in parts]) if len(parts) > 1 else parts[0].places
             for module, parts in pieces.items()
         }
-    order = learner_order([len(piece.places) for _, piece in owned], num_learners)
     lengths = [len(piece.places) for _, piece in owned]
+    order = learner_order(lengths, num_learners)
     places = np.concatenate([piece.places for _, piece in owned])[order]
     owner = np.repeat([module for module, _ in owned], lengths)[order]
     return owned, {module: places[owner == module] for module in pieces}
@@ -46,8 +47,6 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
 
 def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
     """Returns the order in which the rows of episodes of these lengths come back from ``num_learners`` Learners.
-
-    RLlib's own iterator deals stand-ins, so the order is right by construction.
 
     Example:
         >>> learner_order([2, 1, 1], num_learners=2).tolist()
@@ -66,7 +65,7 @@ def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
 
 
 class _Span:
-    """A stand-in for an episode in RLlib's sharding: its length and the places of its rows."""
+    """A stand-in for an episode, by the places of its rows, so that RLlib's own sharding determines the order."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -74,17 +73,16 @@ class _Span:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, rows: slice) -> _Span:
+    def slice(self, rows: slice, *, len_lookback_buffer: int | None = None) -> _Span:
         return _Span(self.rows[rows])
 
-    def slice(self, rows: slice, *, len_lookback_buffer: int | None = None) -> _Span:
-        return self[rows]
+    __getitem__ = slice
 
 
 def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
     """Returns for each module a round of as many pieces of one length as there are Learners, then single rows.
 
-    RLlib deals such rounds out evenly; where the single rows behind them go does not matter any more.
+    RLlib deals such rounds out evenly; the single rows after them may go to any Learner.
     """
     rounds: list[Owned] = []
     others: list[Owned] = []

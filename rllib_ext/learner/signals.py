@@ -24,7 +24,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from lightning_replay.retention.surprise import kl_divergence, squared_td_error
-from rllib_ext.rllib_compat import call_one_learner, values
+from rllib_ext.rllib_compat import call_one_learner
 
 if TYPE_CHECKING:
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 def report_signals(learner: Any) -> bool:
     """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does.
 
-    TD errors are all that RLlib sends of single rows from Learners to the buffer; it joins them along the first
-    dimension, whatever the others are. The method of one Learner is wrapped, so any class of Learner works, except
-    SAC's and TQC's, whose critics value one action each.
+    Of single rows RLlib sends TD errors alone from Learners to the buffer, and joins them along the first dimension.
+    The method of one Learner is wrapped, so any class of Learner works, except SAC's and TQC's, whose critics value
+    one action each.
     """
     if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):
         return False
@@ -50,34 +50,14 @@ def report_signals(learner: Any) -> bool:
     return True
 
 
-def report_from_all(learner_group: Any) -> bool:
-    """Calls :func:`report_signals` on every Learner; returns whether all report."""
-    return all(values(learner_group.foreach_learner(report_signals)))
-
-
-def read_signals(given: np.ndarray, action: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns TD errors ``[B]`` and the signals of :meth:`Replay.update_priority`, from ``[B, 2 + A]``.
-
-    Args:
-        given: what Learners sent after :func:`report_signals`.
-        action: of the rows, ``[B]``; ``None`` for a replay that learns from TD errors alone, which gets no signals.
-    """
-    columns = torch.as_tensor(given).to(torch.float32)
-    if action is None:
-        return columns[:, 0], {}
-    return columns[:, 0], {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
-
-
 def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_error: Tensor) -> Tensor:
-    """Returns how wrong the module's prediction of each row is, ``[B]``.
+    """Returns the surprise of each row, ``[B]``: the squared TD error.
 
-    The squared TD error; of modules that predict distributions (``num_atoms`` above 1) KL(target || prediction). There
-    RLlib's TD error is the cross-entropy, which is larger by the entropy of the target and orders rows otherwise.
+    Of modules that predict distributions (``num_atoms`` above 1) it is KL(target || prediction): RLlib's TD error is
+    the cross-entropy then, which is larger by the entropy of the target and orders rows differently.
 
     Args:
-        config: of the module.
-        batch: train batch.
-        fwd_out: of the module's ``forward_train``.
+        config, batch, fwd_out: as in ``compute_loss_for_module``.
         td_error: ``[B]``.
     """
     if config.num_atoms <= 1:
@@ -104,28 +84,19 @@ def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, A
     return target.scatter_add_(1, (lower.long() + 1).clamp_max(atoms - 1), following * above)
 
 
-class CandidateSurprise:
-    """Surprise of new rows by one forward pass of the present online and target networks of a Learner.
+def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+    """Returns the surprise ``[M]`` of a module's new rows, pieces of a batch, in its order.
 
-    Args:
-        learner_group: of an algorithm, its Learners reporting signals.
+    One forward pass of the present online and target networks of a Learner, which reports signals.
+
+    Raises:
+        RuntimeError: every Learner was lost.
     """
-
-    def __init__(self, learner_group: Any) -> None:
-        self._learner_group = learner_group
-
-    def __call__(self, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-        """Returns the surprise ``[M]`` of a module's rows, pieces of a batch, in its order.
-
-        Raises:
-            RuntimeError: every Learner was lost.
-        """
-        surprise = call_one_learner(self._learner_group, measured, module_id=module_id, episodes=episodes)
-        return np.asarray(surprise)
+    return np.asarray(call_one_learner(learner_group, _measured_surprise, module_id=module_id, episodes=episodes))
 
 
-def measured(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
-    """Returns the surprise ``[M]`` that a Learner would report of these rows; it learns and logs nothing."""
+def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+    """Returns the surprise ``[M]`` that a Learner would report of these rows, without learning or logging."""
     connect = learner._learner_connector
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
     metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)
@@ -155,8 +126,8 @@ def add_signals(
         return  # a Learner of the user's that reports nothing
     if QF_PREDS not in fwd_out:
         raise ValueError(
-            f"module {module_id!r} says no action values ({QF_PREDS!r}) in forward_train, by which rows are kept; it "
-            f"says {sorted(fwd_out)}. If it does not learn from the replay, store nothing for it: "
+            f"module {module_id!r} returns no action values ({QF_PREDS!r}) from forward_train, by which rows are kept, "
+            f"but {sorted(fwd_out)}. If it does not learn from the replay, store nothing for it: "
             f"replay_config(..., modules={{{module_id!r}: None}})"
         )
     items = metrics.stats[module_id][TD_ERROR_KEY].items

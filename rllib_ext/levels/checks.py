@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
 from rllib_ext.checks import check_api_stack
-from rllib_ext.environments import environment_maker
+from rllib_ext.environments import make_environment
 from rllib_ext.rllib_compat import algorithm_name, num_aggregators
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_ou
     Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level; returns its action space.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
-    environment = LevelWrapper(environment_maker(config)(), check=probes)
+    environment = LevelWrapper(make_environment(config), check=probes)
     try:
         environment.reset(seed=level_ids[0])
         if _evaluates(config):

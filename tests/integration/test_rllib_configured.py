@@ -110,7 +110,7 @@ def test_every_layout_gives_the_learner_the_same_batch() -> None:
         algorithm.train()
         buffer, learner = algorithm.local_replay_buffer, algorithm.learner_group._learner
         episodes = buffer.sample(num_items=64, n_step=(1, 3), gamma=0.9)
-        places = buffer.modules["default_policy"].feedback._expected[0]
+        places = buffer.modules["default_policy"]._expected[0]
         batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
         order = np.lexsort((batch["default_policy"]["n_step"], places))  # a row drawn twice may differ in its length
         batches[layout] = {key: column[order] for key, column in batch["default_policy"].items()}

@@ -244,7 +244,7 @@ def order_of_tasks(buffer: Any) -> list[str]:
     ("env", "message"),
     [
         ("CartPole-v1", "the environments have no attribute 'task'"),
-        (WithoutTasks, r"the replay has the tasks \['near', 'far'\], which the environments do not know"),
+        (WithoutTasks, r"the replay has the tasks \['near', 'far'\], which the environments do not have"),
     ],
 )
 def test_environments_that_cannot_play_the_tasks_are_refused(env: Any, message: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.stored_n_step import PATIENCE
+from rllib_ext.buffer.n_step import MAX_LAG
 
 DISCOUNT = 0.5
 Row = tuple[float, ...]
@@ -104,11 +104,11 @@ def test_stored_rows_are_the_returns_of_unbroken_stretches(rounds: list[list[Sen
             buffer.add(arrived)
     for _, offset, step, first in running.values():
         expected += returns_of(offset + first, offset + step, n_step, False)
-    for call in range(PATIENCE):  # until nobody waits any more
+    for call in range(MAX_LAG):  # until nobody waits any more
         filler = Sent(1, True, False, False, False, False)
         buffer.add(fragment(f"f{call}", 500_000 + 1000 * call, 0, filler))
     rows = buffer.replay.storage.get(slice(0, len(buffer)))
     columns = (rows["observation"], rows["next", "reward"], rows["next", "observation"], rows["next", "terminated"])
     stored = Counter(row for row in map(tuple, torch.cat(columns, 1).tolist()) if row[0] < 500_000)
     assert stored == expected
-    assert buffer.get_added_timesteps() == steps_received + PATIENCE
+    assert buffer.get_added_timesteps() == steps_received + MAX_LAG

@@ -103,7 +103,7 @@ def test_every_space_comes_back_as_it_went_in(name: str, numpy: bool) -> None:
     episode = sampled(SPACES[name], spaces.Box(-1, 1, (2,)), length=5, numpy=numpy)
     converter = EpisodeConverter()
     rows = transitions_of(converter, [episode])
-    columns = converter.observation
+    columns = converter.columns["observation"]
     again = columns.unflatten([rows[leaf.key].numpy() for leaf in columns.leaves])
     following = columns.unflatten([rows[("next", *leaf.key)].numpy() for leaf in columns.leaves])
     expected = episode.to_numpy().get_observations(slice(0, 6))

@@ -127,7 +127,7 @@ def test_places_of_each_module_are_those_the_learners_return(
 def test_a_flagged_block_has_every_row_and_refuses_to_be_an_episode() -> None:
     ((block, places),) = drawn([0, 3], [3, 5]).flagged()
     assert places.tolist() == list(range(6))
-    assert block.terminateds.tolist() == [True, False, False, True, False, False]
-    assert block[2:4].truncateds.tolist() == [False, True]
-    with pytest.raises(ValueError, match="is_terminated was asked of FlaggedBlock.*rllib_ext.configure"):
+    assert block.ends[0].tolist() == [True, False, False, True, False, False]
+    assert block[2:4].ends[1].tolist() == [False, True]
+    with pytest.raises(ValueError, match="is_terminated was read from FlaggedBlock.*rllib_ext.configure"):
         _ = block.is_terminated

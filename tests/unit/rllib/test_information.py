@@ -141,7 +141,7 @@ def test_the_assigned_task_stands_above_the_environments_own_numbers() -> None:
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({}, "say no task, and the replay has the tasks ['target', 'near']"),
+        ({}, "have no task, and the replay has the tasks ['target', 'near']"),
         ({"task": 2}, "is of task 2; the replay has the tasks ['target', 'near'], by name or numbered 0 to 1"),
         ({"task": -1}, "is of task -1"),
         ({"task": "far"}, "is of task 'far'"),

@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 import rllib_ext
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.stored_n_step import PATIENCE
+from rllib_ext.buffer.n_step import MAX_LAG
 from rllib_ext.learner.sharding import learner_order
 from rllib_ext.learner.signals import add_signals
 
@@ -113,7 +113,7 @@ def test_a_module_that_keeps_rows_by_age_takes_the_td_error_alone() -> None:
     buffer = RecipeEpisodeReplayBuffer("prioritized", capacity=10, priority_exponent=1.0, priority_offset=0.0, seed=0)
     buffer.add(numbered("a", 5))
     drawn = numbers(buffer.sample(num_items=40))
-    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"].feedback._expected.action is None
+    assert set(drawn) == set(range(5)) and buffer.modules["default_policy"]._expected.action is None
     buffer.update_priorities(np.column_stack((drawn - 3.0, drawn + 7.0, drawn, -drawn)))
     assert set(numbers(buffer.sample(num_items=400))) == {0, 1, 2, 4}  # the TD error of the others is 0
     assert buffer.replay.stats()["priorities_updated"] == 40
@@ -150,7 +150,7 @@ def test_formed_returns_are_those_of_whole_episodes(n_step: int, fragment: int) 
     drawn, steps = numbers(episodes), column(episodes, "get_extra_model_outputs", "n_step")
     following = np.concatenate([e.get_observations(slice(1, len(e) + 1)) for e in episodes])[:, 0]
     np.testing.assert_array_equal(drawn + steps, following)
-    assert buffer.modules["default_policy"].draws.mean_n_step == steps.mean()
+    assert buffer.modules["default_policy"].mean_n_step == steps.mean()
 
 
 @pytest.mark.parametrize(("n_step", "gamma"), [(1, GAMMA), (2, GAMMA), (3, 0.9), ((1, 3), GAMMA)])
@@ -205,10 +205,10 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:
     buffer = retaining(n_step=3)
     buffer.add([numbered("goes on", 4, offset=100), numbered("lost", 4)])
-    for call in range(1, PATIENCE + 1):
+    for call in range(1, MAX_LAG + 1):
         assert max(row[0] for row in stored_rows(buffer) if row[0] < 100) == 1  # the others wait
         buffer.add(numbered("goes on", 1, start=3 + call, offset=100))
-    running = 104 + PATIENCE
+    running = 104 + MAX_LAG
     waits = expected_rows(running - 2, running, 3, False)
     assert stored_rows(buffer) == expected_rows(0, 4, 3, False) + expected_rows(100, running, 3, False) - waits
     assert len(buffer.replay.transform[0].get_extra_state()["waiting"]["trajectory"]) == 2  # of the one that goes on
@@ -221,7 +221,7 @@ def test_a_gap_is_not_crossed_and_nothing_is_lost_by_it() -> None:
     buffer = retaining(n_step=3)
     buffer.add(numbered("a", 4))
     buffer.add(numbered("a", 4, start=6, terminated=True))
-    for call in range(PATIENCE):
+    for call in range(MAX_LAG):
         buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
     own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
     assert own == expected_rows(0, 4, 3, False) + expected_rows(6, 10, 3, True)
@@ -239,7 +239,7 @@ def test_no_return_goes_over_steps_that_could_not_be_measured() -> None:
     with pytest.raises(RuntimeError, match="the Learner was lost"):
         buffer.add(numbered("a", 3, start=4))
     buffer.add(numbered("a", 4, start=7, terminated=True))
-    for call in range(PATIENCE):
+    for call in range(MAX_LAG):
         buffer.add(numbered(f"other {call}", 1, offset=100 + 10 * call, terminated=True))
     own = Counter({row: count for row, count in stored_rows(buffer).items() if row[0] < 100})
     assert own == expected_rows(0, 4, 3, False) + expected_rows(7, 11, 3, True)
@@ -291,7 +291,7 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 def test_candidates_are_measured_in_the_form_in_which_they_would_be_drawn(layout: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rllib_ext.buffer.feedback.ROWS_PER_PASS", 7)
+    monkeypatch.setattr("rllib_ext.buffer.module_replay.ROWS_PER_PASS", 7)
     sizes = []
 
     def measure(module_id: str, episodes: list[SingleAgentEpisode]) -> np.ndarray:
@@ -350,5 +350,5 @@ def test_signals_of_another_shape_are_refused_and_change_nothing() -> None:
 def test_a_module_without_action_values_is_named_with_the_way_out():
     metrics = MetricsLogger(root=False)
     metrics.log_value(("mine", TD_ERROR_KEY), torch.zeros(3), reduce="item_series")
-    with pytest.raises(ValueError, match=r"module 'mine' says no action values.*modules=\{'mine': None\}"):
+    with pytest.raises(ValueError, match=r"module 'mine' returns no action values.*modules=\{'mine': None\}"):
         add_signals(metrics, "mine", None, {}, {"embedding": torch.zeros(3)})

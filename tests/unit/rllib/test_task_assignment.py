@@ -16,7 +16,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 import rllib_ext
 from lightning_replay.envs.tasks import TaskChoice
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, UniformTasks
-from rllib_ext.episodes.task_assignment import _take, complaint
+from rllib_ext.episodes.task_assignment import find_problem, set_tasks
 
 TASKS = ["target", "far", "near"]
 GOAL = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
@@ -73,7 +73,7 @@ def tasks_played(runner: SingleAgentEnvRunner, steps: int = 12) -> list[str]:
 def test_environments_count_on_over_the_runners(runners: int, worker_index: int, expected: set[str]) -> None:
     runner = runner_of(config_of().env_runners(num_env_runners=runners, num_envs_per_env_runner=2), worker_index)
     assert set(tasks_played(runner)) == expected
-    _take(runner, ["near"] * 6)  # holds from the next episode on
+    set_tasks(runner, ["near"] * 6)  # holds from the next episode on
     assert set(tasks_played(runner)) <= {*expected, "near"}
     assert set(tasks_played(runner)) == {"near"}
     runner.stop()
@@ -94,11 +94,12 @@ def test_environments_that_evaluate_play_the_first_task() -> None:
 
 def test_what_an_environment_lacks_is_said() -> None:
     runner = runner_of(config_of().env_runners(num_env_runners=1), 1)
-    assert complaint(runner, TASKS) is None
-    assert "which the environments do not know; they have ['target', 'near', 'far']" in str(complaint(runner, ["easy"]))
+    assert find_problem(runner, TASKS) is None
+    problem = find_problem(runner, ["easy"])
+    assert "which the environments do not have; they have ['target', 'near', 'far']" in str(problem)
     runner.stop()
     without = SingleAgentEnvRunner(config=DQNConfig().environment("CartPole-v1"), worker_index=1)
-    assert "the environments have no attribute 'task'" in str(complaint(without, TASKS))
+    assert "the environments have no attribute 'task'" in str(find_problem(without, TASKS))
     without.stop()
 
 
@@ -121,7 +122,7 @@ def test_hooks_are_added_once_beside_the_users_and_only_for_curricula() -> None:
     ("options", "runners", "warnings"),
     [
         ({}, 3, []),
-        ({}, 2, ["nobody plays ['near']. Give an environment to each of the 3 tasks"]),
+        ({}, 2, ["none plays ['near']. Give an environment to each of the 3 tasks"]),
         ({"scheduler": Exp3()}, 3, ["gets no progress signals"]),
         ({"scheduler": EasyToHard(["near", "target"])}, 1, ["gets no progress signals"]),  # all stages come
         ({"scheduler": UniformTasks()}, 3, []),  # neither of these two would listen

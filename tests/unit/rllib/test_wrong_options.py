@@ -10,7 +10,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 import rllib_ext
-from rllib_ext.buffer.sampled_n_step import AskedReturns
+from rllib_ext.buffer.n_step import SampledReturns
 from tests.wrong_options import WrongOption, assert_refused, wrong_options
 
 PER = {"recipe": "prioritized", "capacity": 100}
@@ -82,8 +82,8 @@ def test_arguments_of_levels_are_given_by_name() -> None:
     [(2.5, TypeError), ("3", TypeError), (True, TypeError), (0, ValueError), ((1, 2, 3), ValueError), ((), ValueError)],
 )
 def test_lengths_of_returns(n_step: Any, error: type[Exception]) -> None:
-    returns = AskedReturns(seed=0)
+    returns = SampledReturns(seed=0)
     with pytest.raises(error, match="n_step"):
-        returns.ask(n_step, 0.9)
-    returns.ask([2, 3], 0.9)
+        returns.set_length(n_step, 0.9)
+    returns.set_length([2, 3], 0.9)
     assert returns.n_steps == 3

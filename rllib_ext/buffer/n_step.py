@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Returns over several steps: formed when rows are drawn, or before they are stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.parts import declared_writer
+from lightning_replay.seeded import Seeded
+from lightning_replay.transforms import NStepTransitions
+from lightning_replay.validation import checked_counts
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from lightning_replay.replay import Replay
+
+MAX_LAG = 16  # calls of add() without a step of an episode, after which its partial transitions are flushed
+
+
+class SampledReturns(Seeded, EpisodeTracker):
+    """Forms returns over ``n_step`` steps, or over a number drawn for each row from a closed interval.
+
+    RLlib passes ``n_step`` and ``gamma`` when it samples: call :meth:`set_length` before each draw. Where an episode,
+    or its stored part, ends earlier, the return is shorter, see ``steps_to_next_obs``. RLlib's own buffers draw another
+    row instead, and so never start in the last ``n_step - 1`` steps of an episode.
+
+    Args:
+        seed: of the lengths drawn.
+
+    Attributes:
+        is_attached: whether the rows of a replay are linked.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        EpisodeTracker.__init__(self, n_steps=1, discount=0.99)
+        # An offset: from the same seed as the sampler, lengths would be a function of the slots drawn.
+        self._seed_generator(None if seed is None else seed + 1_000_003)
+        self._shortest = 1
+        self.is_attached = False
+
+    def attach(self, replay: Replay) -> None:
+        """Links the rows of a replay to their successors from now on, stored ones included."""
+        if not self.is_attached:
+            replay.follow_episodes(self)
+            self.is_attached = True
+
+    def set_length(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:
+        """Sets the length and the discount of the next draws.
+
+        Raises:
+            ValueError: neither a number from 1 on nor two such numbers in order.
+        """
+        lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
+        if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
+            raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
+        self._shortest, self.n_steps, self.discount = lengths[0], lengths[-1], gamma
+
+    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        slots, last, steps_used = EpisodeTracker._chain(self, index, n_steps)
+        if self._shortest == n_steps:
+            return slots, last, steps_used
+        drawn = torch.randint(self._shortest, n_steps + 1, index.shape[:1], generator=self._generator)
+        drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
+        steps_used = torch.minimum(steps_used, drawn.flatten())
+        return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of links and generator."""
+        return {**super().state_dict(), "generator": self.generator_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
+        """Restores :meth:`state_dict`."""
+        super().load_state_dict(state_dict, storage)
+        self.set_generator_state(state_dict["generator"])
+
+
+class StoredReturns:
+    """Returns formed by ``NStepTransitions`` at the insertion, and the flush of partial ones of lost episodes.
+
+    Where rows are kept by importance, the steps that follow a drawn row may be evicted, so a row is stored n - 1 steps
+    after it arrived. An episode that breaks off, because its EnvRunner was lost or the algorithm was restored, leaves
+    up to n - 1 partial transitions. EnvRunners send steps of every running episode with each round, so those of an
+    episode without any in :data:`MAX_LAG` calls are flushed, bootstrapped from its last observation. If it continues
+    after all, these returns are just shorter.
+
+    Args:
+        replay: see :meth:`of`.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        transforms = (one for one in replay.transform if isinstance(one, NStepTransitions))
+        self._transform: NStepTransitions | None = next(transforms, None)
+        self._calls = 0
+        self._continued: dict[int, int] = {}  # running trajectory -> the call that brought its newest step
+
+    @classmethod
+    def of(cls, replay: Replay) -> StoredReturns | None:
+        """Returns ``None`` for replays that form returns at the draw."""
+        returns = cls(replay)
+        may_refuse = declared_writer(replay.writer).may_refuse
+        return returns if may_refuse or returns._transform is not None else None
+
+    def check(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        """Refuses other returns than those that are stored."""
+        formed = self._transform
+        n_steps, discount = (1, gamma) if formed is None else (formed.n_steps, formed.discount)
+        if n_step == n_steps and (n_steps == 1 or gamma == discount):
+            return
+        stored = f"over {n_steps} step" + (f"s with gamma {discount}" if n_steps > 1 else "")
+        raise ValueError(
+            f"n_step is {n_step} with gamma {gamma}, and the returns of this buffer are formed before they are stored, "
+            f"{stored}. Call rllib_ext.configure(config) last, which gives the buffer the values of "
+            ".training(n_step=..., gamma=...)"
+        )
+
+    def on_extend(self, rows: TensorDictBase) -> int:
+        """Tracks the rows of an ``extend``; flushes episodes that broke off and returns the number of rows stored."""
+        if self._transform is None:
+            return 0
+        self._calls += 1
+        newest = dict(zip(rows["trajectory"].tolist(), rows["next", "done"].flatten().tolist(), strict=True))
+        for trajectory, done in newest.items():
+            self._continued.pop(trajectory, None)
+            if not done:
+                self._continued[trajectory] = self._calls
+        broken_off = [trajectory for trajectory, call in self._continued.items() if self._calls - call >= MAX_LAG]
+        for trajectory in broken_off:
+            del self._continued[trajectory]
+        return len(self._replay.flush(broken_off)) if broken_off else 0
+
+    def clear(self) -> None:
+        """Removes the running episodes, all of which have ended."""
+        self._continued.clear()
