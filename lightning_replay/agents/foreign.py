@@ -14,7 +14,6 @@ from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, Surpri
 
 __all__ = [
     "acting_agent",
-    "discounts_of",
     "name_of",
     "rollout_agent",
     "scales_gradients",
@@ -81,11 +80,6 @@ def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
 def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
     """Returns the agent if it has a method ``initial_surprise``, else ``None``."""
     return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
-
-
-def discounts_of(part: Any) -> dict[str, Any]:
-    """Returns ``discount`` and ``gae_lambda`` of a part that may be a function of the user's: those that it has."""
-    return {name: getattr(part, name) for name in ("discount", "gae_lambda") if hasattr(part, name)}
 
 
 def scales_gradients(trainer: L.Trainer) -> bool:

@@ -12,7 +12,6 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
-from lightning_replay.levels.segment import Segment
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.unseen import fingerprint
 from lightning_replay.seeded import seeded_generator
@@ -63,9 +62,6 @@ class _Unscored(LevelSelector):
     @abstractmethod
     def _choose(self) -> int:
         """Chooses the id of the next level."""
-
-    def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> None:
-        """Scores nothing."""
 
     def probabilities(self) -> TensorDict:
         """Returns no rows, since no level has a score."""

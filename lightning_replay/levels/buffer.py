@@ -13,18 +13,17 @@ from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.levels.editing import EditedLevels, LevelEditor
-from lightning_replay.levels.episodes import ActiveEpisode, EpisodeScore, Scoring
+from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
 from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.sampler import LevelSampler
-from lightning_replay.levels.scores import L1ValueLoss, Score
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED
-from lightning_replay.levels.unseen import LevelGenerator, levels_and_room
+from lightning_replay.levels.unseen import LevelGenerator, unseen_levels
 from lightning_replay.levels.writer import LevelWriter
 from lightning_replay.seeded import uniform
-from lightning_replay.validation import ABOVE_ZERO, check_option, checked_choice, checked_share
+from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
@@ -100,14 +99,16 @@ class LevelBuffer(LevelSelector):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self._new, ids, self.capacity = levels_and_room(levels, capacity, generate, is_edited=editor is not None)
+        self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         checked_share("min_fill", min_fill)
         checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         checked_choice("first_score", first_score, ("replace", "smooth"))
         check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
-        self._edited = EditedLevels(editor, self.capacity, self._is_known)
+        if editor is not None:
+            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
+        self._edited = EditedLevels(self.capacity, self._is_known)
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
@@ -126,7 +127,8 @@ class LevelBuffer(LevelSelector):
             if not ids:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
             for level_id in ids:
-                self._keep(level_id, self._scoring.initial_score, timestamp=0)
+                self.sampler.place(level_id, self._scoring.initial_score, 0, self.capacity)
+                self._new.scored(level_id)
 
     @property
     def replay(self) -> TensorDictReplayBuffer:
@@ -197,7 +199,7 @@ class LevelBuffer(LevelSelector):
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
-        return self.sampler.row_of(level_id) != REFUSED or self.running.plays(level_id)
+        return level_id in self.running.played or self.sampler.row_of(level_id) != REFUSED
 
     def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
         """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
@@ -212,8 +214,8 @@ class LevelBuffer(LevelSelector):
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         child = None
-        if is_done and episode.replayed:  # first, since the user's editor may raise
-            child = self._edited.edit(episode.level_id, self.sampler.generator)
+        if is_done and episode.replayed and self.editor is not None:  # first, since the user's editor may raise
+            child = checked_level_id(self.editor(episode.level_id, self.sampler.generator))
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
@@ -223,29 +225,22 @@ class LevelBuffer(LevelSelector):
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
         """Smooths a level's new score, stores it if the level is kept, and returns it."""
-        row = self.sampler.row_of(episode.level_id)
-        if row != REFUSED or self.first_score == "smooth":
-            old = float(self.sampler.scores[row]) if row != REFUSED else 0.0
-            score = (1.0 - self.score_step_size) * old + self.score_step_size * score
-        self._keep(episode.level_id, score, episode.started)
+        level_id = episode.level_id
+        old = self.sampler.score_of(level_id)
+        if old is not None or self.first_score == "smooth":
+            score = (1.0 - self.score_step_size) * (old or 0.0) + self.score_step_size * score
+        place = self.sampler.place(level_id, score, episode.started, self.capacity)
+        if old is None and place.row != REFUSED:
+            self._new.scored(level_id)
+        if place.left is not None and place.left not in self.running.played:
+            self._scoring.best_returns.pop(place.left, None)
         return score
 
-    def _keep(self, level_id: int, score: float, timestamp: int) -> None:
-        is_new = self.sampler.row_of(level_id) == REFUSED
-        place = self.sampler.place(level_id, score, timestamp, self.capacity)
-        if is_new and place.row != REFUSED:
-            self._new.scored(level_id)
-        if place.left is not None:
-            self._forget_unknown(place.left)
-
-    def _forget_unknown(self, level_id: int) -> None:
-        if not self._is_known(level_id):
-            self._scoring.forget(level_id)
-
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
-        super()._end(actor, episode)
-        self._new.end(episode.level_id)
-        self._forget_unknown(episode.level_id)
+        self.running.end(actor, episode)
+        if not self._is_known(episode.level_id):
+            self._new.end(episode.level_id)
+            self._scoring.best_returns.pop(episode.level_id, None)
 
     def flush(self) -> None:
         """See :meth:`LevelSelector.flush`.
@@ -277,7 +272,7 @@ class LevelBuffer(LevelSelector):
         """State as tensors and plain values; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "capacity": self.capacity,
-            "new": self._new.state_dict(),
+            "new": self._new.state_dict(self.running.played),
             "sampler": self.sampler.state_dict(),
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
@@ -288,8 +283,6 @@ class LevelBuffer(LevelSelector):
     def _load(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
-        self._new.check_state(state["new"])
-        self._scoring.check_state(state["scoring"])
         self._new.load_state_dict(state["new"])
         self._scoring.load_state_dict(state["scoring"])
         self._replay.empty()

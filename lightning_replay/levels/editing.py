@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from lightning_replay.levels.level_ids import checked_level_id
-from lightning_replay.validation import check_callable
-
 __all__ = ["EditedLevels", "LevelEditor"]
 
 LevelEditor = Callable[[int, torch.Generator], int]
@@ -20,16 +17,12 @@ class EditedLevels:
     """Queue of levels that an editor made from replayed ones; a full queue drops its oldest.
 
     Args:
-        editor: from a level's id and a generator to the id of a changed level; ``None`` edits nothing.
         capacity: most levels in the queue.
         is_known: whether a level has a score or is being played; such levels are not queued, and skipped when they
             became known while they waited.
     """
 
-    def __init__(self, editor: LevelEditor | None, capacity: int, is_known: Callable[[int], bool]) -> None:
-        if editor is not None:
-            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
-        self._editor = editor
+    def __init__(self, capacity: int, is_known: Callable[[int], bool]) -> None:
         self._is_known = is_known
         self._queue: deque[int] = deque(maxlen=capacity)
 
@@ -37,10 +30,6 @@ class EditedLevels:
     def is_empty(self) -> bool:
         """Whether no level waits that is still unknown."""
         return all(map(self._is_known, self._queue))
-
-    def edit(self, level_id: int, generator: torch.Generator) -> int | None:
-        """Returns the id of an edited level, which is not queued yet; ``None`` without an editor."""
-        return None if self._editor is None else checked_level_id(self._editor(level_id, generator))
 
     def put(self, level_id: int) -> None:
         """Queues a level unless it is known or in the queue."""

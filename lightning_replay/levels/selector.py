@@ -9,9 +9,8 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
 from lightning_replay.levels.level_ids import Actor, checked_actor
-from lightning_replay.levels.segment import Segment
 from lightning_replay.saving import load_state, write_state
 
 __all__ = ["LevelSelector"]
@@ -138,9 +137,9 @@ class LevelSelector(ABC):
             self._end(actor, episode)
         return score
 
-    @abstractmethod
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds the steps to the episode's score; raises before anything is changed."""
+        """Adds the steps to the episode's score; raises before anything is changed. By default scores nothing."""
+        return None
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)

@@ -31,8 +31,6 @@ class StalenessTree:
         if row == self._rows:
             self._count[row] = 1
             self._rows += 1
-        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
-            return  # the usual case: the level is scored for its newest episode
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
@@ -123,6 +121,11 @@ class LevelTable:
         """Returns the row of a stored level, -1 for others."""
         return self._rows.get(level_id, REFUSED)
 
+    def score_of(self, level_id: int) -> float | None:
+        """Returns the score of a stored level, ``None`` for others."""
+        row = self._rows.get(level_id)
+        return None if row is None else float(self._scores[row])
+
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
         """Sets the score of a level, after assigning a row if it has none; the storage is written by the writer.
 
@@ -138,7 +141,7 @@ class LevelTable:
         left = None
         row = self._rows.get(level_id)
         if row is not None:
-            self.put(row, score, max(timestamp, int(self.timestamps[row])))
+            self.put(row, score, max(timestamp, int(self._timestamps[row])))
             return Place(row, left)
         row = len(self.level_ids)
         if row < capacity:
@@ -172,19 +175,21 @@ class LevelTable:
             timestamp: episode at which it was last played.
             is_another_level: whether the level is another than the row had before.
         """
-        if row == self._count:
+        is_added = row == self._count
+        if is_added:
             if row == len(self._scores):
-                room = max(2 * row, 64)
-                self._scores = np.resize(self._scores, room)
-                self._timestamps = np.resize(self._timestamps, room)
-                self._generations = np.resize(self._generations, room)
+                rows = max(2 * row, 64)
+                self._scores = np.resize(self._scores, rows)
+                self._timestamps = np.resize(self._timestamps, rows)
+                self._generations = np.resize(self._generations, rows)
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
             self._generations[row] += 1
+        if is_added or self._timestamps[row] != timestamp:  # equal if the level is scored for its newest episode
+            self._staleness.put(row, timestamp)
         self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
-        self._staleness.put(row, timestamp)
 
     def touch(self, row: int) -> None:
         """Marks the level of a row as played in the newest episode."""

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -16,26 +15,20 @@ import torch
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 from lightning_replay.validation import check_callable, check_option, checked_count
 
-__all__ = [
-    "GeneratedLevels",
-    "KnownLevels",
-    "LevelGenerator",
-    "NewLevels",
-    "fingerprint",
-    "levels_and_room",
-]
+__all__ = ["GeneratedLevels", "KnownLevels", "LevelGenerator", "NewLevels", "fingerprint", "unseen_levels"]
 
 LevelGenerator = Callable[[torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
 
 
 class NewLevels(ABC):
-    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked."""
+    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked.
 
-    @property
-    def count(self) -> int | None:
-        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
-        return None
+    Attributes:
+        count: number of all levels, with a score or without; ``None`` if the level set is unbounded.
+    """
+
+    count: int | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -60,24 +53,21 @@ class NewLevels(ABC):
         """Raises ``ValueError`` for an id outside the set."""
 
     def begin(self, level_id: int) -> None:  # noqa: B027
-        """Called when an actor begins to play the level."""
+        """Marks a level as being played."""
 
     def end(self, level_id: int) -> None:  # noqa: B027
-        """Called when an actor stops playing the level, with a score or without."""
+        """Marks a level without a score as played by no actor any more."""
 
     def scored(self, level_id: int) -> None:  # noqa: B027
-        """Called when the level gets its first score."""
+        """Removes a level that got its first score."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """State as tensors and plain values."""
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+        """State as tensors and plain values; ``played`` is the number of active episodes by level."""
         return {}
 
     @abstractmethod
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for a state of other levels."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restores :meth:`state_dict`, which was checked."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
 
 
 class KnownLevels(NewLevels):
@@ -88,17 +78,10 @@ class KnownLevels(NewLevels):
     """
 
     def __init__(self, level_ids: list[int]) -> None:
-        self._count = len(level_ids)
+        self.count: int = len(level_ids)
         self._fingerprint = fingerprint(level_ids)
         self._members = frozenset(level_ids)
-        self._idle = _Bag(level_ids)
-        self._played = _Bag([])
-        self._times: dict[int, int] = {}  # how many actors play a level without a score
-
-    @property
-    def count(self) -> int:
-        """Number of all levels."""
-        return self._count
+        self._idle, self._played = _Bag(level_ids), _Bag([])
 
     @property
     def is_exhausted(self) -> bool:
@@ -118,53 +101,40 @@ class KnownLevels(NewLevels):
     def check(self, level_id: int) -> None:
         """Raises ``ValueError`` for an id outside the set."""
         if level_id not in self._members:
-            raise ValueError(f"level {level_id} is none of the {self._count} levels that were given")
+            raise ValueError(f"level {level_id} is none of the {self.count} levels that were given")
 
     def begin(self, level_id: int) -> None:
-        """Called when an actor begins to play the level."""
-        if level_id in self._idle:
-            self._idle.remove(level_id)
+        """Marks a level as being played."""
+        if self._idle.discard(level_id):
             self._played.add(level_id)
-        if level_id in self._played:
-            self._times[level_id] = self._times.get(level_id, 0) + 1
 
     def end(self, level_id: int) -> None:
-        """Called when an actor stops playing the level, with a score or without."""
-        if level_id in self._played:
-            self._times[level_id] -= 1
-            if self._times[level_id] == 0:
-                del self._times[level_id]
-                self._played.remove(level_id)
-                self._idle.add(level_id)
+        """Marks a level without a score as played by no actor any more."""
+        if self._played.discard(level_id):
+            self._idle.add(level_id)
 
     def scored(self, level_id: int) -> None:
-        """Called when the level gets its first score."""
-        for bag in (self._idle, self._played):
-            if level_id in bag:
-                bag.remove(level_id)
-        self._times.pop(level_id, None)
+        """Removes a level that got its first score."""
+        self._idle.discard(level_id)
+        self._played.discard(level_id)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
         """Levels without a score, in the order they are drawn from, and the set's fingerprint."""
         return {
             "fingerprint": self._fingerprint,
             "idle": torch.tensor(self._idle.items, dtype=torch.int64),
             "played": torch.tensor(self._played.items, dtype=torch.int64),
-            "times": torch.tensor([self._times[level] for level in self._played.items], dtype=torch.int64),
+            "times": torch.tensor([played[level] for level in self._played.items], dtype=torch.int64),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for a state of other levels."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
         if state.get("fingerprint") != self._fingerprint:
             raise ValueError(
-                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
+                f"the saved levels are not the {self.count} levels this buffer was built with; build it with the same "
                 "levels in the same order"
             )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, which was checked."""
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
-        self._times = dict(zip(self._played.items, state["times"].tolist(), strict=True))
 
 
 class GeneratedLevels(NewLevels):
@@ -176,23 +146,26 @@ class GeneratedLevels(NewLevels):
     """
 
     def __init__(self, generate: LevelGenerator | None) -> None:
-        self._generate = generate or _any_seed
+        self._generate = generate
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         """Draws ids until one is unknown."""
         for _ in range(_DRAWS):
-            level_id = checked_level_id(self._generate(generator))
+            if self._generate is None:
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator))
+            else:
+                level_id = checked_level_id(self._generate(generator))
             if not is_known(level_id):
                 break
         return level_id
 
-    def check_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ``ValueError`` for the state of a known set."""
         if state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
 
 
-def levels_and_room(
+def unseen_levels(
     levels: int | Iterable[int] | None, capacity: int | None, generate: LevelGenerator | None, *, is_edited: bool
 ) -> tuple[NewLevels, list[int], int]:
     """Returns the source of new levels, the ids of a known set, and the number of levels that may have a score.
@@ -210,12 +183,11 @@ def levels_and_room(
     if generate is not None:
         check_callable("generate", generate, "a function from a torch.Generator to the id of a new level, or None")
     if levels is None:
-        accepted = "a whole number of at least 1 for levels without end, or give levels=..."
+        accepted = "a whole number of at least 1 for an unbounded level set, or give levels=..."
         if capacity is None:
             raise ValueError(f"capacity is None; it must be {accepted}")
         check_option("capacity", capacity, Integral, accepted, lowest=1)
-        checked_count("capacity", capacity, of="levels")
-        return GeneratedLevels(generate), [], operator.index(capacity)
+        return GeneratedLevels(generate), [], checked_count("capacity", capacity, of="levels")
     ids = checked_level_ids(levels)
     if capacity is not None and checked_count("capacity", capacity, of="levels") != len(ids):
         raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
@@ -236,19 +208,17 @@ class _Bag:
         self.items = list(items)
         self._position = {item: place for place, item in enumerate(self.items)}
 
-    def __contains__(self, item: int) -> bool:
-        return item in self._position
-
     def add(self, item: int) -> None:
         self._position[item] = len(self.items)
         self.items.append(item)
 
-    def remove(self, item: int) -> None:
-        place, last = self._position.pop(item), self.items.pop()
+    def discard(self, item: int) -> bool:
+        """Removes an item and returns whether it was there."""
+        place = self._position.pop(item, None)
+        if place is None:
+            return False
+        last = self.items.pop()
         if last != item:
             self.items[place] = last
             self._position[last] = place
-
-
-def _any_seed(generator: torch.Generator) -> int:
-    return int(torch.randint(LEVEL_IDS, (), generator=generator))
+        return True

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
+from lightning_replay.levels.scores import discounts_of
 from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import environment_maker
 from rllib_ext.rllib_compat import algorithm_name, num_aggregators
@@ -99,21 +100,16 @@ def draw_levels(trial: LevelSelector) -> list[int]:
 
 def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
-    from lightning_replay.levels import LevelBuffer
-
-    if not isinstance(levels, LevelBuffer):
-        return
-    score = levels.score  # of any class
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
-    same = {name: value for name, value in learned.items() if hasattr(score, name)}
-    scored = {name: getattr(score, name) for name in same}
+    scored = {name: value for name, value in discounts_of(levels.score).items() if name in learned}
+    same = {name: learned[name] for name in scored}
     if scored != same:
         logger.warning(
             "levels are scored with %s, and the algorithm learns with .training(%s). The score is what to change: "
             "give the level buffer score=%s(%s)",
             _as_arguments(scored),
             _as_arguments({_TRAINING[name]: value for name, value in same.items()}),
-            type(score).__name__,
+            type(levels.score).__name__,
             _as_arguments(same),
         )
 
