@@ -232,8 +232,8 @@ class LevelBuffer(LevelSelector):
         place = self.sampler.place(level_id, score, episode.started, self.capacity)
         if old is None and place.row != REFUSED:
             self._new.scored(level_id)
-        if place.left is not None and place.left not in self.running.played:
-            self._scoring.best_returns.pop(place.left, None)
+        if place.evicted is not None and place.evicted not in self.running.played:
+            self._scoring.best_returns.pop(place.evicted, None)
         return score
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:

@@ -133,7 +133,7 @@ class SegmentScore(ABC):
 
 
 def discounts_of(part: Any) -> dict[str, float]:
-    """Returns ``discount`` and ``gae_lambda`` of a score or another part: those it has; a user's may declare neither."""
+    """Returns ``discount`` and ``gae_lambda`` of a score or another part: those it has; a user's may have neither."""
     given = {name: getattr(part, name, None) for name in ("discount", "gae_lambda")}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of levels by row, how long ago each was played, and draws by both."""
+"""Scores and staleness of levels by row, and draws by both."""
 
 from __future__ import annotations
 
@@ -56,15 +56,10 @@ class StalenessTree:
 
 
 class Place(NamedTuple):
-    """Row of a level, and the level it evicted.
-
-    Attributes:
-        row: -1 for a refused level.
-        left: id of the evicted level, or ``None``.
-    """
+    """Row of a level, -1 if it was refused, and the id of the level that it evicted."""
 
     row: int
-    left: int | None
+    evicted: int | None = None
 
 
 class LevelTable:
@@ -127,22 +122,19 @@ class LevelTable:
         return None if row is None else float(self._scores[row])
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
-        """Sets the score of a level, after assigning a row if it has none; the storage is written by the writer.
+        """Sets the score of a level, after assigning a row if it has none; the writer writes the storage later.
 
         Args:
             level_id: not negative.
             score: finite.
             timestamp: episode in which the level was begun.
             capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
-
-        Returns:
-            The row, or -1, and the evicted level.
         """
-        left = None
+        evicted = None
         row = self._rows.get(level_id)
         if row is not None:
             self.put(row, score, max(timestamp, int(self._timestamps[row])))
-            return Place(row, left)
+            return Place(row)
         row = len(self.level_ids)
         if row < capacity:
             self.level_ids.append(level_id)
@@ -150,30 +142,26 @@ class LevelTable:
             row = self.least_probable()
             if not self.scores[row] < score:
                 self.refused += 1
-                return Place(REFUSED, left)
+                return Place(REFUSED)
             self.replaced += 1
-            left = self.level_ids[row]
-            del self._rows[left]
+            evicted = self.level_ids[row]
+            del self._rows[evicted]
             self.level_ids[row] = level_id
         self._rows[level_id] = row
         self.pending[row] = level_id
         self.put(row, score, timestamp, is_another_level=True)
-        return Place(row, left)
+        return Place(row, evicted)
 
     def set_levels(self, level_ids: list[int]) -> None:
-        """Replaces the ids of all rows; their scores are set apart from them."""
+        """Replaces the ids of all rows; :meth:`load_state_dict` replaces their scores."""
         self.level_ids = level_ids
         self._rows = {level_id: row for row, level_id in enumerate(level_ids)}
         self.pending.clear()
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
-        """Sets the score of a row, or of the next free one.
+        """Sets the score of a row, or of the next free one, and the episode in which its level was last played.
 
-        Args:
-            row: at most :func:`len`.
-            score: of the level, finite.
-            timestamp: episode at which it was last played.
-            is_another_level: whether the level is another than the row had before.
+        ``is_another_level``: whether the row had another level before.
         """
         is_added = row == self._count
         if is_added:
@@ -208,17 +196,14 @@ class LevelTable:
         """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
-        row = self._draw()
-        self._concentration.add((row, int(self._generations[row])), self._count)
-        return row
-
-    def _draw(self) -> int:
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = self._staleness.total(self.episodes)
-            if total == 0:
-                return int(torch.randint(self._count, (), generator=self.generator))
-            return self._staleness.find(self.episodes, int(torch.randint(total, (), generator=self.generator)))
-        return self._order.draw(self.generator)
+            drawn = int(torch.randint(total or self._count, (), generator=self.generator))
+            row = self._staleness.find(self.episodes, drawn) if total else drawn
+        else:
+            row = self._order.draw(self.generator)
+        self._concentration.add((row, int(self._generations[row])), self._count)
+        return row
 
     def probabilities(self) -> np.ndarray:
         """Returns the replay probability of each row, float64 ``[L]``."""
@@ -237,8 +222,8 @@ class LevelTable:
 
         Returns:
             ``score_mean``, ``score_max``, ``staleness_mean`` in episodes, ``probability_max``, the replay probability
-            of the likeliest level, and ``effective_levels``, one over the sum of all squared replay probabilities: 1
-            where one level is replayed, ``len`` where all are alike. Empty while no level is stored.
+            of the likeliest level, and ``effective_levels``, see
+            :func:`~lightning_replay.levels.concentration.effective_number`. Empty while no level is stored.
         """
         if self._count == 0:
             return {}
