@@ -98,8 +98,8 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
         self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
+        super().__init__(ids or None)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         checked_share("min_fill", min_fill)
@@ -146,39 +146,27 @@ class LevelBuffer(LevelSelector):
         """Number of episodes that all actors began."""
         return self.sampler.episodes
 
-    @property
-    def count(self) -> int | None:
-        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
-        return self._new.count
-
     def __len__(self) -> int:
         """Number of levels with a score."""
         return len(self.sampler)
 
     def _next(self, actor: Actor) -> int:
-        level_id = self._edited.pop()
-        if level_id is not None:
-            self._play(actor, level_id, trains=False)
+        edited = self._edited.pop()
+        if edited is not None:
+            level_id = edited
         elif self._is_filled and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
             level_id = self.sampler.level_ids[self.sampler.draw()]
-            self._play(actor, level_id)
             self.replayed += 1
         else:
             level_id = self._new.choose(self.sampler.generator, self._is_known)
-            self._play(actor, level_id)
+        self._play(actor, level_id, is_edited=edited is not None)
         return level_id
-
-    def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played; see :meth:`LevelSelector.checked`."""
-        whole = checked_level_id(level_id)
-        self._new.check(whole)
-        return whole
 
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
 
-        0 while no level has a score, or a smaller share than ``min_fill``, and while an edited level of ACCEL waits,
-        since it is played next; 1 if every new level is being played; otherwise the replay probability.
+        0 while too few levels have a score, or an edited level of ACCEL is to be played next; 1 if every new level is
+        being played; otherwise the replay probability.
         """
         if not self._is_filled or not self._edited.is_empty:
             return 0.0
@@ -186,7 +174,7 @@ class LevelBuffer(LevelSelector):
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
-        return _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / self._new.count
+        return _UNBOUNDED_REPLAY_PROBABILITY if self.count is None else len(self) / self.count
 
     @property
     def _is_filled(self) -> bool:
@@ -201,15 +189,14 @@ class LevelBuffer(LevelSelector):
     def _is_known(self, level_id: int) -> bool:
         return level_id in self.running.played or self.sampler.row_of(level_id) != REFUSED
 
-    def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
+    def _play(self, actor: Actor, level_id: int, is_edited: bool = False) -> None:
         """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
         row = self.sampler.row_of(level_id)
-        trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
-        episode = ActiveEpisode(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
-        self.running.begin(actor, episode)
-        self.sampler.begin_episode()
+        is_scored = row != REFUSED
+        trains = not is_edited and (is_scored or self.train_on_new_levels)
+        self.running.begin(actor, ActiveEpisode(level_id, self.sampler.begin_episode(), is_scored, trains))
         self._new.begin(level_id)
-        if row != REFUSED:
+        if is_scored:
             self.sampler.touch(row)
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:

@@ -113,7 +113,7 @@ class LevelSampler(LevelTable, Sampler):
         return torch.tensor(rows), information
 
     def extend(self, index: Any) -> None:
-        """Called by the buffer after its writer, which has set the scores.
+        """Checks that the writer has set the scores of stored rows.
 
         Raises:
             RuntimeError: a row without a score, because the writer is not a ``LevelWriter`` of this sampler.
@@ -126,7 +126,7 @@ class LevelSampler(LevelTable, Sampler):
             )
 
     def add(self, index: int) -> None:
-        """Called by the buffer after its writer; see :meth:`extend`."""
+        """Checks that the writer has set the score of a stored row."""
         self.extend([index])
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -181,6 +181,6 @@ class LevelSampler(LevelTable, Sampler):
         load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
-        """Called by the buffer's ``empty``: removes all levels and keeps the clock."""
+        """Removes all levels and keeps the clock."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})

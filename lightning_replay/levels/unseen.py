@@ -22,13 +22,7 @@ _DRAWS = 1_000  # a generator that repeats known levels this often is taken to h
 
 
 class NewLevels(ABC):
-    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked.
-
-    Attributes:
-        count: number of all levels, with a score or without; ``None`` if the level set is unbounded.
-    """
-
-    count: int | None = None
+    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -48,9 +42,6 @@ class NewLevels(ABC):
             generator: of the choice.
             is_known: whether a level has a score or is being played.
         """
-
-    def check(self, level_id: int) -> None:  # noqa: B027
-        """Raises ``ValueError`` for an id outside the set."""
 
     def begin(self, level_id: int) -> None:  # noqa: B027
         """Marks a level as being played."""
@@ -78,9 +69,8 @@ class KnownLevels(NewLevels):
     """
 
     def __init__(self, level_ids: list[int]) -> None:
-        self.count: int = len(level_ids)
+        self._count = len(level_ids)
         self._fingerprint = fingerprint(level_ids)
-        self._members = frozenset(level_ids)
         self._idle, self._played = _Bag(level_ids), _Bag([])
 
     @property
@@ -97,11 +87,6 @@ class KnownLevels(NewLevels):
         """Chooses a level that no actor plays, or one being played if there is no other."""
         bag = (self._idle if self._idle.items else self._played).items
         return bag[int(torch.randint(len(bag), (), generator=generator))]
-
-    def check(self, level_id: int) -> None:
-        """Raises ``ValueError`` for an id outside the set."""
-        if level_id not in self._members:
-            raise ValueError(f"level {level_id} is none of the {self.count} levels that were given")
 
     def begin(self, level_id: int) -> None:
         """Marks a level as being played."""
@@ -131,7 +116,7 @@ class KnownLevels(NewLevels):
         """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
         if state.get("fingerprint") != self._fingerprint:
             raise ValueError(
-                f"the saved levels are not the {self.count} levels this buffer was built with; build it with the same "
+                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
                 "levels in the same order"
             )
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())

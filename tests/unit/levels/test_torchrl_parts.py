@@ -125,9 +125,9 @@ def test_an_emptied_buffer_begins_anew():
         (rows([1, 2], [0.5, math.inf]), "scores must be finite; got inf"),
         (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of begun episodes, 0 to 1"),
         (rows([1], [0.5], timestamp=torch.tensor([-1])), "timestamps are -1 to -1"),
-        (rows([1], [0.5], timestamp=torch.tensor([0.5])), "one whole 'timestamp' each"),
+        (rows([1], [0.5], timestamp=torch.tensor([0.5])), "float32 .1. 'timestamp'; give one whole number each"),
         (rows([1], [0.5]).exclude("level_id"), "no 'level_id'"),
-        (rows([1], [0.5]).exclude("score"), "need a 'score'"),
+        (rows([1], [0.5]).exclude("score"), "no 'score'; give one number each"),
         (TensorDict({"level_id": torch.tensor([0.5]), "score": torch.tensor([0.5])}, [1]), "whole number"),
     ],
 )
