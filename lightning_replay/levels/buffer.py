@@ -12,7 +12,6 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.levels.editing import EditedLevels, LevelEditor
 from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
 from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
@@ -20,7 +19,7 @@ from lightning_replay.levels.sampler import LevelSampler
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED
-from lightning_replay.levels.unseen import LevelGenerator, unseen_levels
+from lightning_replay.levels.unseen import EditedLevels, LevelEditor, LevelGenerator, unseen_levels
 from lightning_replay.levels.writer import LevelWriter
 from lightning_replay.seeded import uniform
 from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels without a score: of a known set, or drawn from an unbounded one."""
+"""Levels without a score: of a known set, drawn from an unbounded one, or edited and waiting to be played."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -15,9 +16,19 @@ import torch
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, checked_level_ids
 from lightning_replay.validation import check_callable, check_option, checked_count
 
-__all__ = ["GeneratedLevels", "KnownLevels", "LevelGenerator", "NewLevels", "fingerprint", "unseen_levels"]
+__all__ = [
+    "EditedLevels",
+    "GeneratedLevels",
+    "KnownLevels",
+    "LevelEditor",
+    "LevelGenerator",
+    "NewLevels",
+    "fingerprint",
+    "unseen_levels",
+]
 
 LevelGenerator = Callable[[torch.Generator], int]
+LevelEditor = Callable[[int, torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
 
 
@@ -148,6 +159,46 @@ class GeneratedLevels(NewLevels):
         """Raises ``ValueError`` for the state of a known set."""
         if state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+
+
+class EditedLevels:
+    """Queue of levels that an editor made from replayed ones; a full queue drops its oldest.
+
+    Args:
+        capacity: most levels in the queue.
+        is_known: whether a level has a score or is being played; such levels are not queued, and skipped when they
+            became known while they waited.
+    """
+
+    def __init__(self, capacity: int, is_known: Callable[[int], bool]) -> None:
+        self._is_known = is_known
+        self._queue: deque[int] = deque(maxlen=capacity)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no level waits that is still unknown."""
+        return all(map(self._is_known, self._queue))
+
+    def put(self, level_id: int) -> None:
+        """Queues a level unless it is known or in the queue."""
+        if not self._is_known(level_id) and level_id not in self._queue:
+            self._queue.append(level_id)
+
+    def pop(self) -> int | None:
+        """Removes and returns the oldest unknown level; ``None`` if there is none."""
+        while self._queue:
+            level_id = self._queue.popleft()
+            if not self._is_known(level_id):
+                return level_id
+        return None
+
+    def state_dict(self) -> list[int]:
+        """Ids in the queue, oldest first."""
+        return list(self._queue)
+
+    def load_state_dict(self, state: Iterable[int]) -> None:
+        """Restores :meth:`state_dict`."""
+        self._queue = deque(state, maxlen=self._queue.maxlen)
 
 
 def unseen_levels(

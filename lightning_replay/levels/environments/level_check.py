@@ -29,7 +29,7 @@ _PROBES = tuple(range(8))
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
     "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
-    "before reset. Mend the environment, or give check=False if its level does not show in the first observation"
+    "before reset. Correct the environment, or give check=False if its level does not show in the first observation"
 )
 
 
@@ -63,15 +63,8 @@ def require_level_source(levels: Any) -> None:
 def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: Any) -> None:
     """Checks that a function accepts these arguments, without calling it; one without a signature passes.
 
-    Args:
-        function: to check.
-        name: of the function, for the error.
-        accepted: end of the error.
-        *args: of the later call.
-        **kwargs: of the later call.
-
     Raises:
-        TypeError: not callable, or with other arguments.
+        TypeError: not callable, or with other arguments; ``name`` and ``accepted`` begin and end the message.
     """
     if not callable(function):
         raise TypeError(f"{name} is {function!r}, which cannot be called; {accepted}")
