@@ -132,10 +132,7 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 
 def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
-    """Refuses a score that cannot be computed from the columns that Learners send.
-
-    Scores an episode in a temporary copy of a level buffer, whose actor 0 plays the level.
-    """
+    """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
     discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
@@ -153,28 +150,23 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | 
 
 
 def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
-    """Makes the environment once and plays the beginnings of a few levels.
+    """Makes the environment once, begins a few levels and returns its action space.
 
-    An error on an EnvRunner would have RLlib restart it without end.
-
-    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level; returns its action space.
+    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
+    error would have RLlib restart it without end.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(environment_maker(config)(), check=probes)
     try:
         environment.reset(seed=level_ids[0])
         if _evaluates(config):
-            _begin_held_out(environment, held_out[-1])
+            try:
+                environment.reset(seed=held_out[-1])
+            except Exception as error:
+                raise ValueError(
+                    f"the environment cannot play level {held_out[-1]}, which evaluation would: {error!r}. Give levels "
+                    "that it can, configure(config, levels=..., held_out_levels=[...])"
+                ) from error
         return environment.action_space
     finally:
         environment.close()
-
-
-def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
-    try:
-        environment.reset(seed=level_id)
-    except Exception as error:
-        raise ValueError(
-            f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
-            "configure(config, levels=..., held_out_levels=[...])"
-        ) from error

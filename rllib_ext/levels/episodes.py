@@ -51,17 +51,15 @@ class Fragment:
         import torch
         from tensordict import TensorDict
 
-        length = len(self)
-        ends = {
-            name: torch.zeros(length, dtype=torch.bool).index_fill(0, torch.tensor([length - 1]), flag)
-            for name, flag in (("terminated", self.terminated), ("truncated", self.truncated), ("done", self.is_done))
-        }
-        values = torch.from_numpy(np.array(self.state_value, np.float32))
-        following = {"reward": torch.from_numpy(np.array(self.reward, np.float32)), "state_value": values[1:], **ends}
+        ends = torch.zeros(3, len(self), dtype=torch.bool)
+        ends[:, -1] = torch.tensor([self.terminated, self.truncated, self.is_done])
+        values = torch.tensor(self.state_value, dtype=torch.float32)
+        following = {"reward": torch.tensor(self.reward, dtype=torch.float32), "state_value": values[1:]}
+        following |= dict(zip(("terminated", "truncated", "done"), ends, strict=True))
         columns = {"state_value": values[:-1], "next": following}
         if self.logits is not None:
-            columns["logits"] = torch.from_numpy(np.array(self.logits, np.float32))
-        return TensorDict(columns, [length])
+            columns["logits"] = torch.tensor(self.logits, dtype=torch.float32)
+        return TensorDict(columns, [len(self)])
 
 
 @dataclasses.dataclass
@@ -87,11 +85,6 @@ class PendingEpisode:
     steps: int = 0
     last: Fragment | None = None
     lag: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all steps have arrived."""
-        return self.last is not None and self.steps == self.last.t_started + len(self.last)
 
 
 class PendingEpisodes:
@@ -177,16 +170,8 @@ class PendingEpisodes:
                 episode.last = fragment
             else:
                 learned.append((episode, fragment))
-            if episode.is_complete:
-                learned.append(self._end(fragment.episode_id))
-        late = self._late(newest)
-        incomplete = [name for name in late if self._active[name].last is not None]
-        learned += [self._end(name) for name in incomplete]
-        self.counts["gaps"] += len(incomplete)
-        return learned, self.lose(*late)
-
-    def _late(self, newest: dict[Player, int]) -> list[str]:
-        """Returns episodes whose lag exceeds the limit, given the newest episode of each environment."""
+            if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
+                learned.append((self._remove(fragment.episode_id), episode.last))
         late: list[str] = []
         for player, number in newest.items():
             for name, episode in self._by_player.get(player, {}).items():
@@ -194,12 +179,11 @@ class PendingEpisodes:
                     episode.lag += 1
                     if episode.lag > self._max_lag:
                         late.append(name)
-        return late
-
-    def _end(self, episode_id: str) -> tuple[PendingEpisode, Fragment]:
-        episode = self._remove(episode_id)
-        assert episode.last is not None
-        return episode, episode.last
+        for name in late:
+            if (last := self._active[name].last) is not None:
+                learned.append((self._remove(name), last))
+                self.counts["gaps"] += 1
+        return learned, self.lose(*late)
 
     def _remove(self, episode_id: str) -> PendingEpisode:
         episode = self._active.pop(episode_id)

@@ -52,7 +52,12 @@ class LevelServer:
         self._fault: str | None = None
         self._any_level = 0
         self._restarts = 0
-        self._resume()
+        if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
+            state = read_state(self._spare)
+            self._restarts = int(state.pop("restarts")) + 1
+            self.load_state(state)
+        else:
+            self._write()
 
     def begin(
         self,
@@ -91,7 +96,12 @@ class LevelServer:
             del self._played[next(iter(self._played))]
         self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
         self._abandon(self._episodes.lose_excess(player))
-        self._abandon_left()
+        # In flight before a resume; they count for the choices of the first episodes, as without a break.
+        self._choices += 1
+        if self._choices >= self._environments:
+            for actor in self._left:
+                self._levels.abandon(actor)
+            self._left = []
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
@@ -176,22 +186,6 @@ class LevelServer:
         self._choices = 0
         self._write()
 
-    def _abandon_left(self) -> None:
-        # In flight before a resume; they count for the choices of the first episodes, as without a break.
-        self._choices += 1
-        if self._left and self._choices >= self._environments:
-            for actor in self._left:
-                self._levels.abandon(actor)
-            self._left = []
-
     def _abandon(self, episodes: Sequence[PendingEpisode]) -> None:
         for episode in episodes:
             self._levels.abandon(episode.actor)
-
-    def _resume(self) -> None:
-        if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
-            state = read_state(self._spare)
-            self._restarts = int(state.pop("restarts")) + 1
-            self.load_state(state)
-        else:
-            self._write()
