@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ class ActiveEpisode:
     """An episode that has begun and has no score yet.
 
     Attributes:
-        level_id: of the level being played.
+        level_id: id of the level being played.
         started: number of the episode, among those of all actors.
         replayed: whether the level had a score when the episode began.
         trains: whether the learner learns from the episode, instead of only scoring it.
@@ -53,9 +55,9 @@ class ActiveEpisodes:
         """Number of active episodes."""
         return self.played.total()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ActiveEpisode]:
         """Iterates over all of them, actor by actor."""
-        return (episode for episodes in self._of.values() for episode in episodes)
+        return itertools.chain.from_iterable(self._of.values())
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
         """Returns the episodes of an actor, oldest first."""
@@ -125,16 +127,14 @@ class Segment:
     Raises:
         TypeError: ``steps`` is not a TensorDict.
         ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, a last ``done`` that is not
-            ``episode_done``; a last step that is done, but neither terminated nor truncated, where both columns exist.
+            ``episode_done``, a last step that is done, but neither terminated nor truncated if both columns exist.
     """
 
     def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
         if not isinstance(steps, TensorDictBase):
             raise TypeError(f"steps are a {type(steps).__name__}; give a TensorDict [T] of steps of one episode")
         if steps.ndim != 1 or steps.shape[0] == 0:
-            raise ValueError(
-                f"steps have shape {list(steps.shape)}; give a TensorDict [T] of at least one step of one episode"
-            )
+            raise ValueError(f"steps have shape {list(steps.shape)}; give [T] of at least one step of one episode")
         self.steps = steps
         self.length = steps.shape[0]
         following = steps.get("next", {})
@@ -186,17 +186,14 @@ class Segment:
 
 
 class Scoring:
-    """Scores episodes, which may come in several pieces.
-
-    Args:
-        score: of a segment, or of whole episodes.
+    """Scores episodes, which may come in several pieces, by their segments or as a whole.
 
     Attributes:
         best_returns: largest return of a finished episode by level, where the score needs it.
         initial_score: of every level before its first episode; ``None`` if levels start without one.
 
     Raises:
-        TypeError: ``score`` is neither.
+        TypeError: ``score`` takes neither segments nor whole episodes.
         ValueError: an initial score that is not finite.
     """
 
@@ -222,10 +219,7 @@ class Scoring:
         self.best_returns: dict[int, float] = {}
 
     def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds more steps of an episode.
-
-        Returns:
-            Its score if it is done, otherwise ``None``.
+        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``.
 
         Raises:
             KeyError: a key that a score of this library needs is missing; nothing is changed.

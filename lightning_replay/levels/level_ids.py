@@ -19,10 +19,7 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
-    """Returns ids as a list.
-
-    Args:
-        levels: ids, or their number for 0, 1, 2, ...
+    """Returns ids, or with their number 0, 1, 2, ..., as a list.
 
     Raises:
         ValueError: no level, negative or repeated ids.
@@ -63,10 +60,7 @@ def checked_level_id(level_id: Any) -> int:
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Returns the ids of held-out levels.
-
-    Args:
-        levels: ids, or their number for the largest ids.
+    """Returns the ids of held-out levels, or with their number the largest ids.
 
     Raises:
         TypeError: ``levels`` is neither ids nor their number.
@@ -85,11 +79,7 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
 
 
 def checked_actor(actor: Any) -> Actor:
-    """Returns an actor's number or name.
-
-    Raises:
-        TypeError: ``actor`` is neither.
-    """
+    """Returns an actor's number or name; raises ``TypeError`` for anything else."""
     if isinstance(actor, str):
         return actor
     try:

@@ -20,7 +20,7 @@ _FORMAT = 1
 
 
 class LevelSelector(ABC):
-    """Base class of what chooses the level each actor plays next.
+    """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
     actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.

@@ -254,7 +254,7 @@ class LevelTable:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues the draws from where :meth:`state_dict` was read."""
+        """Restores :meth:`state_dict`; :meth:`set_levels` sets the ids."""
         self.episodes = int(state_dict["episodes"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)

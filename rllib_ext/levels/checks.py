@@ -31,10 +31,13 @@ _DRAWN = 64
 _TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
 
 
-def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
+def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    With ``only_scores`` there may be episodes that are not learned from.
+    Args:
+        config: of the algorithm.
+        only_scores: whether there may be episodes that are scored and not learned from.
+        flush: whether unfinished episodes are scored after each update, of which several must not overlap.
     """
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
@@ -68,11 +71,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
             f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
             "batches from all of them. Use PPO, or train on all levels"
         )
-
-
-def check_updates(config: AlgorithmConfig, flush: bool) -> None:
-    """Refuses scores after each update with several Learners, APPO or IMPALA, whose updates overlap."""
-    if flush and (config.num_learners > 1 or not issubclass(config.algo_class, PPO)):
+    if flush and (config.num_learners > 1 or not issubclass(algorithm, PPO)):
         raise ValueError(
             "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
             "others get pieces of one episode in several updates at once. Leave it out"
@@ -90,7 +89,7 @@ def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
 
 
 def draw_levels(trial: LevelSelector) -> list[int]:
-    """Draws some distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
+    """Draws distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
     if beyond:

@@ -93,10 +93,7 @@ class PendingEpisodes:
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is given up once fragments of
     later episodes of its environment arrived more than ``max_lag`` times.
-
-    Args:
-        max_lag: see above.
-        max_pending: unscored episodes of one environment; the oldest is given up first.
+    ``max_pending`` limits the unscored episodes of one environment; the oldest is given up first.
 
     Attributes:
         counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment

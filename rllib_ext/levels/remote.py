@@ -56,11 +56,7 @@ class RemoteLevels:
         )
 
     def check(self) -> None:
-        """Waits until the actor has started.
-
-        Raises:
-            RuntimeError: levels could not be chosen.
-        """
+        """Waits until the actor has started; raises ``RuntimeError`` if a level could not be chosen."""
         ray.get(self.actor.check.remote())
 
     def probabilities(self) -> TensorDict:

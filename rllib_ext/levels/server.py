@@ -24,11 +24,9 @@ _MOST_PLAYED = 100_000
 class LevelServer:
     """Chooses the levels that environments play, and scores them.
 
-    Every episode is an actor of its own in the level buffer, named by RLlib's id: an environment may have several
-    episodes in flight on one level, whose fragments arrive in any order.
-
-    If the process is lost, Ray restarts it, and it resumes from the last :meth:`report`; episodes begun since then are
-    not scored.
+    Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
+    episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
+    :meth:`report`; episodes begun since then are not scored.
 
     Args:
         packed: the level buffer, by cloudpickle.
@@ -96,9 +94,8 @@ class LevelServer:
             del self._played[next(iter(self._played))]
         self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
         self._abandon(self._episodes.lose_excess(player))
-        # In flight before a resume; they count for the choices of the first episodes, as without a break.
         self._choices += 1
-        if self._choices >= self._environments:
+        if self._choices >= self._environments:  # until then episodes from before a resume influence the choices
             for actor in self._left:
                 self._levels.abandon(actor)
             self._left = []
@@ -108,7 +105,7 @@ class LevelServer:
         """Updates the level buffer with fragments that a Learner is about to learn from.
 
         Raises:
-            RuntimeError: levels could not be chosen meanwhile.
+            RuntimeError: a level could not be chosen meanwhile.
             ValueError: values or rewards that are NaN, or a score that is.
         """
         self.check()
@@ -130,11 +127,7 @@ class LevelServer:
             self._abandon(self._episodes.lose_runner(runner))
 
     def check(self) -> None:
-        """Raises an error that occurred while a level was chosen.
-
-        Raises:
-            RuntimeError: levels could not be chosen.
-        """
+        """Raises ``RuntimeError`` if a level could not be chosen."""
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
@@ -142,8 +135,7 @@ class LevelServer:
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
         """Gives up the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
 
-        Raises:
-            RuntimeError: levels could not be chosen.
+        Raises as :meth:`check` does.
         """
         self.check()
         self.lose_runners(lost_runners)
