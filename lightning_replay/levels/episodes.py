@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -49,11 +48,11 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self.played: Counter[int] = Counter()  # number of active episodes by level
+        self.played: dict[int, int] = {}  # number of active episodes by level
 
     def __len__(self) -> int:
         """Number of active episodes."""
-        return self.played.total()
+        return sum(self.played.values())
 
     def __iter__(self) -> Iterator[ActiveEpisode]:
         """Iterates over all of them, actor by actor."""
@@ -66,7 +65,7 @@ class ActiveEpisodes:
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
         """Adds an episode of an actor."""
         self._of.setdefault(actor, []).append(episode)
-        self.played[episode.level_id] += 1
+        self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
         """Returns the oldest episode of an actor on a level.
@@ -106,7 +105,7 @@ class ActiveEpisodes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`."""
-        self._of, self.played = {}, Counter()
+        self._of, self.played = {}, {}
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
@@ -18,7 +17,6 @@ from lightning_replay.validation import check_callable, check_option, checked_co
 
 __all__ = [
     "EditedLevels",
-    "GeneratedLevels",
     "KnownLevels",
     "LevelEditor",
     "LevelGenerator",
@@ -32,8 +30,16 @@ LevelEditor = Callable[[int, torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
 
 
-class NewLevels(ABC):
-    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked."""
+class NewLevels:
+    """Draws levels of an unbounded set until one is neither stored nor being played; tracks none of them.
+
+    Args:
+        generate: draws an id; uniform below 2^31 if absent. It may repeat itself: after many known levels in a row, a
+            known level is played again.
+    """
+
+    def __init__(self, generate: LevelGenerator | None) -> None:
+        self._generate = generate
 
     @property
     def is_exhausted(self) -> bool:
@@ -45,7 +51,6 @@ class NewLevels(ABC):
         """Whether some level without a score is not being played."""
         return True
 
-    @abstractmethod
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         """Chooses a level without a score, if possible one that no actor plays.
 
@@ -53,23 +58,32 @@ class NewLevels(ABC):
             generator: of the choice.
             is_known: whether a level has a score or is being played.
         """
+        for _ in range(_DRAWS):
+            if self._generate is None:
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator))
+            else:
+                level_id = checked_level_id(self._generate(generator))
+            if not is_known(level_id):
+                break
+        return level_id
 
-    def begin(self, level_id: int) -> None:  # noqa: B027
+    def begin(self, level_id: int) -> None:
         """Marks a level as being played."""
 
-    def end(self, level_id: int) -> None:  # noqa: B027
+    def end(self, level_id: int) -> None:
         """Marks a level without a score as played by no actor any more."""
 
-    def scored(self, level_id: int) -> None:  # noqa: B027
+    def scored(self, level_id: int) -> None:
         """Removes a level that got its first score."""
 
     def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
         """State as tensors and plain values; ``played`` is the number of active episodes by level."""
         return {}
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
+        if state:
+            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
 
 
 class KnownLevels(NewLevels):
@@ -80,6 +94,7 @@ class KnownLevels(NewLevels):
     """
 
     def __init__(self, level_ids: list[int]) -> None:
+        super().__init__(None)
         self._count = len(level_ids)
         self._fingerprint = fingerprint(level_ids)
         self._idle, self._played = _Bag(level_ids), _Bag([])
@@ -131,34 +146,6 @@ class KnownLevels(NewLevels):
                 "levels in the same order"
             )
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
-
-
-class GeneratedLevels(NewLevels):
-    """Ids drawn until one is neither stored nor being played.
-
-    Args:
-        generate: draws an id; uniform below 2^31 if absent. It may repeat itself: after many known levels in a row, a
-            known level is played again.
-    """
-
-    def __init__(self, generate: LevelGenerator | None) -> None:
-        self._generate = generate
-
-    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """Draws ids until one is unknown."""
-        for _ in range(_DRAWS):
-            if self._generate is None:
-                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator))
-            else:
-                level_id = checked_level_id(self._generate(generator))
-            if not is_known(level_id):
-                break
-        return level_id
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for the state of a known set."""
-        if state:
-            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
 
 
 class EditedLevels:
@@ -223,7 +210,7 @@ def unseen_levels(
         if capacity is None:
             raise ValueError(f"capacity is None; it must be {accepted}")
         check_option("capacity", capacity, Integral, accepted, lowest=1)
-        return GeneratedLevels(generate), [], checked_count("capacity", capacity, of="levels")
+        return NewLevels(generate), [], checked_count("capacity", capacity, of="levels")
     ids = checked_level_ids(levels)
     if capacity is not None and checked_count("capacity", capacity, of="levels") != len(ids):
         raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
