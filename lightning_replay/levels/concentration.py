@@ -28,8 +28,8 @@ class ReplayConcentration:
     """Warns once if replays repeat the previous replay's level too often.
 
     The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
-    the probabilities it measures what a learner gets: levels of equal scores that take turns do not repeat, although
-    each has nearly all of the probability in its turn; a level whose score changes only at the end of a rollout
+    the probabilities it measures the levels that are played: levels of equal scores that alternate do not repeat,
+    although each in turn has nearly all of the probability; a level whose score changes only at the end of a rollout
     repeats in every environment that starts an episode meanwhile.
 
     Args:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
@@ -35,8 +36,7 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
     if len(set(ids)) < len(ids):
-        seen: set[int] = set()
-        twice = next(level for level in ids if level in seen or seen.add(level))  # type: ignore[func-returns-value]
+        twice = next(level for level, times in Counter(ids).items() if times > 1)
         raise ValueError(f"level {twice} is given twice; each level has one id")
     return ids
 

@@ -193,11 +193,7 @@ def unseen_levels(
 ) -> tuple[NewLevels, list[int], int]:
     """Returns the source of new levels, the ids of a known set, and the number of levels that may have a score.
 
-    Args:
-        levels: ids or their number; ``None`` for an unbounded set.
-        capacity: required for an unbounded set.
-        generate: draws levels of an unbounded set.
-        is_edited: whether levels are edited, which needs an unbounded set.
+    Arguments as those of :class:`~lightning_replay.levels.LevelBuffer`; ``is_edited``: whether it has an editor.
 
     Raises:
         TypeError: a capacity that is not a whole number.

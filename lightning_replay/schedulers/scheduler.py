@@ -111,7 +111,7 @@ class Scheduler(ABC):
         return {"tasks": list(self.tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the tasks must be the same.
+        """Restores :meth:`state_dict`.
 
         Raises:
             ValueError: the state was saved with other tasks.

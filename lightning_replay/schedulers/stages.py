@@ -113,7 +113,7 @@ class EasyToHard(_StagedScheduler):
         return super().state_dict() | stage
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
+        """Restores :meth:`state_dict`.
 
         Raises:
             ValueError: the state was saved with other tasks or another order.

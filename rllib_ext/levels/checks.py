@@ -79,7 +79,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
 
 
 def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
-    """Refuses held-out levels that are trained on. If the level set is unbounded, evaluation warns of them."""
+    """Refuses held-out levels that are trained on; evaluation warns of them if the level set is unbounded."""
     both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
     if both:
         raise ValueError(
@@ -118,7 +118,7 @@ def _as_arguments(values: Mapping[str, float]) -> str:
 
 
 def check_evaluated(config: AlgorithmConfig) -> None:
-    """Warns of held-out levels while evaluation is off."""
+    """Warns of held-out levels if evaluation is off."""
     if not _evaluates(config):
         logger.warning(
             "held_out_levels are played by evaluation, which is off; turn it on before configure, "

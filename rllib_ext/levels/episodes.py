@@ -68,11 +68,11 @@ class PendingEpisode:
 
     Attributes:
         actor: its name in the level buffer.
-        level_id: that is played.
-        player: that plays it.
+        level_id: id of the level that is played.
+        player: the environment that plays it.
         number: among all episodes, in the order in which they began.
-        first_steps: of the fragments that arrived.
-        steps: that arrived.
+        first_steps: numbers of the first steps of the fragments that arrived.
+        steps: number of steps that arrived.
         last: the fragment that ends it, kept until all steps before it have arrived.
         lag: how often fragments arrived of later episodes of its environment.
     """
@@ -92,8 +92,8 @@ class PendingEpisodes:
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is given up once fragments of
-    later episodes of its environment arrived more than ``max_lag`` times.
-    ``max_pending`` limits the unscored episodes of one environment; the oldest is given up first.
+    later episodes of its environment arrived more than ``max_lag`` times, and if it is the oldest of more than
+    ``max_pending`` unscored episodes of one environment.
 
     Attributes:
         counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment

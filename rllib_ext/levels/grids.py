@@ -21,13 +21,7 @@ _GRIDS = (
 
 
 class OneHotGrid(gymnasium.ObservationWrapper):
-    """Numbers of kind, colour and state as one-hot vectors, for networks that would take them as amounts.
-
-    Args:
-        env: whose observations are uint8 ``[W, H, 3]``.
-
-    Observation: float32 ``[W, H, 21]``, 0 or 1.
-    """
+    """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -43,11 +37,7 @@ class OneHotGrid(gymnasium.ObservationWrapper):
 
 
 def make(name: str, **options: object) -> gymnasium.Env:
-    """Returns one of the grids, one-hot.
-
-    Args:
-        name: as in :mod:`lightning_replay.envs`, without its version.
-        options: of the environment.
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
 
     Raises:
         ModuleNotFoundError: MiniGrid is not installed.

@@ -121,12 +121,7 @@ class ScoredOnly:
         self._update, learner_group.update = learner_group.update, self.update
 
     def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
-        """Updates the Learners with the other episodes; without any, nothing is learned.
-
-        Args:
-            episodes: of a train batch.
-            options: RLlib's.
-        """
+        """Updates the Learners with the other episodes of a train batch; without any, nothing is learned."""
         trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
         if others:

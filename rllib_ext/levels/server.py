@@ -166,7 +166,7 @@ class LevelServer:
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; episodes in flight are abandoned once every environment chose again.
+        """Restores :meth:`state`; episodes in flight are abandoned once every environment has begun another.
 
         Raises:
             ValueError: a state of other levels; nothing is changed.

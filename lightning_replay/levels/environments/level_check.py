@@ -20,9 +20,8 @@ __all__ = [
     "checked_probes",
     "require_call",
     "require_level_source",
-    "require_levels_by_seed",
+    "require_level_vector",
     "require_levels_to_show",
-    "require_no_autoreset",
 ]
 
 _PROBES = tuple(range(8))
@@ -128,8 +127,11 @@ def require_levels_to_show(
     )
 
 
-def require_no_autoreset(env: VectorEnv) -> None:
-    """Raises ``ValueError`` for a vector environment that resets its sub-environments by itself."""
+def require_level_vector(env: VectorEnv) -> None:
+    """Raises ``ValueError`` for a vector environment in which levels cannot be set by ``reset(seed=...)``.
+
+    It resets its sub-environments by itself, or these have a ``set_level`` that no :class:`LevelWrapper` calls.
+    """
     # all vectors of one environment class share the metadata, which holds the mode of the vector built last
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
@@ -138,10 +140,6 @@ def require_no_autoreset(env: VectorEnv) -> None:
             "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
             "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
         )
-
-
-def require_levels_by_seed(env: VectorEnv) -> None:
-    """Raises ``ValueError`` for sub-environments with ``set_level`` that no :class:`LevelWrapper` calls."""
     call = getattr(env.unwrapped, "call", None)
     if call is None:
         return

@@ -16,9 +16,8 @@ from lightning_replay.levels.environments.level_check import (
     checked_level,
     checked_probes,
     require_level_source,
-    require_levels_by_seed,
+    require_level_vector,
     require_levels_to_show,
-    require_no_autoreset,
 )
 from lightning_replay.levels.level_ids import checked_actor
 
@@ -85,8 +84,7 @@ class LevelVectorWrapper(VectorWrapper):
     ) -> None:
         super().__init__(env)
         require_level_source(levels)
-        require_no_autoreset(env)
-        require_levels_by_seed(env)
+        require_level_vector(env)
         self.levels = levels
         self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:

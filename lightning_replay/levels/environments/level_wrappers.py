@@ -55,7 +55,7 @@ class LevelWrapper(gymnasium.Wrapper):
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
-    plays_level_ids = True  # require_levels_by_seed looks it up through all wrappers
+    plays_level_ids = True  # require_level_vector looks it up through all wrappers
 
     def __init__(
         self,
