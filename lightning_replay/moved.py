@@ -66,6 +66,7 @@ MOVED = {
     "lightning_replay.levels.scoring": "lightning_replay.levels.episodes",
     "lightning_replay.levels.score_functions": "lightning_replay.levels.scores",
     "lightning_replay.levels.value_columns": "lightning_replay.levels.scores",
+    "lightning_replay.levels.segment": "lightning_replay.levels.episodes",
     "lightning_replay.levels.key_names": "lightning_replay.levels.scores",
     "lightning_replay.levels.level_buffer": "lightning_replay.levels.buffer",
     "lightning_replay.levels.level_sampler": "lightning_replay.levels.sampler",
@@ -137,6 +138,8 @@ _PACKAGES = {
 }
 _NAMES = {
     "lightning_replay.levels.level_source:LevelSource": "lightning_replay.levels",
+    "lightning_replay.levels.segment:generalized_advantages": "lightning_replay.levels.scores",
+    "lightning_replay.levels.segment:td_errors": "lightning_replay.levels.scores",
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",

@@ -83,7 +83,7 @@ def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
 
 
 def scales_gradients(trainer: L.Trainer) -> bool:
-    """Whether the trainer's precision scales gradients between steps."""
+    """Returns whether the trainer's precision scales gradients between steps."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 

@@ -229,10 +229,9 @@ class LevelBuffer(LevelSelector):
             self._scoring.best_returns.pop(episode.level_id, None)
 
     def flush(self) -> None:
-        """See :meth:`LevelSelector.flush`.
+        """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
 
-        An episode over three rollouts then gets three scores. A partial score of exactly 0 changes no score, and a
-        level without one stays new; its steps are dropped too.
+        A partial score of exactly 0 changes no score, and a level without one stays new; its steps are dropped too.
         """
         for episode in self.running:
             if episode.mean != 0.0:

@@ -64,7 +64,7 @@ class LearningProgress:
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
-        """Windows and Q of the levels played."""
+        """Returns the windows and Q of the levels played."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64),

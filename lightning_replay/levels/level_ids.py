@@ -45,8 +45,8 @@ def checked_level_id(level_id: Any) -> int:
     """Returns a level's id as an int.
 
     Raises:
-        ValueError: it is negative, or does not fit into 64 bits.
-        TypeError: it is not a whole number.
+        TypeError: not a whole number.
+        ValueError: negative, or not below 2^63.
     """
     try:
         whole = operator.index(level_id)

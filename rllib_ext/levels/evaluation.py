@@ -47,12 +47,12 @@ class _Turns:
         self._given.pop(env_index, None)
 
     def first_returns(self, count: int) -> list[float] | None:
-        """Returns of the first turns, in their order; ``None`` before all of them have ended."""
+        """Returns the returns of the first turns, in their order; ``None`` before all of them have ended."""
         turns = range(count)
         return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
 
     def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended; returns their returns, and levels without. Later levels come again."""
+        """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
         turns = range(self._start, self._start + len(self._returns))
         returns = [self._returns[turn] for turn in turns if turn in self._returns]
         late = [self._level(turn) for turn in turns if turn not in self._returns]
@@ -94,9 +94,9 @@ class LevelTest:
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Returns of one episode on each of these levels, however long it is; the turns of held-out levels stay.
+        """Plays one whole episode on each of these levels and returns their returns; other turns stay.
 
-        Environments for which no level is left play some again until the others are done, which counts nowhere.
+        Environments without a level left repeat some until the others are done, which are not counted.
         """
         if not levels:
             return []
@@ -113,7 +113,7 @@ class LevelTest:
         return returns
 
     def finish(self, env_runner: Any) -> list[float]:
-        """Returns on held-out levels in turn, on as many as episodes ended since the last call, each counted once."""
+        """Returns the returns on as many held-out levels, in turn, as episodes ended since the last call."""
         returns, late = self._held_out.close()
         return returns + self.play(env_runner, late)
 

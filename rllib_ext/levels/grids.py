@@ -14,10 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import register, registry
 
 _SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
-_GRIDS = (
-    "MultiRoom-N4-Random",
-    *(f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")),
-)
+_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
 
 
 class OneHotGrid(gymnasium.ObservationWrapper):
@@ -45,6 +42,6 @@ def make(name: str, **options: object) -> gymnasium.Env:
     return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
 
 
-for _name in _GRIDS:
+for _name in ("MultiRoom-N4-Random", *_MAZES):
     if f"{_name}-OneHot-v0" not in registry:
         register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))

@@ -24,7 +24,6 @@ __all__ = [
     "require_levels_to_show",
 ]
 
-_PROBES = tuple(range(8))
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
     "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
@@ -85,7 +84,7 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
         ValueError: fewer than two different levels, or an id out of range.
     """
     if isinstance(check, bool):
-        return _PROBES if check else ()
+        return tuple(range(8)) if check else ()
     accepted = "True, False or at least two different ids of levels"
     probes = tuple(dict.fromkeys(map(checked_level, checked_entries("check", check, accepted))))
     if len(probes) < 2:
