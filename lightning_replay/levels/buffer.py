@@ -33,8 +33,8 @@ class LevelBuffer(LevelSelector):
     """Replays levels of high score or staleness, and otherwise plays new ones.
 
     Call :meth:`next_level` at the start of every actor's episodes, and :meth:`update` with the steps of each episode
-    and the learner's values of them, before the policy changes. A level is an environment's seed, or whatever else an
-    environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    and the learner's values of them, before the policy changes. A level is an environment's seed, or anything
+    else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
     https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
     ``episodes`` c.
 
@@ -231,7 +231,7 @@ class LevelBuffer(LevelSelector):
     def flush(self) -> None:
         """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
 
-        A partial score of exactly 0 changes no score, and a level without one stays new; its steps are dropped too.
+        A partial score of exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
         """
         for episode in self.running:
             if episode.mean != 0.0:

@@ -131,7 +131,7 @@ class LevelSampler(LevelTable, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
     ) -> None:
-        """Sets the scores of the levels that rows hold; their staleness stays.
+        """Sets the scores of the levels that rows hold; their staleness is unchanged.
 
         Args:
             index: rows ``[N]``; rows below 0, those of refused levels, are skipped.

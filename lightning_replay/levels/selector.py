@@ -58,7 +58,7 @@ class LevelSelector(ABC):
         return True
 
     def __repr__(self) -> str:
-        known = "levels without end" if self.count is None else f"{self.count} levels"
+        known = "an unbounded set" if self.count is None else f"{self.count} levels"
         return f"{type(self).__name__}({known}, {len(self)} with a score, {self.episodes} episodes)"
 
     def next_level(self, actor: Actor) -> int:
@@ -116,7 +116,7 @@ class LevelSelector(ABC):
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.
 
         The steps belong to the actor's oldest active episode on this level. Two actors on one level do not interfere;
-        both episodes count, and the later score stays.
+        both episodes count, and the later score is kept.
 
         Args:
             actor: that made the steps.

@@ -93,7 +93,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
             raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
         if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= self.sampler.episodes:
             raise ValueError(
-                f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of begun episodes, 0 to "
+                f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of started episodes, 0 to "
                 f"{self.sampler.episodes}"
             )
         self.write_pending()

@@ -152,7 +152,7 @@ def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_ou
     """Makes the environment once, begins a few levels and returns its action space.
 
     Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
-    error would have RLlib restart it without end.
+    error would have RLlib restart it endlessly.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(environment_maker(config)(), check=probes)

@@ -91,13 +91,13 @@ class PendingEpisodes:
     """Tracks the episodes in flight by RLlib's ids.
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
-    last: with several Learners it may overtake others, and waits for them. An episode is given up once fragments of
-    later episodes of its environment arrived more than ``max_lag`` times, and if it is the oldest of more than
-    ``max_pending`` unscored episodes of one environment.
+    last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
+    episodes of its environment arrived more than ``max_lag`` times, or if it is the oldest of more than ``max_pending``
+    unscored episodes of its environment.
 
     Attributes:
         counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
-            never arrived; ``episodes_lost``, given up without a score.
+            never arrived; ``episodes_lost``, dropped without a score.
     """
 
     def __init__(self, max_lag: int, max_pending: int) -> None:
@@ -143,7 +143,7 @@ class PendingEpisodes:
         return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
     def clear(self) -> None:
-        """Removes all episodes, as after a resume; the counts stay."""
+        """Removes all episodes, as after a resume, and keeps the counts."""
         self._active.clear()
         self._by_player.clear()
 
@@ -151,7 +151,7 @@ class PendingEpisodes:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
 
         Returns:
-            Fragments to learn from, each with its episode, ends last; and the episodes given up without a score.
+            Fragments to learn from, each with its episode, ends last; and the episodes dropped without a score.
         """
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[Player, int] = {}

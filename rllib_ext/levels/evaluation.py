@@ -23,7 +23,7 @@ _STEPS = 10  # of each environment at a time, where an episode on each level is 
 class _Turns:
     """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
 
-    Each environment has one level at a time: an episode that begins before the last one ended gets its level again.
+    Each environment has one level at a time: an episode that begins before the previous one ended gets its level again.
     """
 
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
@@ -94,7 +94,7 @@ class LevelTest:
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Plays one whole episode on each of these levels and returns their returns; other turns stay.
+        """Plays one whole episode on each of these levels and returns their returns; other turns are kept.
 
         Environments without a level left repeat some until the others are done, which are not counted.
         """
@@ -108,7 +108,7 @@ class LevelTest:
                 returns, is_first = turns.first_returns(len(levels)), False
         finally:
             self._now = self._held_out
-            env_runner._needs_initial_reset = True  # no episode on these levels goes on
+            env_runner._needs_initial_reset = True  # no episode on these levels continues
         env_runner.get_metrics()  # which would count as returns on held-out levels
         return returns
 

@@ -127,7 +127,7 @@ class ScoredOnly:
         if others:
             call_one_learner(self._learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
-        # Every Learner needs a step of its own, or they wait for each other for ever.
+        # Every Learner needs at least one step; otherwise they wait for each other endlessly.
         if sum(map(len, learned)) < max(len(self._learner_group), 1):
             return [{DEFAULT_MODULE_ID: {}}]
         results: list[dict[str, Any]] = self._update(episodes=learned, **options)

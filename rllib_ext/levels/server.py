@@ -84,7 +84,7 @@ class LevelServer:
             return self._episodes.rename(instead_of, episode_id)
         try:
             level_id = int(self._levels.next_level(episode_id))
-        except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it without end
+        except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
             self._fault = traceback.format_exc()
             return self._any_level
         self._any_level = level_id
@@ -117,12 +117,12 @@ class LevelServer:
             self._levels.flush()
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
-        """Returns whether the Learner may learn from each episode; not from one that was given up."""
+        """Returns whether the Learner may learn from each episode; not from one that was dropped."""
         episodes = [self._episodes.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        """Gives up the episodes of EnvRunners that were lost."""
+        """Drops the episodes of EnvRunners that were lost."""
         for runner in runners:
             self._abandon(self._episodes.lose_runner(runner))
 
@@ -133,7 +133,7 @@ class LevelServer:
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
-        """Gives up the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
+        """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
 
         Raises as :meth:`check` does.
         """

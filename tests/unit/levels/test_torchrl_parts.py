@@ -123,7 +123,7 @@ def test_an_emptied_buffer_begins_anew():
         (rows([-1], [0.5]), "must not be negative; got -1"),
         (rows([1], [math.nan]), "scores must be finite; got nan"),
         (rows([1, 2], [0.5, math.inf]), "scores must be finite; got inf"),
-        (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of begun episodes, 0 to 1"),
+        (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of started episodes, 0 to 1"),
         (rows([1], [0.5], timestamp=torch.tensor([-1])), "timestamps are -1 to -1"),
         (rows([1], [0.5], timestamp=torch.tensor([0.5])), "float32 .1. 'timestamp'; give one whole number each"),
         (rows([1], [0.5]).exclude("level_id"), "no 'level_id'"),
