@@ -116,7 +116,6 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
 
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
     from rllib_ext.levels.building import checked_levels
-    from rllib_ext.levels.checkpoint import LevelsPart
     from rllib_ext.levels.evaluation import GeneralizationGap
     from rllib_ext.levels.playing import attach_player
     from rllib_ext.levels.remote import LEVELS, RemoteLevels
@@ -143,7 +142,7 @@ def _install_levels(algorithm: Any, packed: bytes | None, flush: bool, held_out:
     values(algorithm.learner_group.foreach_learner(functools.partial(add_scoring, server=levels.actor)))
     if source.plays_unlearned:
         ScoredOnly(algorithm.learner_group, levels.actor)
-    CheckpointedAlgorithm(algorithm, LevelsPart(levels, packed))
+    CheckpointedAlgorithm(algorithm, levels)
     stop = algorithm.cleanup
 
     def stop_all() -> None:

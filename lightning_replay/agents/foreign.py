@@ -14,7 +14,6 @@ from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, Surpri
 
 __all__ = [
     "acting_agent",
-    "discounts_of",
     "name_of",
     "rollout_agent",
     "scales_gradients",
@@ -83,13 +82,8 @@ def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
     return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
 
 
-def discounts_of(part: Any) -> dict[str, Any]:
-    """Returns ``discount`` and ``gae_lambda`` of a part that may be a function of the user's: those that it has."""
-    return {name: getattr(part, name) for name in ("discount", "gae_lambda") if hasattr(part, name)}
-
-
 def scales_gradients(trainer: L.Trainer) -> bool:
-    """Whether the trainer's precision scales gradients between steps."""
+    """Returns whether the trainer's precision scales gradients between steps."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 

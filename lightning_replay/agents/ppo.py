@@ -16,10 +16,11 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from lightning_replay.agents.actor_critic import ActorCritic
-from lightning_replay.agents.foreign import discounts_of, scales_gradients, training_data
+from lightning_replay.agents.foreign import scales_gradients, training_data
 from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.levels.scores import discounts_of
 
 __all__ = ["PPO"]
 

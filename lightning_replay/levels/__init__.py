@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from lightning_replay.levels import scores
     from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
     from lightning_replay.levels.buffer import LevelBuffer
-    from lightning_replay.levels.editing import LevelEditor
-    from lightning_replay.levels.episodes import EpisodeScore
     from lightning_replay.levels.learning_progress import LearningProgress, tscl
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
     from lightning_replay.levels.rollout import segments, update_rollout
     from lightning_replay.levels.sampler import LevelSampler
+    from lightning_replay.levels.scores import EpisodeScore
     from lightning_replay.levels.selector import LevelSelector
+    from lightning_replay.levels.unseen import LevelEditor
     from lightning_replay.levels.writer import LevelWriter
 
 __all__ = [
@@ -43,11 +43,11 @@ __all__ = [
 
 _MODULES = {
     "Boltzmann": "prioritization",
-    "EpisodeScore": "episodes",
+    "EpisodeScore": "scores",
     "Greedy": "prioritization",
     "LearningProgress": "learning_progress",
     "LevelBuffer": "buffer",
-    "LevelEditor": "editing",
+    "LevelEditor": "unseen",
     "LevelSampler": "sampler",
     "LevelSelector": "selector",
     "LevelWriter": "writer",

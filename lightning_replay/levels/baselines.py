@@ -11,8 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.levels.episodes import ActiveEpisode
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.unseen import fingerprint
 from lightning_replay.seeded import seeded_generator
@@ -23,25 +22,14 @@ __all__ = ["SequentialLevels", "UniformLevels"]
 class _Unscored(LevelSelector):
     """Chooses levels without feedback."""
 
+    episodes = 0
+
     def __init__(self, levels: int | Iterable[int] | None) -> None:
-        super().__init__()
         self._ids = None if levels is None else checked_level_ids(levels)
-        self._members = None if self._ids is None else frozenset(self._ids)
+        super().__init__(self._ids)
         self._fingerprint = None if self._ids is None else fingerprint(self._ids)
-        self._episodes = 0
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes that all actors began."""
-        return self._episodes
-
-    @property
-    def count(self) -> int | None:
-        """Number of all levels; ``None`` if the level set is unbounded."""
-        return None if self._ids is None else len(self._ids)
 
     def __len__(self) -> int:
-        """0: no level has a score."""
         return 0
 
     def _next(self, actor: Actor) -> int:
@@ -49,38 +37,26 @@ class _Unscored(LevelSelector):
         self._play(actor, level_id)
         return level_id
 
-    def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played; see :meth:`LevelSelector.checked`."""
-        whole = checked_level_id(level_id)
-        if self._members is not None and whole not in self._members:
-            raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
-        return whole
-
     def _play(self, actor: Actor, level_id: int) -> None:
-        self._episodes += 1
-        self.running.begin(actor, ActiveEpisode(level_id, self._episodes, replayed=False, trains=True))
+        self.episodes += 1
+        self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
     @abstractmethod
     def _choose(self) -> int:
         """Chooses the id of the next level."""
 
-    def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> None:
-        """Scores nothing."""
-
     def probabilities(self) -> TensorDict:
-        """Returns no rows, since no level has a score."""
         whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
         columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
         return TensorDict(columns, [0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and active episodes."""
-        return super().state_dict() | {"episodes": self._episodes, "fingerprint": self._fingerprint}
+        return super().state_dict() | {"episodes": self.episodes, "fingerprint": self._fingerprint}
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["fingerprint"] != self._fingerprint:
             raise ValueError("the saved levels are not those this was built with; give the same in the same order")
-        self._episodes = int(state["episodes"])
+        self.episodes = int(state["episodes"])
 
 
 class UniformLevels(_Unscored):

@@ -12,19 +12,17 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import TensorDictReplayBuffer
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.levels.editing import EditedLevels, LevelEditor
-from lightning_replay.levels.episodes import ActiveEpisode, EpisodeScore, Scoring
+from lightning_replay.levels.episodes import ActiveEpisode, Scoring, Segment
 from lightning_replay.levels.level_ids import Actor, checked_level_id
 from lightning_replay.levels.prioritization import Prioritization
 from lightning_replay.levels.sampler import LevelSampler
-from lightning_replay.levels.scores import L1ValueLoss, Score
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import REFUSED
-from lightning_replay.levels.unseen import LevelGenerator, levels_and_room
+from lightning_replay.levels.unseen import EditedLevels, LevelEditor, LevelGenerator, unseen_levels
 from lightning_replay.levels.writer import LevelWriter
 from lightning_replay.seeded import uniform
-from lightning_replay.validation import ABOVE_ZERO, check_option, checked_choice, checked_share
+from lightning_replay.validation import ABOVE_ZERO, check_callable, check_option, checked_choice, checked_share
 
 __all__ = ["LevelBuffer", "LevelEditor"]
 
@@ -35,8 +33,8 @@ class LevelBuffer(LevelSelector):
     """Replays levels of high score or staleness, and otherwise plays new ones.
 
     Call :meth:`next_level` at the start of every actor's episodes, and :meth:`update` with the steps of each episode
-    and the learner's values of them, before the policy changes. A level is an environment's seed, or whatever else an
-    environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    and the learner's values of them, before the policy changes. A level is an environment's seed, or anything
+    else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
     https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
     ``episodes`` c.
 
@@ -99,15 +97,17 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        self._new, ids, self.capacity = levels_and_room(levels, capacity, generate, is_edited=editor is not None)
+        self._new, ids, self.capacity = unseen_levels(levels, capacity, generate, is_edited=editor is not None)
+        super().__init__(ids or None)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         checked_share("min_fill", min_fill)
         checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         checked_choice("first_score", first_score, ("replace", "smooth"))
         check_option("train_on_new_levels", train_on_new_levels, bool, "True or False")
-        self._edited = EditedLevels(editor, self.capacity, self._is_known)
+        if editor is not None:
+            check_callable("editor", editor, "a function from a level's id and a torch.Generator to an id, or None")
+        self._edited = EditedLevels(self.capacity, self._is_known)
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
@@ -126,7 +126,8 @@ class LevelBuffer(LevelSelector):
             if not ids:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
             for level_id in ids:
-                self._keep(level_id, self._scoring.initial_score, timestamp=0)
+                self.sampler.place(level_id, self._scoring.initial_score, 0, self.capacity)
+                self._new.scored(level_id)
 
     @property
     def replay(self) -> TensorDictReplayBuffer:
@@ -144,39 +145,27 @@ class LevelBuffer(LevelSelector):
         """Number of episodes that all actors began."""
         return self.sampler.episodes
 
-    @property
-    def count(self) -> int | None:
-        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
-        return self._new.count
-
     def __len__(self) -> int:
         """Number of levels with a score."""
         return len(self.sampler)
 
     def _next(self, actor: Actor) -> int:
-        level_id = self._edited.pop()
-        if level_id is not None:
-            self._play(actor, level_id, trains=False)
+        edited = self._edited.pop()
+        if edited is not None:
+            level_id = edited
         elif self._is_filled and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
             level_id = self.sampler.level_ids[self.sampler.draw()]
-            self._play(actor, level_id)
             self.replayed += 1
         else:
             level_id = self._new.choose(self.sampler.generator, self._is_known)
-            self._play(actor, level_id)
+        self._play(actor, level_id, is_edited=edited is not None)
         return level_id
-
-    def checked(self, level_id: int) -> int:
-        """Returns the id of a level that can be played; see :meth:`LevelSelector.checked`."""
-        whole = checked_level_id(level_id)
-        self._new.check(whole)
-        return whole
 
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
 
-        0 while no level has a score, or a smaller share than ``min_fill``, and while an edited level of ACCEL waits,
-        since it is played next; 1 if every new level is being played; otherwise the replay probability.
+        0 while too few levels have a score, or an edited level of ACCEL is to be played next; 1 if every new level is
+        being played; otherwise the replay probability.
         """
         if not self._is_filled or not self._edited.is_empty:
             return 0.0
@@ -184,7 +173,7 @@ class LevelBuffer(LevelSelector):
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
-        return _UNBOUNDED_REPLAY_PROBABILITY if self._new.count is None else len(self) / self._new.count
+        return _UNBOUNDED_REPLAY_PROBABILITY if self.count is None else len(self) / self.count
 
     @property
     def _is_filled(self) -> bool:
@@ -197,23 +186,22 @@ class LevelBuffer(LevelSelector):
         return not self.train_on_new_levels or self.editor is not None
 
     def _is_known(self, level_id: int) -> bool:
-        return self.sampler.row_of(level_id) != REFUSED or self.running.plays(level_id)
+        return level_id in self.running.played or self.sampler.row_of(level_id) != REFUSED
 
-    def _play(self, actor: Actor, level_id: int, trains: bool | None = None) -> None:
+    def _play(self, actor: Actor, level_id: int, is_edited: bool = False) -> None:
         """Begins an episode: every level becomes one episode staler, this one has staleness 0."""
         row = self.sampler.row_of(level_id)
-        trains = (row != REFUSED or self.train_on_new_levels) if trains is None else trains
-        episode = ActiveEpisode(level_id, self.episodes + 1, replayed=row != REFUSED, trains=trains)
-        self.running.begin(actor, episode)
-        self.sampler.begin_episode()
+        is_scored = row != REFUSED
+        trains = not is_edited and (is_scored or self.train_on_new_levels)
+        self.running.begin(actor, ActiveEpisode(level_id, self.sampler.begin_episode(), is_scored, trains))
         self._new.begin(level_id)
-        if row != REFUSED:
+        if is_scored:
             self.sampler.touch(row)
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         child = None
-        if is_done and episode.replayed:  # first, since the user's editor may raise
-            child = self._edited.edit(episode.level_id, self.sampler.generator)
+        if is_done and episode.replayed and self.editor is not None:  # first, since the user's editor may raise
+            child = checked_level_id(self.editor(episode.level_id, self.sampler.generator))
         score = self._scoring.learn(episode, segment, is_done)
         if score is not None:
             score = self._store(episode, score)
@@ -223,35 +211,27 @@ class LevelBuffer(LevelSelector):
 
     def _store(self, episode: ActiveEpisode, score: float) -> float:
         """Smooths a level's new score, stores it if the level is kept, and returns it."""
-        row = self.sampler.row_of(episode.level_id)
-        if row != REFUSED or self.first_score == "smooth":
-            old = float(self.sampler.scores[row]) if row != REFUSED else 0.0
-            score = (1.0 - self.score_step_size) * old + self.score_step_size * score
-        self._keep(episode.level_id, score, episode.started)
+        level_id = episode.level_id
+        old = self.sampler.score_of(level_id)
+        if old is not None or self.first_score == "smooth":
+            score = (1.0 - self.score_step_size) * (old or 0.0) + self.score_step_size * score
+        place = self.sampler.place(level_id, score, episode.started, self.capacity)
+        if old is None and place.row != REFUSED:
+            self._new.scored(level_id)
+        if place.evicted is not None and place.evicted not in self.running.played:
+            self._scoring.best_returns.pop(place.evicted, None)
         return score
 
-    def _keep(self, level_id: int, score: float, timestamp: int) -> None:
-        is_new = self.sampler.row_of(level_id) == REFUSED
-        place = self.sampler.place(level_id, score, timestamp, self.capacity)
-        if is_new and place.row != REFUSED:
-            self._new.scored(level_id)
-        if place.left is not None:
-            self._forget_unknown(place.left)
-
-    def _forget_unknown(self, level_id: int) -> None:
-        if not self._is_known(level_id):
-            self._scoring.forget(level_id)
-
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
-        super()._end(actor, episode)
-        self._new.end(episode.level_id)
-        self._forget_unknown(episode.level_id)
+        self.running.end(actor, episode)
+        if not self._is_known(episode.level_id):
+            self._new.end(episode.level_id)
+            self._scoring.best_returns.pop(episode.level_id, None)
 
     def flush(self) -> None:
-        """See :meth:`LevelSelector.flush`.
+        """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
 
-        An episode over three rollouts then gets three scores. A partial score of exactly 0 changes no score, and a
-        level without one stays new; its steps are dropped too.
+        A partial score of exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
         """
         for episode in self.running:
             if episode.mean != 0.0:
@@ -277,7 +257,7 @@ class LevelBuffer(LevelSelector):
         """State as tensors and plain values; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "capacity": self.capacity,
-            "new": self._new.state_dict(),
+            "new": self._new.state_dict(self.running.played),
             "sampler": self.sampler.state_dict(),
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
@@ -288,8 +268,6 @@ class LevelBuffer(LevelSelector):
     def _load(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
-        self._new.check_state(state["new"])
-        self._scoring.check_state(state["scoring"])
         self._new.load_state_dict(state["new"])
         self._scoring.load_state_dict(state["scoring"])
         self._replay.empty()

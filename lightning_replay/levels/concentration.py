@@ -28,8 +28,8 @@ class ReplayConcentration:
     """Warns once if replays repeat the previous replay's level too often.
 
     The inverse of the share of repeats estimates the effective number of levels, at a constant cost per replay. Unlike
-    the probabilities it measures what a learner gets: levels of equal scores that take turns do not repeat, although
-    each has nearly all of the probability in its turn; a level whose score changes only at the end of a rollout
+    the probabilities it measures the levels that are played: levels of equal scores that alternate do not repeat,
+    although each in turn has nearly all of the probability; a level whose score changes only at the end of a rollout
     repeats in every environment that starts an episode meanwhile.
 
     Args:
@@ -59,17 +59,15 @@ class ReplayConcentration:
             return
         replays, repeats = self._replays, self._repeats
         self._replays = self._repeats = 0
-        if replays < _FEWEST_EFFECTIVE * repeats:
-            self._is_counting = False
-            self._warn(replays, repeats, scored)
-
-    def _warn(self, replays: int, repeats: int, scored: int) -> None:
+        if replays >= _FEWEST_EFFECTIVE * repeats:
+            return
+        self._is_counting = False
         warnings.warn(
             f"of the last {replays:,} replays {repeats:,} took the same level as the replay before, as if only "
             f"{replays / repeats:.1f} levels were replayed, although {scored:,} have a score: "
             f"{type(self._prioritization).__name__}() at score_temperature="
             f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
             "its score changes. With many episodes per update that level takes most of a batch. Give a higher "
-            'score_temperature, such as 1, or ignore this if it is meant; see "Which temperature" in docs/levels.md',
+            'score_temperature, such as 1, or ignore this if intended; see "Which temperature" in docs/levels.md',
             stacklevel=2,
         )

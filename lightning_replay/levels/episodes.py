@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
 from lightning_replay.levels import scores
-from lightning_replay.levels import segment as segments
 from lightning_replay.levels.level_ids import Actor
-from lightning_replay.levels.scores import Score, SegmentScore, ValueScore
-from lightning_replay.levels.segment import Segment, key_names
+from lightning_replay.levels.scores import EpisodeScore, Score, SegmentScore, ValueColumns, ValueScore, key_names
 
-__all__ = ["ActiveEpisode", "ActiveEpisodes", "EpisodeScore", "Scoring"]
+__all__ = ["ActiveEpisode", "ActiveEpisodes", "Scoring", "Segment"]
 
 
 @dataclass
@@ -24,7 +25,7 @@ class ActiveEpisode:
     """An episode that has begun and has no score yet.
 
     Attributes:
-        level_id: of the level being played.
+        level_id: id of the level being played.
         started: number of the episode, among those of all actors.
         replayed: whether the level had a score when the episode began.
         trains: whether the learner learns from the episode, instead of only scoring it.
@@ -47,19 +48,15 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self._times: dict[int, int] = {}
+        self.played: dict[int, int] = {}  # number of active episodes by level
 
     def __len__(self) -> int:
         """Number of active episodes."""
-        return sum(map(len, self._of.values()))
+        return sum(self.played.values())
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ActiveEpisode]:
         """Iterates over all of them, actor by actor."""
-        return (episode for episodes in self._of.values() for episode in episodes)
-
-    def plays(self, level_id: int) -> bool:
-        """Returns whether any actor plays a level."""
-        return level_id in self._times
+        return itertools.chain.from_iterable(self._of.values())
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
         """Returns the episodes of an actor, oldest first."""
@@ -68,7 +65,7 @@ class ActiveEpisodes:
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
         """Adds an episode of an actor."""
         self._of.setdefault(actor, []).append(episode)
-        self._times[episode.level_id] = self._times.get(episode.level_id, 0) + 1
+        self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
     def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
         """Returns the oldest episode of an actor on a level.
@@ -76,15 +73,13 @@ class ActiveEpisodes:
         Raises:
             ValueError: there is none.
         """
-        episodes = self._of.get(actor)
-        for episode in episodes or ():
+        episodes = self._of.get(actor, [])
+        for episode in episodes:
             if episode.level_id == level_id:
                 return episode
-        if episodes is None:
-            raise ValueError(
-                f"actor {actor!r} plays no level; those that do are {_some(self._of)}. Call next_level(actor) when an "
-                "episode starts"
-            )
+        if not episodes:
+            named = f"{list(self._of)[:8]}{' and more' if len(self._of) > 8 else ''}" if self._of else "none"
+            raise ValueError(f"actor {actor!r} plays no level; those that do are {named}. Call next_level(actor) first")
         raise ValueError(
             f"actor {actor!r} does not play level {level_id!r}; it plays {[one.level_id for one in episodes]}. Name "
             "the level under which the steps were made, and give each episode's end once"
@@ -93,56 +88,111 @@ class ActiveEpisodes:
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         """Removes an episode that was scored or abandoned."""
         episodes = self._of[actor]
-        del episodes[next(place for place, one in enumerate(episodes) if one is episode)]
+        for place, one in enumerate(episodes):
+            if one is episode:
+                del episodes[place]
+                break
         if not episodes:
             del self._of[actor]
-        self._times[episode.level_id] -= 1
-        if not self._times[episode.level_id]:
-            del self._times[episode.level_id]
+        self.played[episode.level_id] -= 1
+        if not self.played[episode.level_id]:
+            del self.played[episode.level_id]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "actors": list(self._of),
-            "episodes": [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()],
-        }
+        episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
+        return {"actors": list(self._of), "episodes": episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`."""
-        self._of, self._times = {}, {}
+        self._of, self.played = {}, {}
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))
 
 
-@runtime_checkable
-class EpisodeScore(Protocol):
-    """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
+class Segment:
+    """Consecutive steps of one episode, checked before anything is learned from them.
+
+    Args:
+        steps: TensorDict ``[T]`` in TorchRL's layout.
+        episode_done: whether the episode ended with the last of them.
 
     Attributes:
-        initial_score: of every level before its first episode.
+        length: T.
+        reward_sum: over all steps.
+        columns: rewards and values; ``None`` unless the steps have all of them, one number each.
+
+    Raises:
+        TypeError: ``steps`` is not a TensorDict.
+        ValueError: no steps, no ``done`` or reward, NaN, an end before the last step, a last ``done`` that is not
+            ``episode_done``, a last step that is done, but neither terminated nor truncated if both columns exist.
     """
 
-    initial_score: float
+    def __init__(self, steps: TensorDictBase, episode_done: bool) -> None:
+        if not isinstance(steps, TensorDictBase):
+            raise TypeError(f"steps are a {type(steps).__name__}; give a TensorDict [T] of steps of one episode")
+        if steps.ndim != 1 or steps.shape[0] == 0:
+            raise ValueError(f"steps have shape {list(steps.shape)}; give [T] of at least one step of one episode")
+        self.steps = steps
+        self.length = steps.shape[0]
+        following = steps.get("next", {})
+        value = steps.get("state_value", None)
+        lists: dict[str, list[Any]] = {} if value is None else {"state_value": value.reshape(-1).tolist()}
+        for name in ("done", "reward", "terminated", "truncated", "next state_value"):
+            leaf = following.get(name.removeprefix("next "), None)
+            if leaf is not None:
+                lists[name] = (leaf if leaf.ndim == 1 else leaf.reshape(-1)).tolist()
+            elif name in ("done", "reward"):
+                raise ValueError(
+                    f"steps have the keys {key_names(steps)}; ('next', 'done') and ('next', 'reward') are needed, in "
+                    "TorchRL's layout"
+                )
+        for name in ("done", "reward", "terminated", "truncated"):
+            if len(lists.get(name, lists["done"])) != self.length:
+                shape = list(following[name].shape)
+                raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
+        self._check_ends(lists, bool(episode_done))
+        self.reward_sum = float(sum(lists["reward"]))
+        for name in ("reward", "state_value", "next state_value"):  # one number that is not finite makes the sum so
+            if not math.isfinite(sum(lists.get(name, ()))):
+                raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
+        logits = steps.get("logits", None)
+        if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
+            raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
+        columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
+        self.columns = ValueColumns._make(columns) if {*map(len, columns)} == {self.length} else None
 
-    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """Computes the level's new score from an episode's number and undiscounted return."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+    @staticmethod
+    def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:
+        done = lists["done"]
+        for name in ("terminated", "truncated"):
+            for flag, end in zip(lists.get(name, ()), done, strict=False):
+                if flag and not end:
+                    raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
+        if bool(done[-1]) != episode_done:
+            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
+        if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
+            raise ValueError(
+                "the last step is done and neither terminated nor truncated; set one of them, since the value of what "
+                "follows counts only after a truncation"
+            )
+        if any(done[:-1]):
+            raise ValueError(
+                f"an episode ends at step {done.index(True)} of {len(done)}; the steps after it belong to another "
+                "episode. Cut there, or give whole rollouts to update_rollout"
+            )
 
 
 class Scoring:
-    """Scores episodes, which may come in several pieces.
+    """Scores episodes, which may come in several pieces, by their segments or as a whole.
 
-    Args:
-        score: of a segment, or of whole episodes.
+    Attributes:
+        best_returns: largest return of a finished episode by level, where the score needs it.
+        initial_score: of every level before its first episode; ``None`` if levels start without one.
 
     Raises:
-        TypeError: ``score`` is neither.
+        TypeError: ``score`` takes neither segments nor whole episodes.
         ValueError: an initial score that is not finite.
     """
 
@@ -152,30 +202,23 @@ class Scoring:
                 f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
                 "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
             )
-        if inspect.isfunction(score) and score.__module__ in (scores.__name__, segments.__name__):
+        if inspect.isfunction(score) and score.__module__ == scores.__name__:
             raise TypeError(
                 f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores "
                 "that takes a segment, such as L1ValueLoss()"
             )
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
-        if self._of_episodes is not None and not math.isfinite(self._of_episodes.initial_score):
-            raise ValueError(f"initial_score is {self._of_episodes.initial_score}; it must be finite")
+        self.initial_score = None if self._of_episodes is None else self._of_episodes.initial_score
+        if self.initial_score is not None and not math.isfinite(self.initial_score):
+            raise ValueError(f"initial_score is {self.initial_score}; it must be finite")
         self._of_segments: Any = score
         # a subclass may override __call__, which of_columns would bypass
         self._takes_columns = isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__
         self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
-        self._best_returns: dict[int, float] = {}  # of finished episodes, by level
-
-    @property
-    def initial_score(self) -> float | None:
-        """Score of every level before its first episode; ``None`` if levels start without one."""
-        return None if self._of_episodes is None else self._of_episodes.initial_score
+        self.best_returns: dict[int, float] = {}
 
     def learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds more steps of an episode.
-
-        Returns:
-            Its score if it is done, otherwise ``None``.
+        """Adds more steps of an episode; returns its score if it is done, otherwise ``None``.
 
         Raises:
             KeyError: a key that a score of this library needs is missing; nothing is changed.
@@ -188,9 +231,12 @@ class Scoring:
                 score = _finite(self._of_episodes.of_episode(level_id, episode.started, episode_return), level_id)
             episode.episode_return = episode_return
             return score
-        best = self._best_returns.get(level_id, episode_return)
+        best = self.best_returns.get(level_id, episode_return)
         best = max(best, episode_return) if is_done else best
-        mean = _finite(self._mean(level_id, segment, best), level_id)
+        if self._takes_columns and segment.columns is not None:
+            mean = _finite(self._of_segments.of_columns(segment.columns), level_id)
+        else:
+            mean = _finite(self._called(level_id, segment, best), level_id)
         episode.episode_return = episode_return
         # the pieces of an episode are joined by their lengths (paper, appendix C)
         steps = episode.steps + segment.length
@@ -199,12 +245,10 @@ class Scoring:
         if not is_done:
             return None
         if self._needs_best_return:
-            self._best_returns[level_id] = best
+            self.best_returns[level_id] = best
         return episode.mean
 
-    def _mean(self, level_id: int, segment: Segment, best_return: float) -> Any:
-        if self._takes_columns and segment.columns is not None:
-            return self._of_segments.of_columns(segment.columns)
+    def _called(self, level_id: int, segment: Segment, best_return: float) -> Any:
         steps = segment.steps
         if self._needs_best_return:
             steps = steps.copy().set("best_return", torch.full((segment.length,), best_return, dtype=torch.float64))
@@ -218,32 +262,25 @@ class Scoring:
                 f"They have the keys {key_names(steps)}"
             ) from error
 
-    def forget(self, level_id: int) -> None:
-        """Removes the best return of a level that is neither kept nor played."""
-        self._best_returns.pop(level_id, None)
-
     def state_dict(self) -> dict[str, Any]:
         """Best returns, and the state of a score of whole episodes."""
         best_returns = {
-            "level_id": torch.tensor(list(self._best_returns), dtype=torch.int64),
-            "best_return": torch.tensor(list(self._best_returns.values()), dtype=torch.float64),
+            "level_id": torch.tensor(list(self.best_returns), dtype=torch.int64),
+            "best_return": torch.tensor(list(self.best_returns.values()), dtype=torch.float64),
         }
         of_episodes = None if self._of_episodes is None else self._of_episodes.state_dict()
         return {"best_returns": best_returns, "of_episodes": of_episodes}
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuses a state that does not fit.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`.
 
         Raises:
             ValueError: the saved scores were of another kind.
         """
         if (self._of_episodes is None) != (state["of_episodes"] is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, which was checked."""
         saved = state["best_returns"]
-        self._best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
+        self.best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
         if self._of_episodes is not None:
             self._of_episodes.load_state_dict(state["of_episodes"])
 
@@ -259,8 +296,3 @@ def _finite(given: Any, level_id: int) -> float:
     if not math.isfinite(score):
         raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
     return score
-
-
-def _some(actors: Any) -> str:
-    named = list(actors)
-    return f"{named[:8]}{' and more' if len(named) > 8 else ''}" if named else "none"

@@ -50,13 +50,7 @@ class LearningProgress:
         self._q: dict[int, float] = {}
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """Computes the level's new score.
-
-        Args:
-            level_id: of the level that was played.
-            episode: number of the episode, among those of all levels.
-            episode_return: undiscounted, finite.
-        """
+        """Computes the level's new score from an episode's number among those of all levels, and its return."""
         if not math.isfinite(episode_return):
             raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
@@ -66,14 +60,11 @@ class LearningProgress:
         return abs(q)
 
     def values(self) -> dict[int, float]:
-        """Returns Q with its sign by the id of each level that was played: below 0 where returns fall.
-
-        All others have ``initial_value``.
-        """
+        """Returns Q with its sign, below 0 where returns fall, by the id of each level that was played."""
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
-        """Windows and Q of the levels played."""
+        """Returns the windows and Q of the levels played."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64),

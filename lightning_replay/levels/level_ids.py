@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
@@ -19,10 +20,7 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
-    """Returns ids as a list.
-
-    Args:
-        levels: ids, or their number for 0, 1, 2, ...
+    """Returns ids, or with their number 0, 1, 2, ..., as a list.
 
     Raises:
         ValueError: no level, negative or repeated ids.
@@ -38,8 +36,7 @@ def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
     if not ids:
         raise ValueError(f"levels is {levels!r}; give at least one level, or levels=None and a capacity")
     if len(set(ids)) < len(ids):
-        seen: set[int] = set()
-        twice = next(level for level in ids if level in seen or seen.add(level))  # type: ignore[func-returns-value]
+        twice = next(level for level, times in Counter(ids).items() if times > 1)
         raise ValueError(f"level {twice} is given twice; each level has one id")
     return ids
 
@@ -48,8 +45,8 @@ def checked_level_id(level_id: Any) -> int:
     """Returns a level's id as an int.
 
     Raises:
-        ValueError: it is negative, or does not fit into 64 bits.
-        TypeError: it is not a whole number.
+        TypeError: not a whole number.
+        ValueError: negative, or not below 2^63.
     """
     try:
         whole = operator.index(level_id)
@@ -63,10 +60,7 @@ def checked_level_id(level_id: Any) -> int:
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
-    """Returns the ids of held-out levels.
-
-    Args:
-        levels: ids, or their number for the largest ids.
+    """Returns the ids of held-out levels, or with their number the largest ids.
 
     Raises:
         TypeError: ``levels`` is neither ids nor their number.
@@ -85,11 +79,7 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
 
 
 def checked_actor(actor: Any) -> Actor:
-    """Returns an actor's number or name.
-
-    Raises:
-        TypeError: ``actor`` is neither.
-    """
+    """Returns an actor's number or name; raises ``TypeError`` for anything else."""
     if isinstance(actor, str):
         return actor
     try:

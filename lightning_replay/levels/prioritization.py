@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann.
-
-Every prioritization implements its distribution twice: :meth:`Prioritization.probabilities` computes it for all rows,
-and :meth:`Prioritization.draw` draws one row in time logarithmic in the number of levels.
-"""
+"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann."""
 
 from __future__ import annotations
 
@@ -29,6 +25,9 @@ _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, 
 
 class Prioritization(ABC):
     """Turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it.
+
+    A subclass implements its distribution twice: :meth:`probabilities` computes it for all rows, and :meth:`draw` draws
+    one row in time logarithmic in the number of levels.
 
     Attributes:
         score_temperature: β of the paper.
@@ -86,13 +85,11 @@ class _Ordered(Prioritization):
     _keys: list[tuple[float, int, int]]
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """Replaces all rows."""
         rows = range(len(scores))
         self._keys = list(zip((-scores).tolist(), timestamps.tolist(), rows, strict=True))
         self._order = SortedList(self._keys)
 
     def put(self, row: int, score: float, timestamp: int) -> None:
-        """Adds a row, or moves it."""
         key = (-score, timestamp, row)
         if row < len(self._keys):
             self._order.remove(self._keys[row])
@@ -109,15 +106,10 @@ class Rank(_Ordered):
     played longer ago has the better rank.
     """
 
-    def __init__(self) -> None:
-        self._weights = np.zeros(0)
-        self._cumulative = np.zeros(0)
-
-    def bind(self, score_temperature: float) -> Self:
-        """Returns an empty copy with the same options; see :meth:`Prioritization.bind`."""
-        bound = super().bind(score_temperature)
-        bound._weights = np.zeros(0)
-        return bound
+    def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Replaces all rows."""
+        super().fill(scores, timestamps)
+        self._weights = self._cumulative = np.zeros(0)
 
     def draw(self, generator: torch.Generator) -> int:
         """Draws a row by its probability."""
@@ -170,7 +162,7 @@ class Greedy(_Ordered):
 
 
 class _Weighted(Prioritization):
-    """Draws rows in proportion to weights, whose logarithms a subclass computes."""
+    """Draws rows in proportion to weights, whose logarithms a subclass computes; uniformly if all weights are 0."""
 
     _tree: SumTree
     _logs: list[float]
@@ -181,24 +173,21 @@ class _Weighted(Prioritization):
         """Returns the logarithm of each row's weight, ``-inf`` for weight 0; ``[L]``."""
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """Replaces all rows."""
         self._logs = self.log_weights(scores).tolist()
         self._tree = SumTree()
-        self._refer()
+        self._rescale()
 
     def state_dict(self) -> dict[str, float]:
-        """Reference of the weights, on which the rounding of their sums depends."""
-        return {"reference": self._reference}
+        return {"reference": self._reference}  # the rounding of the sums depends on it
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restores :meth:`state_dict`, after :meth:`fill`."""
         if "reference" in state:
-            self._reference = float(state["reference"])
-            self._tree.fill([self._weight(log) for log in self._logs])
+            self._rescale(float(state["reference"]))
 
-    def _refer(self) -> None:
-        """Rescales all weights by the largest, so that sums neither overflow nor vanish."""
-        self._reference = max((log for log in self._logs if log > -math.inf), default=0.0)
+    def _rescale(self, reference: float | None = None) -> None:
+        """Rescales all weights, by the largest if no reference is given, so that sums neither overflow nor vanish."""
+        largest = max((log for log in self._logs if log > -math.inf), default=0.0)
+        self._reference = largest if reference is None else reference
         self._tree.fill([self._weight(log) for log in self._logs])
 
     def _weight(self, log: float) -> float:
@@ -206,27 +195,24 @@ class _Weighted(Prioritization):
         return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
 
     def put(self, row: int, score: float, timestamp: int) -> None:
-        """Adds a row, or changes its weight."""
         log = float(self.log_weights(np.array([score]))[0])
         if row < len(self._logs):
             self._logs[row] = log
         else:
             self._logs.append(log)
         if log - self._reference > _FARTHEST_LOG:
-            self._refer()
+            self._rescale()
             return
         self._tree[row] = self._weight(log)
         if 0.0 < self._tree.total < math.exp(-_FARTHEST_LOG):
-            self._refer()
+            self._rescale()
 
     def draw(self, generator: torch.Generator) -> int:
-        """Draws a row by its probability; uniformly if all weights are 0."""
         if self._tree.total == 0.0:
             return int(torch.randint(len(self._logs), (), generator=generator))
         return self._tree.find(uniform(generator) * self._tree.total)
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Returns the probability of each row; uniform if all weights are 0."""
         logs = self.log_weights(scores)
         if not np.isfinite(logs).any():
             return np.full(len(scores), 1.0 / len(scores))

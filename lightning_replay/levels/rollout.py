@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.levels.level_ids import Actor
-from lightning_replay.levels.segment import key_names
+from lightning_replay.levels.scores import key_names
 from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["segments", "update_rollout"]

@@ -24,11 +24,10 @@ __all__ = ["LevelSampler"]
 class LevelSampler(LevelTable, Sampler):
     """Draws level i with probability ``(1 - staleness_weight) P_S(i) + staleness_weight P_C(i)``.
 
-    P_S comes from the scores, P_C is proportional to the staleness: the number of episodes since the level was last
-    drawn. Each drawn level counts as one episode and then has staleness 0. Give the same sampler to the buffer and to
-    its :class:`~lightning_replay.levels.LevelWriter`, which passes on the scores of what it stores. To update the score
-    of a drawn level, set ``score`` of the batch and ``extend`` the buffer with its ``level_id``, ``score`` and
-    ``timestamp``. Scores may be negative.
+    P_S comes from the scores, which may be negative; P_C is proportional to the staleness: the number of episodes since
+    the level was last drawn. Each drawn level counts as one episode and then has staleness 0. Give the same sampler to
+    the buffer and to its :class:`~lightning_replay.levels.LevelWriter`. To update the score of a drawn level, set
+    ``score`` of the batch and ``extend`` the buffer with its ``level_id``, ``score`` and ``timestamp``.
 
     Jiang et al. 2021, "Prioritized Level Replay", equations 2 to 4, https://arxiv.org/abs/2010.03934. Names:
     ``score_temperature`` is β, ``staleness_weight`` ρ.
@@ -89,10 +88,7 @@ class LevelSampler(LevelTable, Sampler):
         self.dropped = 0
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws levels for ``batch_size`` episodes, one after another.
-
-        Returns:
-            Rows, int64 ``[B]``, and the scores and staleness they were drawn with.
+        """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys.
 
         Raises:
             RuntimeError: no level is stored.
@@ -113,7 +109,7 @@ class LevelSampler(LevelTable, Sampler):
         return torch.tensor(rows), information
 
     def extend(self, index: Any) -> None:
-        """Called by the buffer after its writer, which has set the scores.
+        """Checks that the writer has set the scores of stored rows.
 
         Raises:
             RuntimeError: a row without a score, because the writer is not a ``LevelWriter`` of this sampler.
@@ -126,7 +122,7 @@ class LevelSampler(LevelTable, Sampler):
             )
 
     def add(self, index: int) -> None:
-        """Called by the buffer after its writer; see :meth:`extend`."""
+        """Checks that the writer has set the score of a stored row, see :meth:`extend`."""
         self.extend([index])
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -135,16 +131,14 @@ class LevelSampler(LevelTable, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
     ) -> None:
-        """Sets the scores of the levels that rows hold; their staleness stays.
-
-        A row may hold another level by now: give ``generation`` too, or scores by id with ``extend``.
+        """Sets the scores of the levels that rows hold; their staleness is unchanged.
 
         Args:
             index: rows ``[N]``; rows below 0, those of refused levels, are skipped.
             priority: scores ``[N]``, finite, of any sign.
             storage: ignored.
             generation: of the rows when they were drawn, ``[N]``; scores of levels evicted since are dropped and
-                counted in :attr:`dropped`.
+                counted in :attr:`dropped`. Without it a score may go to another level that took the row.
 
         Raises:
             ValueError: scores of another number, NaN or infinite; nothing is changed.
@@ -168,7 +162,7 @@ class LevelSampler(LevelTable, Sampler):
         return super().state_dict() | {"dropped": self.dropped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues the draws from where :meth:`state_dict` was read."""
+        """Restores :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         self.dropped = int(state_dict["dropped"])
 
@@ -181,6 +175,6 @@ class LevelSampler(LevelTable, Sampler):
         load_state(path, self.load_state_dict)
 
     def _empty(self) -> None:
-        """Called by the buffer's ``empty``: removes all levels and keeps the clock."""
+        """Removes all levels and keeps the clock."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})

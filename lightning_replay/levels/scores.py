@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of levels, means over the steps of an episode: how much a policy could still learn from a level.
 
-Classes take a segment, a TensorDict ``[T]`` in TorchRL's layout; :class:`~lightning_replay.levels.LevelBuffer` takes
-them, or any function from a segment to a number. Functions compute the same scores from tensors. Table 1 of Jiang et
-al. 2021, "Prioritized Level Replay", https://arxiv.org/abs/2010.03934; positive value loss and MaxMC from Jiang et al.
-2021, "Replay-Guided Adversarial Environment Design", https://arxiv.org/abs/2110.02439.
+Longer than other files because each score is a class, of a segment, and a function, of tensors. A segment is a
+TensorDict ``[T]`` in TorchRL's layout; :class:`~lightning_replay.levels.LevelBuffer` takes these classes, or any
+function from a segment to a number. Table 1 of Jiang et al. 2021, "Prioritized Level Replay",
+https://arxiv.org/abs/2010.03934; positive value loss and MaxMC from Jiang et al. 2021, "Replay-Guided Adversarial
+Environment Design", https://arxiv.org/abs/2110.02439.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.segment import ValueColumns, generalized_advantages, key_names, numbers, td_errors
 from lightning_replay.validation import checked_share
 
 __all__ = [
+    "EpisodeScore",
     "L1ValueLoss",
     "LeastConfidence",
     "MaxMC",
@@ -49,18 +50,92 @@ __all__ = [
 Score = Callable[[TensorDictBase], Any]
 
 
+@runtime_checkable
+class EpisodeScore(Protocol):
+    """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
+
+    Attributes:
+        initial_score: of every level before its first episode.
+    """
+
+    initial_score: float
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        """Computes the level's new score from an episode's number and undiscounted return."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+
+
+class ValueColumns(NamedTuple):
+    """Rewards and values of each step as lists, whose loops take a twentieth of torch's time on so few numbers.
+
+    Attributes:
+        reward: of the step.
+        state_value: V of the observation acted on.
+        next_state_value: V of the observation that followed; after an episode's last step, of its final observation.
+        terminated: whether the step ended the episode by termination.
+        done: whether the step ended the episode, by termination or truncation.
+    """
+
+    reward: list[float]
+    state_value: list[float]
+    next_state_value: list[float]
+    terminated: list[bool]
+    done: list[bool]
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> Self:
+        """Converts tensors ``[T]`` or ``[T, 1]``, in the order of the attributes; ``done`` may be left out."""
+        columns: list[list[Any]] = [_numbers(tensor) for tensor in tensors]
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            steps = ", ".join(f"{name} has {length}" for name, length in zip(cls._fields, lengths, strict=False))
+            raise ValueError(f"of steps, {steps}; give one value per step")
+        return cls._make([*columns[:4], columns[-1]])
+
+    def td_errors(self, discount: float) -> list[float]:
+        """δ_t = r_t + γ V(s_{t+1}) - V(s_t); bootstraps after a truncation, not after a termination."""
+        return [
+            reward + (0.0 if terminated else discount * following) - value
+            for reward, value, following, terminated, _ in zip(*self, strict=True)
+        ]
+
+    def advantages(self, discount: float, gae_lambda: float) -> list[float]:
+        """A_t = Σ_k (γλ)^k δ_{t+k}, summed up to the episode's last step."""
+        advantages = self.td_errors(discount)
+        decay, following = discount * gae_lambda, 0.0
+        for t in range(len(advantages) - 1, -1, -1):
+            following = advantages[t] if self.done[t] else advantages[t] + decay * following
+            advantages[t] = following
+        return advantages
+
+
 class SegmentScore(ABC):
     """Base class of the scores of a segment.
 
     Attributes:
         needs_best_return: whether the level buffer adds the key ``best_return``, see :class:`MaxMC`.
+        discount: γ of the score, compared with the learner's; ``None`` if it has none.
+        gae_lambda: λ of the score, likewise.
     """
 
     needs_best_return: ClassVar[bool] = False
+    discount: float | None = None
+    gae_lambda: float | None = None
 
     @abstractmethod
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """Computes the score of a segment ``[T]``."""
+
+
+def discounts_of(part: Any) -> dict[str, float]:
+    """Returns ``discount`` and ``gae_lambda`` of a score or another part: those it has; a user's may have neither."""
+    given = {name: getattr(part, name, None) for name in ("discount", "gae_lambda")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class ValueScore(SegmentScore):
@@ -81,6 +156,8 @@ class ValueScore(SegmentScore):
         ...         return max(columns.reward)
     """
 
+    discount: float
+
     def __init__(self, discount: float = 0.999) -> None:
         checked_share("discount", discount)
         self.discount = discount
@@ -88,9 +165,9 @@ class ValueScore(SegmentScore):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """Computes the score of a segment ``[T]``."""
         keys = (("next", "reward"), "state_value", ("next", "state_value"), ("next", "terminated"), ("next", "done"))
-        return self._of_tensors(*(_leaf(steps, key) for key in keys))
+        return self._score(*(_leaf(steps, key) for key in keys))
 
-    def _of_tensors(self, *tensors: Tensor) -> Tensor:
+    def _score(self, *tensors: Tensor) -> Tensor:
         return torch.tensor(self.of_columns(ValueColumns.of(*tensors)), dtype=torch.float64)
 
     @abstractmethod
@@ -103,7 +180,7 @@ class OneStepTdError(ValueScore):
 
     def of_columns(self, columns: ValueColumns) -> float:
         """Computes the score from lists."""
-        return _mean(map(abs, columns.td_errors(self.discount)))
+        return math.fsum(map(abs, columns.td_errors(self.discount))) / len(columns.reward)
 
 
 class _AdvantageScore(ValueScore):
@@ -114,6 +191,9 @@ class _AdvantageScore(ValueScore):
         gae_lambda: λ of the learner's advantage estimate.
     """
 
+    gae_lambda: float
+    _term: Callable[[float], float]
+
     def __init__(self, discount: float = 0.999, gae_lambda: float = 0.95) -> None:
         super().__init__(discount)
         checked_share("gae_lambda", gae_lambda)
@@ -121,31 +201,32 @@ class _AdvantageScore(ValueScore):
 
     def of_columns(self, columns: ValueColumns) -> float:
         """Computes the score from lists."""
-        return _mean(map(self._term, columns.advantages(self.discount, self.gae_lambda)))
-
-    @abstractmethod
-    def _term(self, advantage: float) -> float: ...
+        advantages = columns.advantages(self.discount, self.gae_lambda)
+        return math.fsum(map(self._term, advantages)) / len(advantages)  # fsum rounds once
 
 
 class L1ValueLoss(_AdvantageScore):
-    """Mean of |A_t|, the default of level replay. Give it the learner's γ and λ."""
+    """Mean of |A_t|, the default of level replay. Give it the learner's γ and λ.
 
-    def _term(self, advantage: float) -> float:
-        return abs(advantage)
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> float(l1_value_loss(one, 0.25 * one, 9 * one, one.bool(), one.bool()))
+        0.75
+    """
+
+    _term = staticmethod(abs)
 
 
 class PositiveValueLoss(_AdvantageScore):
     """Mean of max(A_t, 0)."""
 
-    def _term(self, advantage: float) -> float:
-        return max(advantage, 0.0)
+    _term = staticmethod(lambda advantage: max(advantage, 0.0))
 
 
 class SignedGae(_AdvantageScore):
     """Mean of A_t, which may be negative."""
 
-    def _term(self, advantage: float) -> float:
-        return advantage
+    _term = staticmethod(float)
 
 
 def policy_entropy(logits: Tensor) -> Tensor:
@@ -166,13 +247,11 @@ def least_confidence(logits: Tensor) -> Tensor:
 
 
 class _PolicyScore(SegmentScore):
-    """Score of a segment's ``logits``, ``[T, A]``."""
-
     _of_logits: Callable[[Tensor], Tensor]
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """Computes the score of a segment ``[T]``."""
-        return type(self)._of_logits(_leaf(steps, "logits"))
+        return self._of_logits(_leaf(steps, "logits"))
 
 
 class PolicyEntropy(_PolicyScore):
@@ -207,79 +286,79 @@ class MaxMC(SegmentScore):
         return max_mc(_leaf(steps, "state_value"), _leaf(steps, "best_return"))
 
 
-def l1_value_loss(
-    reward: Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    *,
-    discount: float = 0.999,
-    gae_lambda: float = 0.95,
-) -> Tensor:
-    """:class:`L1ValueLoss` of tensors; arguments as :func:`generalized_advantages`.
-
-    Example:
-        >>> one = torch.tensor([1.0])
-        >>> float(l1_value_loss(one, 0.25 * one, 9 * one, one.bool(), one.bool()))
-        0.75
-    """
-    score = L1ValueLoss(discount, gae_lambda)
-    return score._of_tensors(reward, state_value, next_state_value, terminated, done)
-
-
-def positive_value_loss(
-    reward: Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    *,
-    discount: float = 0.999,
-    gae_lambda: float = 0.95,
-) -> Tensor:
-    """:class:`PositiveValueLoss` of tensors; arguments as :func:`generalized_advantages`."""
-    score = PositiveValueLoss(discount, gae_lambda)
-    return score._of_tensors(reward, state_value, next_state_value, terminated, done)
-
-
-def gae(
-    reward: Tensor,
-    state_value: Tensor,
-    next_state_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    *,
-    discount: float = 0.999,
-    gae_lambda: float = 0.95,
-) -> Tensor:
-    """:class:`SignedGae` of tensors; arguments as :func:`generalized_advantages`."""
-    score = SignedGae(discount, gae_lambda)
-    return score._of_tensors(reward, state_value, next_state_value, terminated, done)
+def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
+    """Mean of R_best - V(s_t), see :class:`MaxMC`; ``state_value`` is ``[T]``."""
+    values = torch.tensor(_numbers(state_value), dtype=torch.float64)
+    return (torch.as_tensor(best_return).to("cpu", torch.float64).reshape(-1) - values).mean()
 
 
 def one_step_td_error(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float = 0.999
 ) -> Tensor:
     """:class:`OneStepTdError` of tensors; arguments as :func:`td_errors`."""
-    return OneStepTdError(discount)._of_tensors(reward, state_value, next_state_value, terminated)
+    return OneStepTdError(discount)._score(reward, state_value, next_state_value, terminated)
 
 
-def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
-    """Mean of R_best - V(s_t), R_best the largest return of any episode on the level; ``state_value`` is ``[T]``."""
-    values = torch.tensor(numbers(state_value), dtype=torch.float64)
-    return (torch.as_tensor(best_return).to("cpu", torch.float64).reshape(-1) - values).mean()
+def _function_of(score: type[_AdvantageScore], name: str) -> Callable[..., Tensor]:
+    def of_tensors(
+        reward: Tensor,
+        state_value: Tensor,
+        next_state_value: Tensor,
+        terminated: Tensor,
+        done: Tensor,
+        *,
+        discount: float = 0.999,
+        gae_lambda: float = 0.95,
+    ) -> Tensor:
+        return score(discount, gae_lambda)._score(reward, state_value, next_state_value, terminated, done)
+
+    of_tensors.__name__ = of_tensors.__qualname__ = name
+    of_tensors.__doc__ = f":class:`{score.__name__}` of tensors; arguments as :func:`generalized_advantages`."
+    return of_tensors
 
 
-def _probabilities(logits: Tensor) -> Tensor:
-    if logits.ndim != 2 or logits.shape[0] == 0 or logits.shape[1] < 2:
-        raise ValueError(f"logits have shape {list(logits.shape)}; give [T, A], at least one step and two actions")
-    return torch.log_softmax(logits.detach().to("cpu", torch.float64), dim=-1).exp()
+l1_value_loss = _function_of(L1ValueLoss, "l1_value_loss")
+positive_value_loss = _function_of(PositiveValueLoss, "positive_value_loss")
+gae = _function_of(SignedGae, "gae")
 
 
-def _mean(terms: Iterable[float]) -> float:
-    values = list(terms)
-    return math.fsum(values) / len(values)  # fsum rounds once
+def td_errors(
+    reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float
+) -> Tensor:
+    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), float64 ``[T]``; bootstraps after a truncation, not after a termination.
+
+    ``discount`` is γ; the others are ``[T]`` or ``[T, 1]``, described in :class:`ValueColumns`.
+
+    Raises:
+        ValueError: no step, or tensors of different lengths.
+    """
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
+    return torch.tensor(columns.td_errors(checked_share("discount", discount)), dtype=torch.float64)
+
+
+def generalized_advantages(
+    reward: Tensor,
+    state_value: Tensor,
+    next_state_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> Tensor:
+    """A_t = Σ_k (γλ)^k δ_{t+k} up to the episode's last step, float64 ``[T]`` (Schulman et al. 2016).
+
+    Arguments and errors as :func:`td_errors`; ``gae_lambda`` is λ.
+    """
+    columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
+    decays = checked_share("discount", discount), checked_share("gae_lambda", gae_lambda)
+    return torch.tensor(columns.advantages(*decays), dtype=torch.float64)
+
+
+def key_names(data: TensorDictBase) -> str:
+    """Lists the keys of all leaves for an error, such as ``logits, ('next', 'done')``."""
+    keys = sorted(data.keys(True, True), key=lambda key: (isinstance(key, tuple), str(key)))
+    return ", ".join(map(str, keys))
 
 
 def _leaf(steps: TensorDictBase, key: str | tuple[str, str]) -> Tensor:
@@ -287,3 +366,19 @@ def _leaf(steps: TensorDictBase, key: str | tuple[str, str]) -> Tensor:
     if leaf is None:
         raise KeyError(f"the score needs {key!r}, which the segment lacks; it has {key_names(steps)}")
     return leaf
+
+
+def _numbers(column: Tensor) -> list[float]:
+    """Converts a column ``[T]`` or ``[T, 1]``."""
+    if column.ndim > 1 and column.shape[1:].numel() != 1:
+        raise ValueError(f"a column of a segment has shape {list(column.shape)}; give [T] or [T, 1] of one episode")
+    values: list[float] = (column if column.ndim == 1 else column.reshape(-1)).tolist()
+    if not values:
+        raise ValueError("a segment has no step; give at least one")
+    return values
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    if logits.ndim != 2 or logits.shape[0] == 0 or logits.shape[1] < 2:
+        raise ValueError(f"logits have shape {list(logits.shape)}; give [T, A], at least one step and two actions")
+    return torch.log_softmax(logits.detach().to("cpu", torch.float64), dim=-1).exp()

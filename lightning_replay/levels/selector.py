@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 
-from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes
-from lightning_replay.levels.level_ids import Actor, checked_actor
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
+from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
 from lightning_replay.saving import load_state, write_state
 
 __all__ = ["LevelSelector"]
@@ -20,10 +20,13 @@ _FORMAT = 1
 
 
 class LevelSelector(ABC):
-    """Base class of what chooses the level each actor plays next.
+    """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
     actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.
+
+    Args:
+        level_ids: of a known set; ``None`` if the level set is unbounded.
 
     Attributes:
         running: the active episodes.
@@ -32,8 +35,9 @@ class LevelSelector(ABC):
 
     score: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, level_ids: Iterable[int] | None = None) -> None:
         self.running = ActiveEpisodes()
+        self._members = None if level_ids is None else frozenset(level_ids)
 
     @property
     @abstractmethod
@@ -41,9 +45,9 @@ class LevelSelector(ABC):
         """Number of episodes that all actors began."""
 
     @property
-    @abstractmethod
     def count(self) -> int | None:
         """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
+        return None if self._members is None else len(self._members)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -54,7 +58,7 @@ class LevelSelector(ABC):
         return True
 
     def __repr__(self) -> str:
-        known = "levels without end" if self.count is None else f"{self.count} levels"
+        known = "an unbounded set" if self.count is None else f"{self.count} levels"
         return f"{type(self).__name__}({known}, {len(self)} with a score, {self.episodes} episodes)"
 
     def next_level(self, actor: Actor) -> int:
@@ -62,9 +66,6 @@ class LevelSelector(ABC):
 
         Args:
             actor: number or name of an environment that plays one episode at a time.
-
-        Returns:
-            Its id.
 
         Raises:
             TypeError: ``actor`` is neither.
@@ -83,24 +84,25 @@ class LevelSelector(ABC):
     def start(self, actor: Actor, level_id: int) -> None:
         """Begins an episode on a level that was chosen elsewhere; it counts like any other.
 
-        Raises:
-            TypeError: an actor that is neither a number nor a name.
-            ValueError: none of the levels.
+        Raises as :meth:`next_level` and :meth:`checked` do.
         """
-        actor = checked_actor(actor)
-        self._play(actor, self.checked(level_id))
+        self._play(checked_actor(actor), self.checked(level_id))
 
     @abstractmethod
     def _play(self, actor: Actor, level_id: int) -> None:
         """Begins an episode."""
 
-    @abstractmethod
     def checked(self, level_id: int) -> int:
         """Returns the id of a level that can be played, as an int.
 
         Raises:
+            TypeError: not a whole number.
             ValueError: none of the levels.
         """
+        whole = checked_level_id(level_id)
+        if self._members is not None and whole not in self._members:
+            raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
+        return whole
 
     def may_choose(self, level_id: int) -> bool:
         """Returns whether :meth:`next_level` may ever choose this level; always true of an unbounded level set."""
@@ -114,7 +116,7 @@ class LevelSelector(ABC):
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.
 
         The steps belong to the actor's oldest active episode on this level. Two actors on one level do not interfere;
-        both episodes count, and the later score stays.
+        both episodes count, and the later score is kept.
 
         Args:
             actor: that made the steps.
@@ -138,9 +140,9 @@ class LevelSelector(ABC):
             self._end(actor, episode)
         return score
 
-    @abstractmethod
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        """Adds the steps to the episode's score; raises before anything is changed."""
+        """Adds the steps to the episode's score; raises before anything is changed. By default scores nothing."""
+        return None
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
@@ -167,7 +169,7 @@ class LevelSelector(ABC):
 
     def abandon(self, actor: Actor) -> int:
         """Drops the active episodes of a lost actor and returns their number."""
-        return self._abandon(actor, list(self.running.of(actor)))
+        return self._abandon(actor, self.running.of(actor)[:])
 
     def abandon_all_but_newest(self, actor: Actor) -> int:
         """Drops all but the newest active episode of an actor, as after a resume, and returns their number."""
@@ -204,25 +206,20 @@ class LevelSelector(ABC):
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.
         """
+        kind = type(self).__name__
         if not isinstance(state, dict):
             raise TypeError(f"the state is a {type(state).__name__}; it must be what state_dict() returned")
         if "kind" not in state:
             raise ValueError(
-                f"the state holds {list(state)[:10]} and no 'kind'; it is not what state_dict() of a "
-                f"{type(self).__name__} returned"
+                f"the state holds {list(state)[:10]} and no 'kind'; it is not what state_dict() of a {kind} returned"
             )
-        if state["kind"] != type(self).__name__:
-            raise ValueError(
-                f"the state is that of a {state['kind']}; this is a {type(self).__name__}. Load it into the "
-                "class that it was saved by"
-            )
+        if state["kind"] != kind:
+            raise ValueError(f"the state is that of a {state['kind']}; this is a {kind}. Load it into the former")
         if state.get("version") != _FORMAT:
             raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
         before = self.state_dict()
         if set(state) != set(before):
-            raise ValueError(
-                f"the state lacks or adds {sorted(set(state) ^ set(before))}; it was not saved by state_dict()"
-            )
+            raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
             self._load_all(state)
         except BaseException:

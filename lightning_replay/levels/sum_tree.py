@@ -13,23 +13,19 @@ class SumTree:
     """
 
     def __init__(self) -> None:
-        self._size = 1
-        self.nodes: list[float] = [0, 0]  # node 1 is the root, rows start at _size
+        self.first_leaf = 1  # node of row 0
+        self.nodes: list[float] = [0, 0]  # node 1 is the root
 
     @property
     def total(self) -> float:
         """Sum over all rows."""
         return self.nodes[1]
 
-    @property
-    def first_leaf(self) -> int:
-        """Index of the node of row 0."""
-        return self._size
-
     def __setitem__(self, row: int, value: float) -> None:
-        if row >= self._size:
-            self._grow(row)
-        nodes, node = self.nodes, self._size + row
+        if row >= self.first_leaf:
+            leaves = self.nodes[self.first_leaf :]
+            self.fill(leaves + [0] * (row + 1 - len(leaves)))
+        nodes, node = self.nodes, self.first_leaf + row
         nodes[node] = value
         while node > 1:
             node >>= 1
@@ -37,9 +33,9 @@ class SumTree:
 
     def fill(self, values: list[float]) -> None:
         """Replaces all rows at once."""
-        self._size = 1 << max(len(values) - 1, 0).bit_length()
-        self.nodes = [0] * self._size + values + [0] * (self._size - len(values))
-        for node in range(self._size - 1, 0, -1):
+        self.first_leaf = 1 << max(len(values) - 1, 0).bit_length()
+        self.nodes = [0] * self.first_leaf + values + [0] * (self.first_leaf - len(values))
+        for node in range(self.first_leaf - 1, 0, -1):
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, prefix: float) -> int:
@@ -49,14 +45,10 @@ class SumTree:
             prefix: at least 0 and below :attr:`total`.
         """
         nodes, node = self.nodes, 1
-        while node < self._size:
+        while node < self.first_leaf:
             node *= 2
             # rounding may put the prefix at the end of the left half while the right half is empty
             if prefix >= nodes[node] and nodes[node + 1] > 0:
                 prefix -= nodes[node]
                 node += 1
-        return node - self._size
-
-    def _grow(self, row: int) -> None:
-        leaves = self.nodes[self._size :]
-        self.fill(leaves + [0] * (row + 1 - len(leaves)))
+        return node - self.first_leaf

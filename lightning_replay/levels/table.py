@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of levels by row, how long ago each was played, and draws by both."""
+"""Scores and staleness of levels by row, and draws by both."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ class StalenessTree:
         if row == self._rows:
             self._count[row] = 1
             self._rows += 1
-        elif self._timestamps.nodes[self._timestamps.first_leaf + row] == timestamp:
-            return  # the usual case: the level is scored for its newest episode
         self._timestamps[row] = timestamp
 
     def fill(self, timestamps: list[int]) -> None:
@@ -58,15 +56,10 @@ class StalenessTree:
 
 
 class Place(NamedTuple):
-    """Row of a level, and the level it evicted.
-
-    Attributes:
-        row: -1 for a refused level.
-        left: id of the evicted level, or ``None``.
-    """
+    """Row of a level, -1 if it was refused, and the id of the level that it evicted."""
 
     row: int
-    left: int | None
+    evicted: int | None = None
 
 
 class LevelTable:
@@ -123,23 +116,25 @@ class LevelTable:
         """Returns the row of a stored level, -1 for others."""
         return self._rows.get(level_id, REFUSED)
 
+    def score_of(self, level_id: int) -> float | None:
+        """Returns the score of a stored level, ``None`` for others."""
+        row = self._rows.get(level_id)
+        return None if row is None else float(self._scores[row])
+
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> Place:
-        """Sets the score of a level, after assigning a row if it has none; the storage is written by the writer.
+        """Sets the score of a level, after assigning a row if it has none; the writer writes the storage later.
 
         Args:
             level_id: not negative.
             score: finite.
             timestamp: episode in which the level was begun.
             capacity: most rows; beyond it a level replaces the one of least replay probability, or is refused.
-
-        Returns:
-            The row, or -1, and the evicted level.
         """
-        left = None
+        evicted = None
         row = self._rows.get(level_id)
         if row is not None:
-            self.put(row, score, max(timestamp, int(self.timestamps[row])))
-            return Place(row, left)
+            self.put(row, score, max(timestamp, int(self._timestamps[row])))
+            return Place(row)
         row = len(self.level_ids)
         if row < capacity:
             self.level_ids.append(level_id)
@@ -147,44 +142,42 @@ class LevelTable:
             row = self.least_probable()
             if not self.scores[row] < score:
                 self.refused += 1
-                return Place(REFUSED, left)
+                return Place(REFUSED)
             self.replaced += 1
-            left = self.level_ids[row]
-            del self._rows[left]
+            evicted = self.level_ids[row]
+            del self._rows[evicted]
             self.level_ids[row] = level_id
         self._rows[level_id] = row
         self.pending[row] = level_id
         self.put(row, score, timestamp, is_another_level=True)
-        return Place(row, left)
+        return Place(row, evicted)
 
     def set_levels(self, level_ids: list[int]) -> None:
-        """Replaces the ids of all rows; their scores are set apart from them."""
+        """Replaces the ids of all rows; :meth:`load_state_dict` replaces their scores."""
         self.level_ids = level_ids
         self._rows = {level_id: row for row, level_id in enumerate(level_ids)}
         self.pending.clear()
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
-        """Sets the score of a row, or of the next free one.
+        """Sets the score of a row, or of the next free one, and the episode in which its level was last played.
 
-        Args:
-            row: at most :func:`len`.
-            score: of the level, finite.
-            timestamp: episode at which it was last played.
-            is_another_level: whether the level is another than the row had before.
+        ``is_another_level``: whether the row had another level before.
         """
-        if row == self._count:
+        is_added = row == self._count
+        if is_added:
             if row == len(self._scores):
-                room = max(2 * row, 64)
-                self._scores = np.resize(self._scores, room)
-                self._timestamps = np.resize(self._timestamps, room)
-                self._generations = np.resize(self._generations, room)
+                rows = max(2 * row, 64)
+                self._scores = np.resize(self._scores, rows)
+                self._timestamps = np.resize(self._timestamps, rows)
+                self._generations = np.resize(self._generations, rows)
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
             self._generations[row] += 1
+        if is_added or self._timestamps[row] != timestamp:  # equal if the level is scored for its newest episode
+            self._staleness.put(row, timestamp)
         self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
-        self._staleness.put(row, timestamp)
 
     def touch(self, row: int) -> None:
         """Marks the level of a row as played in the newest episode."""
@@ -203,17 +196,14 @@ class LevelTable:
         """
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
-        row = self._draw()
-        self._concentration.add((row, int(self._generations[row])), self._count)
-        return row
-
-    def _draw(self) -> int:
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = self._staleness.total(self.episodes)
-            if total == 0:
-                return int(torch.randint(self._count, (), generator=self.generator))
-            return self._staleness.find(self.episodes, int(torch.randint(total, (), generator=self.generator)))
-        return self._order.draw(self.generator)
+            drawn = int(torch.randint(total or self._count, (), generator=self.generator))
+            row = self._staleness.find(self.episodes, drawn) if total else drawn
+        else:
+            row = self._order.draw(self.generator)
+        self._concentration.add((row, int(self._generations[row])), self._count)
+        return row
 
     def probabilities(self) -> np.ndarray:
         """Returns the replay probability of each row, float64 ``[L]``."""
@@ -232,8 +222,8 @@ class LevelTable:
 
         Returns:
             ``score_mean``, ``score_max``, ``staleness_mean`` in episodes, ``probability_max``, the replay probability
-            of the likeliest level, and ``effective_levels``, one over the sum of all squared replay probabilities: 1
-            where one level is replayed, ``len`` where all are alike. Empty while no level is stored.
+            of the likeliest level, and ``effective_levels``, see
+            :func:`~lightning_replay.levels.concentration.effective_number`. Empty while no level is stored.
         """
         if self._count == 0:
             return {}
@@ -264,7 +254,7 @@ class LevelTable:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues the draws from where :meth:`state_dict` was read."""
+        """Restores :meth:`state_dict`; :meth:`set_levels` sets the ids."""
         self.episodes = int(state_dict["episodes"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)

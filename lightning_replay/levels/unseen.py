@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels without a score: of a known set, or drawn from an unbounded one."""
+"""Levels without a score: of a known set, drawn from an unbounded one, or edited and waiting to be played."""
 
 from __future__ import annotations
 
 import hashlib
-import operator
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -17,25 +16,30 @@ from lightning_replay.levels.level_ids import LEVEL_IDS, checked_level_id, check
 from lightning_replay.validation import check_callable, check_option, checked_count
 
 __all__ = [
-    "GeneratedLevels",
+    "EditedLevels",
     "KnownLevels",
+    "LevelEditor",
     "LevelGenerator",
     "NewLevels",
     "fingerprint",
-    "levels_and_room",
+    "unseen_levels",
 ]
 
 LevelGenerator = Callable[[torch.Generator], int]
+LevelEditor = Callable[[int, torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
 
 
-class NewLevels(ABC):
-    """Source of levels without a score. The defaults are those of an unbounded set, of which nothing is tracked."""
+class NewLevels:
+    """Draws levels of an unbounded set until one is neither stored nor being played; tracks none of them.
 
-    @property
-    def count(self) -> int | None:
-        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
-        return None
+    Args:
+        generate: draws an id; uniform below 2^31 if absent. It may repeat itself: after many known levels in a row, a
+            known level is played again.
+    """
+
+    def __init__(self, generate: LevelGenerator | None) -> None:
+        self._generate = generate
 
     @property
     def is_exhausted(self) -> bool:
@@ -47,7 +51,6 @@ class NewLevels(ABC):
         """Whether some level without a score is not being played."""
         return True
 
-    @abstractmethod
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         """Chooses a level without a score, if possible one that no actor plays.
 
@@ -55,29 +58,32 @@ class NewLevels(ABC):
             generator: of the choice.
             is_known: whether a level has a score or is being played.
         """
+        for _ in range(_DRAWS):
+            if self._generate is None:
+                level_id = int(torch.randint(LEVEL_IDS, (), generator=generator))
+            else:
+                level_id = checked_level_id(self._generate(generator))
+            if not is_known(level_id):
+                break
+        return level_id
 
-    def check(self, level_id: int) -> None:  # noqa: B027
-        """Raises ``ValueError`` for an id outside the set."""
+    def begin(self, level_id: int) -> None:
+        """Marks a level as being played."""
 
-    def begin(self, level_id: int) -> None:  # noqa: B027
-        """Called when an actor begins to play the level."""
+    def end(self, level_id: int) -> None:
+        """Marks a level without a score as played by no actor any more."""
 
-    def end(self, level_id: int) -> None:  # noqa: B027
-        """Called when an actor stops playing the level, with a score or without."""
+    def scored(self, level_id: int) -> None:
+        """Removes a level that got its first score."""
 
-    def scored(self, level_id: int) -> None:  # noqa: B027
-        """Called when the level gets its first score."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State as tensors and plain values."""
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+        """State as tensors and plain values; ``played`` is the number of active episodes by level."""
         return {}
 
-    @abstractmethod
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for a state of other levels."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restores :meth:`state_dict`, which was checked."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
+        if state:
+            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
 
 
 class KnownLevels(NewLevels):
@@ -88,17 +94,10 @@ class KnownLevels(NewLevels):
     """
 
     def __init__(self, level_ids: list[int]) -> None:
+        super().__init__(None)
         self._count = len(level_ids)
         self._fingerprint = fingerprint(level_ids)
-        self._members = frozenset(level_ids)
-        self._idle = _Bag(level_ids)
-        self._played = _Bag([])
-        self._times: dict[int, int] = {}  # how many actors play a level without a score
-
-    @property
-    def count(self) -> int:
-        """Number of all levels."""
-        return self._count
+        self._idle, self._played = _Bag(level_ids), _Bag([])
 
     @property
     def is_exhausted(self) -> bool:
@@ -115,93 +114,86 @@ class KnownLevels(NewLevels):
         bag = (self._idle if self._idle.items else self._played).items
         return bag[int(torch.randint(len(bag), (), generator=generator))]
 
-    def check(self, level_id: int) -> None:
-        """Raises ``ValueError`` for an id outside the set."""
-        if level_id not in self._members:
-            raise ValueError(f"level {level_id} is none of the {self._count} levels that were given")
-
     def begin(self, level_id: int) -> None:
-        """Called when an actor begins to play the level."""
-        if level_id in self._idle:
-            self._idle.remove(level_id)
+        """Marks a level as being played."""
+        if self._idle.discard(level_id):
             self._played.add(level_id)
-        if level_id in self._played:
-            self._times[level_id] = self._times.get(level_id, 0) + 1
 
     def end(self, level_id: int) -> None:
-        """Called when an actor stops playing the level, with a score or without."""
-        if level_id in self._played:
-            self._times[level_id] -= 1
-            if self._times[level_id] == 0:
-                del self._times[level_id]
-                self._played.remove(level_id)
-                self._idle.add(level_id)
+        """Marks a level without a score as played by no actor any more."""
+        if self._played.discard(level_id):
+            self._idle.add(level_id)
 
     def scored(self, level_id: int) -> None:
-        """Called when the level gets its first score."""
-        for bag in (self._idle, self._played):
-            if level_id in bag:
-                bag.remove(level_id)
-        self._times.pop(level_id, None)
+        """Removes a level that got its first score."""
+        self._idle.discard(level_id)
+        self._played.discard(level_id)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
         """Levels without a score, in the order they are drawn from, and the set's fingerprint."""
         return {
             "fingerprint": self._fingerprint,
             "idle": torch.tensor(self._idle.items, dtype=torch.int64),
             "played": torch.tensor(self._played.items, dtype=torch.int64),
-            "times": torch.tensor([self._times[level] for level in self._played.items], dtype=torch.int64),
+            "times": torch.tensor([played[level] for level in self._played.items], dtype=torch.int64),
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for a state of other levels."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for a state of other levels."""
         if state.get("fingerprint") != self._fingerprint:
             raise ValueError(
                 f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
                 "levels in the same order"
             )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`, which was checked."""
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
-        self._times = dict(zip(self._played.items, state["times"].tolist(), strict=True))
 
 
-class GeneratedLevels(NewLevels):
-    """Ids drawn until one is neither stored nor being played.
+class EditedLevels:
+    """Queue of levels that an editor made from replayed ones; a full queue drops its oldest.
 
     Args:
-        generate: draws an id; uniform below 2^31 if absent. It may repeat itself: after many known levels in a row, a
-            known level is played again.
+        capacity: most levels in the queue.
+        is_known: whether a level has a score or is being played; such levels are not queued, and skipped when they
+            became known while they waited.
     """
 
-    def __init__(self, generate: LevelGenerator | None) -> None:
-        self._generate = generate or _any_seed
+    def __init__(self, capacity: int, is_known: Callable[[int], bool]) -> None:
+        self._is_known = is_known
+        self._queue: deque[int] = deque(maxlen=capacity)
 
-    def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        """Draws ids until one is unknown."""
-        for _ in range(_DRAWS):
-            level_id = checked_level_id(self._generate(generator))
-            if not is_known(level_id):
-                break
-        return level_id
+    @property
+    def is_empty(self) -> bool:
+        """Whether no level waits that is still unknown."""
+        return all(map(self._is_known, self._queue))
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for the state of a known set."""
-        if state:
-            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
+    def put(self, level_id: int) -> None:
+        """Queues a level unless it is known or in the queue."""
+        if not self._is_known(level_id) and level_id not in self._queue:
+            self._queue.append(level_id)
+
+    def pop(self) -> int | None:
+        """Removes and returns the oldest unknown level; ``None`` if there is none."""
+        while self._queue:
+            level_id = self._queue.popleft()
+            if not self._is_known(level_id):
+                return level_id
+        return None
+
+    def state_dict(self) -> list[int]:
+        """Ids in the queue, oldest first."""
+        return list(self._queue)
+
+    def load_state_dict(self, state: Iterable[int]) -> None:
+        """Restores :meth:`state_dict`."""
+        self._queue = deque(state, maxlen=self._queue.maxlen)
 
 
-def levels_and_room(
+def unseen_levels(
     levels: int | Iterable[int] | None, capacity: int | None, generate: LevelGenerator | None, *, is_edited: bool
 ) -> tuple[NewLevels, list[int], int]:
     """Returns the source of new levels, the ids of a known set, and the number of levels that may have a score.
 
-    Args:
-        levels: ids or their number; ``None`` for an unbounded set.
-        capacity: required for an unbounded set.
-        generate: draws levels of an unbounded set.
-        is_edited: whether levels are edited, which needs an unbounded set.
+    Arguments as those of :class:`~lightning_replay.levels.LevelBuffer`; ``is_edited``: whether it has an editor.
 
     Raises:
         TypeError: a capacity that is not a whole number.
@@ -210,12 +202,11 @@ def levels_and_room(
     if generate is not None:
         check_callable("generate", generate, "a function from a torch.Generator to the id of a new level, or None")
     if levels is None:
-        accepted = "a whole number of at least 1 for levels without end, or give levels=..."
+        accepted = "a whole number of at least 1 for an unbounded level set, or give levels=..."
         if capacity is None:
             raise ValueError(f"capacity is None; it must be {accepted}")
         check_option("capacity", capacity, Integral, accepted, lowest=1)
-        checked_count("capacity", capacity, of="levels")
-        return GeneratedLevels(generate), [], operator.index(capacity)
+        return NewLevels(generate), [], checked_count("capacity", capacity, of="levels")
     ids = checked_level_ids(levels)
     if capacity is not None and checked_count("capacity", capacity, of="levels") != len(ids):
         raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out")
@@ -236,19 +227,17 @@ class _Bag:
         self.items = list(items)
         self._position = {item: place for place, item in enumerate(self.items)}
 
-    def __contains__(self, item: int) -> bool:
-        return item in self._position
-
     def add(self, item: int) -> None:
         self._position[item] = len(self.items)
         self.items.append(item)
 
-    def remove(self, item: int) -> None:
-        place, last = self._position.pop(item), self.items.pop()
+    def discard(self, item: int) -> bool:
+        """Removes an item and returns whether it was there."""
+        place = self._position.pop(item, None)
+        if place is None:
+            return False
+        last = self.items.pop()
         if last != item:
             self.items[place] = last
             self._position[last] = place
-
-
-def _any_seed(generator: torch.Generator) -> int:
-    return int(torch.randint(LEVEL_IDS, (), generator=generator))
+        return True

@@ -80,18 +80,26 @@ class LevelWriter(TensorDictRoundRobinWriter):
             self.sampler.pending.clear()
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Stores levels ``[N]``, one after another.
+        """Stores levels ``[N]``, one after another; see the class.
 
         Returns:
             Row of each level that is stored afterwards, and -1 for the others, int64 ``[N]``.
-
-        Raises:
-            ValueError: see the class.
         """
-        level_ids, scores = _levels(data), _scores(data)
-        timestamps = _timestamps(data, self.sampler.episodes)
+        level_ids, scores = _column(data, "level_id", is_whole=True), _column(data, "score", is_whole=False)
+        timestamps = None if data.get("timestamp", None) is None else _column(data, "timestamp", is_whole=True)
+        if level_ids and min(level_ids) < 0:
+            raise ValueError(f"level ids must not be negative; got {min(level_ids)}")
+        if not all(map(math.isfinite, scores)):
+            raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
+        if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= self.sampler.episodes:
+            raise ValueError(
+                f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of started episodes, 0 to "
+                f"{self.sampler.episodes}"
+            )
         self.write_pending()
-        self._check_fits(data)
+        stored = data.select(*(key for key in sorted(data.keys()) if key not in ("score", "timestamp")))
+        if len(self._storage) and len(data):
+            _check_fits(self._storage.get(0), stored[0])
         newest: dict[int, int] = {}
         placed = []
         for n, (level_id, score) in enumerate(zip(level_ids, scores, strict=True)):
@@ -101,7 +109,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         newest.pop(REFUSED, None)
         if newest:
             rows, positions = torch.tensor(sorted(newest.items())).unbind(-1)
-            self._storage.set(rows, data.select(*self._stored_keys(data))[positions])
+            self._storage.set(rows, stored[positions])
         self.sampler.pending.clear()
         index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64)
@@ -125,7 +133,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
             ValueError: more levels than the storage has rows.
         """
         if len(state_dict["level_id"]) > self.capacity:
-            raise ValueError(f"{len(state_dict['level_id'])} levels are saved; there is room for {self.capacity}")
+            raise ValueError(f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self.capacity}")
         self.sampler.set_levels(state_dict["level_id"].tolist())
         self.sampler.refused, self.sampler.replaced = int(state_dict["refused"]), int(state_dict["replaced"])
 
@@ -138,65 +146,29 @@ class LevelWriter(TensorDictRoundRobinWriter):
         load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        """Called by the buffer's ``empty``."""
+        """Removes all levels, as TorchRL's ``empty`` does with a buffer."""
         self.sampler.set_levels([])
 
-    def _check_fits(self, data: TensorDictBase) -> None:
-        if len(self._storage) == 0 or not len(data):
-            return
-        stored, given = _leaves(self._storage.get(0)), _leaves(data.select(*self._stored_keys(data))[0])
-        for key in sorted({*stored, *given}, key=str):
-            if stored.get(key) != given.get(key):
-                raise ValueError(
-                    f"levels are stored with {key!r} of {stored.get(key, 'nothing')}, got {given.get(key, 'nothing')}; "
-                    "give the same keys, shapes and dtypes each time"
-                )
 
-    def _stored_keys(self, data: TensorDictBase) -> list[Any]:
-        """Returns all keys but those that the sampler keeps."""
-        return [key for key in sorted(data.keys()) if key not in ("score", "timestamp")]
+def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:
+    column = data.get(key, None)
+    if column is None or column.numel() != data.shape[0] or (is_whole and column.is_floating_point()):
+        found = "no" if column is None else f"a {column.dtype} {list(column.shape)}"
+        accepted = "one whole number each, int64 [N]" if is_whole else "one number each, floating [N]"
+        raise ValueError(f"rows of shape {list(data.shape)} have {found} {key!r}; give {accepted}")
+    values: list[Any] = column.reshape(-1).tolist()
+    return values
 
 
-def _levels(data: TensorDictBase) -> list[int]:
-    level_id = data.get("level_id", None)
-    if level_id is None or level_id.numel() != data.shape[0] or level_id.is_floating_point():
-        raise ValueError(
-            f"rows {sorted(map(str, data.keys()))} of shape {list(data.shape)} have no 'level_id' of one whole number "
-            "each; give int64 [N]"
-        )
-    ids: list[int] = level_id.reshape(-1).tolist()
-    if ids and min(ids) < 0:
-        raise ValueError(f"level ids must not be negative; got {min(ids)}")
-    return ids
-
-
-def _scores(data: TensorDictBase) -> list[float]:
-    score = data.get("score", None)
-    if score is None or score.numel() != data.shape[0]:
-        raise ValueError(f"rows of shape {list(data.shape)} need a 'score' each, floating [N]")
-    scores: list[float] = score.reshape(-1).to(torch.float64).tolist()
-    if not all(map(math.isfinite, scores)):
-        raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
-    return scores
-
-
-def _timestamps(data: TensorDictBase, now: int) -> list[int] | None:
-    timestamp = data.get("timestamp", None)
-    if timestamp is None:
-        return None
-    if timestamp.numel() != data.shape[0] or timestamp.is_floating_point():
-        raise ValueError(f"rows of shape {list(data.shape)} need one whole 'timestamp' each, or none at all")
-    timestamps: list[int] = timestamp.reshape(-1).tolist()
-    if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= now:
-        raise ValueError(
-            f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of begun episodes, 0 to {now}"
-        )
-    return timestamps
-
-
-def _leaves(row: TensorDictBase) -> dict[Any, str]:
-    return {
-        key: f"shape {list(leaf.shape)}, {leaf.dtype}"
-        for key, leaf in row.items(include_nested=True, leaves_only=True)
-        if key != "index"  # the buffer's own
-    }
+def _check_fits(stored: TensorDictBase, given: TensorDictBase) -> None:
+    """Compares the columns of two rows, but for the buffer's own ``index``."""
+    before, now = (
+        {key: f"shape {list(leaf.shape)}, {leaf.dtype}" for key, leaf in row.items(True, True) if key != "index"}
+        for row in (stored, given)
+    )
+    for key in sorted({*before, *now}, key=str):
+        if before.get(key) != now.get(key):
+            raise ValueError(
+                f"levels are stored with {key!r} of {before.get(key, 'nothing')}, got {now.get(key, 'nothing')}; give "
+                "the same keys, shapes and dtypes each time"
+            )

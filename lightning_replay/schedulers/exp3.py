@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers that learn from progress signals as bandits do: the better a task pays, the more of its batches."""
+"""Adversarial bandits as schedulers: tasks with higher progress signals are drawn more often."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Exp3(Scheduler):
     ``exp(exploration * r / (p * N))``. Weights are kept as logarithms, so they never overflow. Distributed Parallel
     Curriculum Experience Replay, equations 4a to 4c; Auer et al. 2002, https://doi.org/10.1137/S0097539701398375.
 
-    One signal is one update, and only for a task that was drawn: a signal is applied at once where its task was drawn
-    since its last update, with the probability of its last draw; otherwise it waits for the next draw of its task, and
-    a newer signal takes its place. Updating at every learner step instead saturates on the first task that pays.
+    Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
+    probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
+    (Updating at every learner step instead saturates on the first task with a positive signal.)
 
-    Never forgets: whichever (easy) task pays first keeps the largest weight, and the target falls towards
-    ``exploration / N``. :class:`Exp3S`, or the change of returns as signal, corrects that.
+    Weights do not decay: the task that has positive signals first, usually an easy one, keeps the largest weight, and
+    the target falls towards ``exploration / N``. :class:`Exp3S`, or :class:`ReturnChange` as signal, corrects that.
 
     Args:
         exploration: γ, the share of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
@@ -55,21 +55,21 @@ class Exp3(Scheduler):
         self._waiting: list[float | None] = []
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Gives every task the same weight."""
+        """Sets the tasks and gives each the same weight."""
         super().start(tasks)
         self.log_weights = np.zeros(len(self.tasks))
         self._drawn_with = [None] * len(self.tasks)
         self._waiting = [None] * len(self.tasks)
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Equation 4a, renormalised over the ready tasks."""
+        """Computes equation 4a, renormalised over the ready tasks."""
         self._check_started()
         weights = np.exp(self.log_weights - self.log_weights.max())
         chosen = (1.0 - self.exploration) * weights / weights.sum()
         return among_ready(chosen + self.exploration / len(self.tasks), ready)
 
     def drawn(self, task: int, probability: float) -> None:
-        """Applies the signal that waits for a draw of ``task``, if any; otherwise remembers the probability."""
+        """Applies the pending signal of a task; if it has none, stores the probability."""
         super().drawn(task, probability)
         waiting, self._waiting[task] = self._waiting[task], None
         if waiting is None:
@@ -78,7 +78,7 @@ class Exp3(Scheduler):
             self.update(task, waiting, probability)
 
     def progress(self, task: int, value: float) -> None:
-        """Applies the signal where ``task`` was drawn since its last update; otherwise keeps it for the next draw."""
+        """Applies the signal if its task was drawn since its last update; otherwise keeps it for the next draw."""
         super().progress(task, value)
         probability, self._drawn_with[task] = self._drawn_with[task], None
         if probability is None:
@@ -87,7 +87,7 @@ class Exp3(Scheduler):
             self.update(task, value, probability)
 
     def update(self, task: int, profit: float, probability: float) -> None:
-        """The bare equation: ``w[task] *= exp(exploration * profit / (probability * N))``.
+        """Computes ``w[task] *= exp(exploration * profit / (probability * N))``.
 
         Args:
             task: the task the batch was drawn from.
@@ -96,10 +96,10 @@ class Exp3(Scheduler):
         """
         self._check_task(task)
         self.log_weights[task] += self._gain(profit, probability)
-        self._lower_to_zero()
+        self._normalize()
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights, the signals that wait and the draws that no signal has answered yet."""
+        """Returns the weights, the pending signals and the probabilities of draws without a signal yet."""
         return {
             **super().state_dict(),
             "log_weights": self.log_weights.tolist(),
@@ -108,7 +108,7 @@ class Exp3(Scheduler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
+        """Restores :meth:`state_dict`."""
         super().load_state_dict(state)
         self.log_weights = np.array(state["log_weights"], dtype=np.float64)
         self._drawn_with = list(state["drawn_with"])
@@ -119,23 +119,23 @@ class Exp3(Scheduler):
         checked_share("probability", probability, ABOVE_ZERO)
         return self.exploration * profit / (probability * len(self.tasks))
 
-    def _lower_to_zero(self) -> None:
-        # Only differences count. Held at 0, the greatest cannot grow until a gain is lost in rounding.
+    def _normalize(self) -> None:
+        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
         self.log_weights -= self.log_weights.max()
 
 
 @recorded
 class Exp3S(Exp3):
-    """As :class:`Exp3`, but every update also gives each task the share ``e * weight_sharing / N`` of all weights.
+    """:class:`Exp3` in which every update also gives each task the share ``e * weight_sharing / N`` of all weights.
 
-    So no weight can fall hopelessly behind, and the scheduler follows when another task begins to pay: a difference
-    that no new signal supports is forgotten over about ``1 / weight_sharing`` updates. Auer et al. 2002, section 8,
+    This bounds the ratios of weights, so that the scheduler adapts when the signals of another task rise: a difference
+    without new signals decays over about ``1 / weight_sharing`` updates. Auer et al. 2002, section 8,
     https://doi.org/10.1137/S0097539701398375.
 
     Args:
         exploration: γ, as in :class:`Exp3`.
-        weight_sharing: α, in (0, 1]; about one over the number of updates in which things may change. Well below
-            ``exploration / N``, or the shares stay nearly even whatever is paid. For none, use :class:`Exp3`.
+        weight_sharing: α, in (0, 1]; about one over the number of updates in which signals change. Give well below
+            ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
 
     Raises:
         ValueError: ``exploration`` or ``weight_sharing`` is outside (0, 1].
@@ -155,10 +155,10 @@ class Exp3S(Exp3):
         self.weight_sharing = checked_number("weight_sharing", weight_sharing, ABOVE_ZERO, 1.0, accepted=accepted)
 
     def update(self, task: int, profit: float, probability: float) -> None:
-        """The bare equation: that of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
+        """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
         self._check_task(task)
         gain = self._gain(profit, probability)
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights = np.logaddexp(self.log_weights, shared)
-        self._lower_to_zero()
+        self._normalize()

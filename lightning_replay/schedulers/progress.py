@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress signals for the schedulers of a curriculum, from the returns of the episodes of each task."""
+"""Progress signals for the schedulers of a curriculum, computed from the returns of each task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_replay.validation import checked_count, checked_number
 
 
 class ReturnProgress(ABC):
-    """Turns the returns of episodes into progress signals in [0, 1], for each task by itself.
+    """Turns the returns of episodes into progress signals in [0, 1], separately for each task.
 
-    Call :meth:`episode` at the end of every episode and hand what it returns, unless ``None``, to the buffer's
+    Call :meth:`episode` at the end of every episode and pass its result, unless ``None``, to the buffer's
     ``progress``. A scheduler learns once from each signal, so ``every`` sets how often it does.
 
     Args:
@@ -30,7 +30,7 @@ class ReturnProgress(ABC):
 
     least_episodes: int = 1
 
-    def __init__(self, low: float, high: float, window: int, every: int) -> None:
+    def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
         self.low, self.high = checked_number("low", low), checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
@@ -61,27 +61,27 @@ class ReturnProgress(ABC):
 
     @abstractmethod
     def signal(self, returns: list[float]) -> float:
-        """The signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
+        """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: the newest returns and the episodes seen, by task."""
+        """Returns the newest returns and the number of episodes by task, as plain values."""
         return {
             "returns": {str(task): list(returns) for task, returns in self._returns.items()},
             "episodes": {str(task): episodes for task, episodes in self._episodes.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; of more returns than ``window`` the newest are kept."""
+        """Restores :meth:`state_dict`; keeps the newest returns if there are more than ``window``."""
         self._returns = {int(task): deque(returns, maxlen=self.window) for task, returns in state["returns"].items()}
         self._episodes = {int(task): int(episodes) for task, episodes in state["episodes"].items()}
 
 
 @recorded
 class MeanReturn(ReturnProgress):
-    """The mean of the newest returns of a task: ``(mean - low) / (high - low)``, clipped to [0, 1].
+    """Mean of the newest returns of a task: ``(mean - low) / (high - low)``, clipped to [0, 1].
 
-    The signal of Distributed Parallel Curriculum Experience Replay, as far as its figure 7 shows it: tasks that are
-    played well pay most.
+    The signal of Distributed Parallel Curriculum Experience Replay, as far as its figure 7 shows it: it is highest for
+    tasks that are played well.
 
     Args:
         low: least return, the signal 0.
@@ -95,21 +95,18 @@ class MeanReturn(ReturnProgress):
         [None, 0.5, None, 0.5]
     """
 
-    def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
-        super().__init__(low, high, window, every)
-
     def signal(self, returns: list[float]) -> float:
-        """The scaled mean."""
+        """Computes the scaled mean."""
         return (math.fsum(returns) / len(returns) - self.low) / (self.high - self.low)
 
 
 @recorded
 class ReturnChange(ReturnProgress):
-    """How much the returns of a task have changed: ``|newer mean - older mean| / (high - low)``, clipped to [0, 1].
+    """Change of the returns of a task: ``|newer mean - older mean| / (high - low)``, clipped to [0, 1].
 
-    The means are those of the newer and of the older half of the window; of an odd number the middle return counts
-    in neither. So a task that is mastered, or out of reach, pays nothing, and a scheduler turns to those being learnt
-    (or forgotten).
+    The means are those of the newer and of the older half of the window; the middle one of an odd number of returns
+    counts in neither. A task that is mastered, or out of reach, has signal 0, so a scheduler prefers tasks that are
+    being learned or forgotten.
 
     Args:
         low: least return.
@@ -125,10 +122,7 @@ class ReturnChange(ReturnProgress):
 
     least_episodes = 2
 
-    def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
-        super().__init__(low, high, window, every)
-
     def signal(self, returns: list[float]) -> float:
-        """The scaled distance of the two means."""
+        """Computes the scaled distance of the two means."""
         half = len(returns) // 2
         return abs(math.fsum(returns[-half:]) - math.fsum(returns[:half])) / half / (self.high - self.low)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every scheduler of a curriculum answers, and the one that prefers no task."""
+"""Base class of the schedulers of a curriculum, and the scheduler without preferences."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _ROUNDING = 1e-6
 class Scheduler(ABC):
     """Chooses the task each training batch is drawn from, and the task each actor plays.
 
-    The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` at
-    every batch; whoever measures how well a task is played calls :meth:`progress`. Tasks are numbered in the order of
-    their names. A scheduler serves one buffer: build one for each. Distributed Parallel Curriculum Experience Replay,
+    The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` for
+    every batch; :meth:`progress` is called with measurements of how well a task is played. Tasks are numbered in the
+    order of their names. Build a scheduler for each buffer. Distributed Parallel Curriculum Experience Replay,
     section 4.
 
     Attributes:
         tasks: the names, in the order of the numbers; empty before :meth:`start`.
         shares_one_table: whether the rows of all tasks go to one first-in-first-out table instead of one table each.
-            Then every batch is drawn from that table, and the probabilities say how the actors are spread.
+            Then every batch is drawn from that table, and the probabilities are the shares of the actors.
     """
 
     shares_one_table: bool = False
+    _required: tuple[str, Sequence[str]] = ("", ())  # an option, and the tasks that it names
 
     def __init__(self) -> None:
         self.tasks: tuple[str, ...] = ()
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Tells the scheduler the tasks, once.
+        """Sets the tasks, once.
 
         Raises:
             ValueError: no task, an empty name, a name given twice, a name in the scheduler's options that is not
@@ -45,18 +46,22 @@ class Scheduler(ABC):
         names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
         if self.tasks:
             raise ValueError(
-                f"this {type(self).__name__} already serves the tasks {list(self.tasks)}; "
-                "build a scheduler for each buffer"
+                f"this {type(self).__name__} already serves the tasks {list(self.tasks)}; build a scheduler for each "
+                "buffer"
             )
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ValueError(f"tasks are {list(names)}; a curriculum needs at least one task, each with a name")
         if len(set(names)) < len(names):
             raise ValueError(f"tasks are {list(names)}, some of them twice; give every task a name of its own")
+        option, required = self._required
+        unknown = [name for name in required if name not in names]
+        if unknown:
+            raise ValueError(f"{option} names {unknown}; the tasks are {', '.join(map(repr, names))}")
         self.tasks = names
 
     @abstractmethod
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Chance of each task to give the next batch.
+        """Returns the probability of each task to give the next batch.
 
         Args:
             ready: bool ``[N]``, the tasks that hold enough data to be drawn from.
@@ -66,13 +71,13 @@ class Scheduler(ABC):
         """
 
     def drawn(self, task: int, probability: float) -> None:
-        """Told that a batch of ``task`` was drawn, and with which probability. Here: checked, then ignored."""
+        """Notes that a batch of a task was drawn, and with which probability. The default checks and ignores both."""
         self._check_task(task)
         if type(probability) is not float or not 0.0 < probability <= 1.0:
             checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
-        """Takes a new progress signal of ``task``. Here: checked, then ignored.
+        """Takes a new progress signal of a task. The default checks and ignores it.
 
         Raises:
             ValueError: there is no such task, or the value is NaN or outside [0, 1].
@@ -82,12 +87,16 @@ class Scheduler(ABC):
         checked_number(f"the progress signal of task {self.tasks[task]!r}", value, 0.0, 1.0, accepted=accepted)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """The task each actor plays next: actor k plays task ``k % N``, whatever the batches are drawn from."""
-        self._check_actors(num_actors)
-        return [actor % len(self.tasks) for actor in range(num_actors)]
+        """Returns the task each actor plays next: actor k plays task ``k % N``, whatever the batches are drawn from."""
+        return self._in_turn(range(len(self.tasks)), num_actors)
+
+    def _in_turn(self, tasks: Sequence[int], num_actors: int) -> list[int]:
+        self._check_started()
+        checked_count("num_actors", num_actors)
+        return [tasks[actor % len(tasks)] for actor in range(num_actors)]
 
     def index_of(self, name: str) -> int:
-        """The number of a task.
+        """Returns the number of a task.
 
         Raises:
             ValueError: there is no such task.
@@ -102,7 +111,7 @@ class Scheduler(ABC):
         return {"tasks": list(self.tasks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the tasks must be the same.
+        """Restores :meth:`state_dict`.
 
         Raises:
             ValueError: the state was saved with other tasks.
@@ -113,15 +122,9 @@ class Scheduler(ABC):
                 "Start a scheduler with the same tasks in the same order, then load"
             )
 
-    def _refuse_unknown(self, option: str, names: Sequence[str]) -> None:
-        unknown = [name for name in names if name not in self.tasks]
-        if unknown:
-            tasks, self.tasks = self.tasks, ()
-            raise ValueError(f"{option} names {unknown}; the tasks are {', '.join(map(repr, tasks))}")
-
     def _check_started(self) -> None:
         if not self.tasks:
-            raise RuntimeError(f"this {type(self).__name__} knows no tasks yet; call start(tasks) first")
+            raise RuntimeError(f"this {type(self).__name__} has no tasks yet; call start(tasks) first")
 
     def _check_task(self, task: int) -> None:
         self._check_started()
@@ -129,10 +132,6 @@ class Scheduler(ABC):
         if type(task) is int and 0 <= task <= last:  # without the texts of an error, in every draw
             return
         check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
-
-    def _check_actors(self, num_actors: int) -> None:
-        self._check_started()
-        checked_count("num_actors", num_actors)
 
 
 @recorded
@@ -146,35 +145,25 @@ class UniformTasks(Scheduler):
         array([0.5, 0.5, 0. , 0. ])
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """One over the number of ready tasks, for each of them."""
+        """Returns one over the number of ready tasks for each of them."""
         self._check_started()
         return among_ready(np.ones(len(self.tasks)), ready)
 
 
 def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:
-    """Returns what a scheduler answers, which may be a user's own.
-
-    Args:
-        scheduler: asked.
-        ready: bool ``[N]``.
-
-    Returns:
-        float64 ``[N]`` of sum 1, or all 0.
+    """Returns the probabilities of a scheduler, which may be a user's own, float64 ``[N]`` of sum 1, or all 0.
 
     Raises:
-        ValueError: it answered something else.
+        ValueError: the scheduler returned something else.
     """
-    answer = scheduler.probabilities(ready)
-    if isinstance(answer, np.ndarray) and answer.shape == ready.shape and answer.min() >= 0:
-        total = answer.sum()
+    given = scheduler.probabilities(ready)
+    if isinstance(given, np.ndarray) and given.shape == ready.shape and given.min() >= 0:
+        total = given.sum()
         if abs(total - 1.0) < _ROUNDING or total == 0:
-            return answer
+            return given
     raise ValueError(
-        f"{type(scheduler).__name__}.probabilities returned {answer!r} for the tasks {list(scheduler.tasks)}; return a "
+        f"{type(scheduler).__name__}.probabilities returned {given!r} for the tasks {list(scheduler.tasks)}; return a "
         f"float64 array [{len(ready)}] from 0 on, of sum 1, or all 0 where no task is ready"
     )
 

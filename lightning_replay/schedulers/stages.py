@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baselines of the parallel curriculum: one task only, and stages from easy to hard."""
+"""Baselines of the parallel curriculum: one task only, and stages from easy to hard."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,28 @@ from lightning_replay.schedulers.scheduler import Scheduler, among_ready
 from lightning_replay.validation import ABOVE_ZERO, check_kind, checked_count, checked_entries, checked_share
 
 
+class _StagedScheduler(Scheduler):
+    """Spreads the actors evenly over the tasks played now; batches come from one table of all rows."""
+
+    shares_one_table = True
+
+    @abstractmethod
+    def _played(self) -> list[int]:
+        """Returns the tasks played now, the hardest first."""
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Returns the shares of the actors among the tasks played now."""
+        shares, played = np.zeros(len(self.tasks)), self._played()
+        shares[played] = 1.0 / len(played)
+        return among_ready(shares, ready)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the tasks played now in turn, the hardest of them first."""
+        return self._in_turn(self._played(), num_actors)
+
+
 @recorded
-class OneTask(Scheduler):
+class OneTask(_StagedScheduler):
     """No curriculum: every actor plays one task. The paper's baseline DB.
 
     Args:
@@ -27,40 +48,28 @@ class OneTask(Scheduler):
         [1, 1, 1]
     """
 
-    shares_one_table = True
-
     def __init__(self, task: str = "target") -> None:
         super().__init__()
         check_kind("task", task, str, "the name of a task")
         self.task = task
+        self._required = ("task", [task])
 
-    def start(self, tasks: Sequence[str]) -> None:
-        """Refuses tasks among which the one is not."""
-        super().start(tasks)
-        self._refuse_unknown("task", [self.task])
-
-    def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """1 for the one task."""
-        return among_ready(_share_of(len(self.tasks), [self.index_of(self.task)]), ready)
-
-    def actor_tasks(self, num_actors: int) -> list[int]:
-        """The one task, for every actor."""
-        self._check_actors(num_actors)
-        return [self.index_of(self.task)] * num_actors
+    def _played(self) -> list[int]:
+        return [self.index_of(self.task)]
 
 
 @recorded
-class EasyToHard(Scheduler):
+class EasyToHard(_StagedScheduler):
     """All actors play the task of the current stage; the next stage begins when it is played well enough.
 
     A stage ends with the first progress signal of its task that reaches ``advance_at``, or with its ``max_signals``-th
-    signal. Signals of other tasks count for nothing; the last stage never ends. The paper's baseline DBC, which does
-    not state when a stage ends.
+    signal. Signals of other tasks are ignored; the last stage never ends. The paper's baseline DBC; the paper does not
+    state when a stage ends.
 
     Args:
         order: names of the tasks, easiest first. Tasks left out are not played.
         advance_at: progress at which a stage ends; above 0, at most 1.
-        max_signals: signals after which a stage ends all the same; ``None`` waits for ``advance_at`` for ever.
+        max_signals: signals after which a stage ends in any case; ``None`` waits for ``advance_at`` without limit.
 
     Attributes:
         stage: position in ``order``, from 0.
@@ -77,29 +86,19 @@ class EasyToHard(Scheduler):
         (1, [1, 1, 1, 1])
     """
 
-    shares_one_table = True
-
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
         self.order = tuple(checked_entries("order", order, "the names of the tasks from easy to hard, each once"))
         if not self.order or len(set(self.order)) < len(self.order):
             raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
+        self._required = ("order", self.order)
         self.advance_at = checked_share("advance_at", advance_at, ABOVE_ZERO)
         self.max_signals = None if max_signals is None else checked_count("max_signals", max_signals)
         self.stage = 0
         self._signals_in_stage = 0
 
-    def start(self, tasks: Sequence[str]) -> None:
-        """Refuses an order that names tasks there are not."""
-        super().start(tasks)
-        self._refuse_unknown("order", self.order)
-
-    def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Shares of the actors among the tasks they play now."""
-        return among_ready(_share_of(len(self.tasks), self._played()), ready)
-
     def progress(self, task: int, value: float) -> None:
-        """Ends the stage where the signal is of its task and reaches ``advance_at``, or is its last one."""
+        """Ends the stage if the signal is of its task and reaches ``advance_at``, or is its last one."""
         super().progress(task, value)
         if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
             return
@@ -108,19 +107,13 @@ class EasyToHard(Scheduler):
             self.stage += 1
             self._signals_in_stage = 0
 
-    def actor_tasks(self, num_actors: int) -> list[int]:
-        """The tasks played now in turn, the hardest of them first."""
-        self._check_actors(num_actors)
-        played = self._played()
-        return [played[actor % len(played)] for actor in range(num_actors)]
-
     def state_dict(self) -> dict[str, Any]:
-        """The order, the stage, and the signals it has had."""
+        """Returns the order, the stage, and the number of its signals so far."""
         stage = {"order": list(self.order), "stage": self.stage, "signals_in_stage": self._signals_in_stage}
         return super().state_dict() | stage
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
+        """Restores :meth:`state_dict`.
 
         Raises:
             ValueError: the state was saved with other tasks or another order.
@@ -128,8 +121,8 @@ class EasyToHard(Scheduler):
         super().load_state_dict(state)
         if list(state["order"]) != list(self.order):
             raise ValueError(
-                f"the state was saved with the order {list(state['order'])}, this one is {list(self.order)}. Load it "
-                "with the order it was saved with"
+                f"the state was saved with the order {list(state['order'])}, this one is {list(self.order)}; give the "
+                "former"
             )
         self.stage = int(state["stage"])
         self._signals_in_stage = int(state["signals_in_stage"])
@@ -140,9 +133,9 @@ class EasyToHard(Scheduler):
 
 @recorded
 class ReverseCurriculum(EasyToHard):
-    """As :class:`EasyToHard`, but the actors are spread over all tasks up to the current stage.
+    """Spreads the actors over all tasks up to the current stage, otherwise like :class:`EasyToHard`.
 
-    So the buffer keeps receiving easy episodes. The paper's baseline DRC.
+    The buffer therefore keeps receiving easy episodes. The paper's baseline DRC.
 
     Args:
         order: as in :class:`EasyToHard`.
@@ -157,14 +150,5 @@ class ReverseCurriculum(EasyToHard):
         [1, 2, 1, 2]
     """
 
-    def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
-        super().__init__(order, advance_at, max_signals)
-
     def _played(self) -> list[int]:
         return [self.index_of(name) for name in reversed(self.order[: self.stage + 1])]
-
-
-def _share_of(num_tasks: int, played: list[int]) -> np.ndarray:
-    shares = np.zeros(num_tasks)
-    shares[played] = 1.0 / len(played)
-    return shares

@@ -17,7 +17,6 @@ from rllib_ext.levels.checks import (
     check_apart,
     check_environment,
     check_score,
-    check_updates,
     draw_levels,
 )
 
@@ -46,8 +45,7 @@ def checked_levels(
     Arguments and errors are those of :func:`rllib_ext.configure`; the config has no search spaces.
     """
     source = built_levels(levels, config)
-    check_algorithm(config, source.plays_unlearned)
-    check_updates(config, flush)
+    check_algorithm(config, source.plays_unlearned, flush)
     trial = cloudpickle.loads(cloudpickle.dumps(source))
     drawn = draw_levels(trial)
     check_apart(held_out, trial)

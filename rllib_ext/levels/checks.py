@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 from lightning_replay.levels.environments.level_check import LEVEL_IDS
 from lightning_replay.levels.environments.level_wrappers import LevelWrapper
+from lightning_replay.levels.scores import discounts_of
 from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import make_environment
 from rllib_ext.rllib_compat import algorithm_name, num_aggregators
@@ -30,10 +31,13 @@ _DRAWN = 64
 _TRAINING = {"discount": "gamma", "gae_lambda": "lambda_"}  # what .training() calls the arguments of scores
 
 
-def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
+def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
     """Refuses algorithms in which levels cannot be scored.
 
-    With ``only_scores`` there may be episodes that are not learned from.
+    Args:
+        config: of the algorithm.
+        only_scores: whether there may be episodes that are scored and not learned from.
+        flush: whether unfinished episodes are scored after each update, of which several must not overlap.
     """
     algorithm, name = config.algo_class, algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
@@ -67,11 +71,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool) -> None:
             f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its "
             "batches from all of them. Use PPO, or train on all levels"
         )
-
-
-def check_updates(config: AlgorithmConfig, flush: bool) -> None:
-    """Refuses scores after each update with several Learners, APPO or IMPALA, whose updates overlap."""
-    if flush and (config.num_learners > 1 or not issubclass(config.algo_class, PPO)):
+    if flush and (config.num_learners > 1 or not issubclass(algorithm, PPO)):
         raise ValueError(
             "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: "
             "others get pieces of one episode in several updates at once. Leave it out"
@@ -79,7 +79,7 @@ def check_updates(config: AlgorithmConfig, flush: bool) -> None:
 
 
 def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
-    """Refuses held-out levels that are trained on. If the level set is unbounded, evaluation warns of them."""
+    """Refuses held-out levels that are trained on; evaluation warns of them if the level set is unbounded."""
     both = [] if levels.count is None else sorted(level_id for level_id in held_out if levels.may_choose(level_id))
     if both:
         raise ValueError(
@@ -89,7 +89,7 @@ def check_apart(held_out: Iterable[int], levels: LevelSelector) -> None:
 
 
 def draw_levels(trial: LevelSelector) -> list[int]:
-    """Draws some distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
+    """Draws distinct levels from a temporary copy of a level buffer, the first one for actor 0."""
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     beyond = [level_id for level_id in drawn if level_id >= LEVEL_IDS]
     if beyond:
@@ -99,21 +99,16 @@ def draw_levels(trial: LevelSelector) -> list[int]:
 
 def check_discount(config: AlgorithmConfig, levels: LevelSelector) -> None:
     """Warns of a score with another discount, or with PPO another λ, than the Learner's."""
-    from lightning_replay.levels import LevelBuffer
-
-    if not isinstance(levels, LevelBuffer):
-        return
-    score = levels.score  # of any class
     learned = {"discount": config.gamma} | ({"gae_lambda": config.lambda_} if isinstance(config, PPOConfig) else {})
-    same = {name: value for name, value in learned.items() if hasattr(score, name)}
-    scored = {name: getattr(score, name) for name in same}
+    scored = {name: value for name, value in discounts_of(levels.score).items() if name in learned}
+    same = {name: learned[name] for name in scored}
     if scored != same:
         logger.warning(
             "levels are scored with %s, and the algorithm learns with .training(%s). The score is what to change: "
             "give the level buffer score=%s(%s)",
             _as_arguments(scored),
             _as_arguments({_TRAINING[name]: value for name, value in same.items()}),
-            type(score).__name__,
+            type(levels.score).__name__,
             _as_arguments(same),
         )
 
@@ -123,7 +118,7 @@ def _as_arguments(values: Mapping[str, float]) -> str:
 
 
 def check_evaluated(config: AlgorithmConfig) -> None:
-    """Warns of held-out levels while evaluation is off."""
+    """Warns of held-out levels if evaluation is off."""
     if not _evaluates(config):
         logger.warning(
             "held_out_levels are played by evaluation, which is off; turn it on before configure, "
@@ -136,10 +131,7 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 
 def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | None) -> None:
-    """Refuses a score that cannot be computed from the columns that Learners send.
-
-    Scores an episode in a temporary copy of a level buffer, whose actor 0 plays the level.
-    """
+    """Scores an episode on a level, which actor 0 of ``trial`` plays, with the columns that Learners send."""
     discrete = actions is None or isinstance(actions, gymnasium.spaces.Discrete)
     two = torch.ones(2)
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
@@ -157,28 +149,23 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space | 
 
 
 def check_environment(config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]) -> gymnasium.Space:
-    """Makes the environment once and plays the beginnings of a few levels.
+    """Makes the environment once, begins a few levels and returns its action space.
 
-    An error on an EnvRunner would have RLlib restart it without end.
-
-    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level; returns its action space.
+    Refuses one that ignores its level, is not fixed by it, or cannot play a held-out level: on an EnvRunner such an
+    error would have RLlib restart it endlessly.
     """
     probes = level_ids[:_PROBED] if len(level_ids) > 1 else False
     environment = LevelWrapper(make_environment(config), check=probes)
     try:
         environment.reset(seed=level_ids[0])
         if _evaluates(config):
-            _begin_held_out(environment, held_out[-1])
+            try:
+                environment.reset(seed=held_out[-1])
+            except Exception as error:
+                raise ValueError(
+                    f"the environment cannot play level {held_out[-1]}, which evaluation would: {error!r}. Give levels "
+                    "that it can, configure(config, levels=..., held_out_levels=[...])"
+                ) from error
         return environment.action_space
     finally:
         environment.close()
-
-
-def _begin_held_out(environment: LevelWrapper, level_id: int) -> None:
-    try:
-        environment.reset(seed=level_id)
-    except Exception as error:
-        raise ValueError(
-            f"the environment cannot play level {level_id}, which evaluation would: {error!r}. Say which it can, "
-            "configure(config, levels=..., held_out_levels=[...])"
-        ) from error

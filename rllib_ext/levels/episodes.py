@@ -51,17 +51,15 @@ class Fragment:
         import torch
         from tensordict import TensorDict
 
-        length = len(self)
-        ends = {
-            name: torch.zeros(length, dtype=torch.bool).index_fill(0, torch.tensor([length - 1]), flag)
-            for name, flag in (("terminated", self.terminated), ("truncated", self.truncated), ("done", self.is_done))
-        }
-        values = torch.from_numpy(np.array(self.state_value, np.float32))
-        following = {"reward": torch.from_numpy(np.array(self.reward, np.float32)), "state_value": values[1:], **ends}
+        ends = torch.zeros(3, len(self), dtype=torch.bool)
+        ends[:, -1] = torch.tensor([self.terminated, self.truncated, self.is_done])
+        values = torch.tensor(self.state_value, dtype=torch.float32)
+        following = {"reward": torch.tensor(self.reward, dtype=torch.float32), "state_value": values[1:]}
+        following |= dict(zip(("terminated", "truncated", "done"), ends, strict=True))
         columns = {"state_value": values[:-1], "next": following}
         if self.logits is not None:
-            columns["logits"] = torch.from_numpy(np.array(self.logits, np.float32))
-        return TensorDict(columns, [length])
+            columns["logits"] = torch.tensor(self.logits, dtype=torch.float32)
+        return TensorDict(columns, [len(self)])
 
 
 @dataclasses.dataclass
@@ -70,11 +68,11 @@ class PendingEpisode:
 
     Attributes:
         actor: its name in the level buffer.
-        level_id: that is played.
-        player: that plays it.
+        level_id: id of the level that is played.
+        player: the environment that plays it.
         number: among all episodes, in the order in which they began.
-        first_steps: of the fragments that arrived.
-        steps: that arrived.
+        first_steps: numbers of the first steps of the fragments that arrived.
+        steps: number of steps that arrived.
         last: the fragment that ends it, kept until all steps before it have arrived.
         lag: how often fragments arrived of later episodes of its environment.
     """
@@ -88,26 +86,18 @@ class PendingEpisode:
     last: Fragment | None = None
     lag: int = 0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all steps have arrived."""
-        return self.last is not None and self.steps == self.last.t_started + len(self.last)
-
 
 class PendingEpisodes:
     """Tracks the episodes in flight by RLlib's ids.
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
-    last: with several Learners it may overtake others, and waits for them. An episode is given up once fragments of
-    later episodes of its environment arrived more than ``max_lag`` times.
-
-    Args:
-        max_lag: see above.
-        max_pending: unscored episodes of one environment; the oldest is given up first.
+    last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
+    episodes of its environment arrived more than ``max_lag`` times, or if it is the oldest of more than ``max_pending``
+    unscored episodes of its environment.
 
     Attributes:
         counts: ``fragments_dropped``, of unknown episodes or duplicates; ``gaps``, scored episodes of which a fragment
-            never arrived; ``episodes_lost``, given up without a score.
+            never arrived; ``episodes_lost``, dropped without a score.
     """
 
     def __init__(self, max_lag: int, max_pending: int) -> None:
@@ -153,7 +143,7 @@ class PendingEpisodes:
         return self.lose(*pending[: max(len(pending) - self._max_pending, 0)])
 
     def clear(self) -> None:
-        """Removes all episodes, as after a resume; the counts stay."""
+        """Removes all episodes, as after a resume, and keeps the counts."""
         self._active.clear()
         self._by_player.clear()
 
@@ -161,7 +151,7 @@ class PendingEpisodes:
         """Assigns fragments to episodes; drops and counts those of unknown episodes and duplicates.
 
         Returns:
-            Fragments to learn from, each with its episode, ends last; and the episodes given up without a score.
+            Fragments to learn from, each with its episode, ends last; and the episodes dropped without a score.
         """
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[Player, int] = {}
@@ -177,16 +167,8 @@ class PendingEpisodes:
                 episode.last = fragment
             else:
                 learned.append((episode, fragment))
-            if episode.is_complete:
-                learned.append(self._end(fragment.episode_id))
-        late = self._late(newest)
-        incomplete = [name for name in late if self._active[name].last is not None]
-        learned += [self._end(name) for name in incomplete]
-        self.counts["gaps"] += len(incomplete)
-        return learned, self.lose(*late)
-
-    def _late(self, newest: dict[Player, int]) -> list[str]:
-        """Returns episodes whose lag exceeds the limit, given the newest episode of each environment."""
+            if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
+                learned.append((self._remove(fragment.episode_id), episode.last))
         late: list[str] = []
         for player, number in newest.items():
             for name, episode in self._by_player.get(player, {}).items():
@@ -194,12 +176,11 @@ class PendingEpisodes:
                     episode.lag += 1
                     if episode.lag > self._max_lag:
                         late.append(name)
-        return late
-
-    def _end(self, episode_id: str) -> tuple[PendingEpisode, Fragment]:
-        episode = self._remove(episode_id)
-        assert episode.last is not None
-        return episode, episode.last
+        for name in late:
+            if (last := self._active[name].last) is not None:
+                learned.append((self._remove(name), last))
+                self.counts["gaps"] += 1
+        return learned, self.lose(*late)
 
     def _remove(self, episode_id: str) -> PendingEpisode:
         episode = self._active.pop(episode_id)

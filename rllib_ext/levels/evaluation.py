@@ -23,7 +23,7 @@ _STEPS = 10  # of each environment at a time, where an episode on each level is 
 class _Turns:
     """Assigns every ``stride``-th level from ``first`` on in turn, and keeps the return of the episode on each.
 
-    Each environment has one level at a time: an episode that begins before the last one ended gets its level again.
+    Each environment has one level at a time: an episode that begins before the previous one ended gets its level again.
     """
 
     def __init__(self, levels: Sequence[int], first: int = 0, stride: int = 1) -> None:
@@ -33,28 +33,26 @@ class _Turns:
         self._returns: dict[int, float] = {}  # by turn
 
     def begin(self, env_index: int) -> int:
-        """Returns the level of an episode that begins."""
         if env_index not in self._given:
             self._given[env_index], self._following = self._following, self._following + 1
         return self._level(self._given[env_index])
 
     def end(self, env_index: int, value: float) -> None:
-        """Notes the return of an episode that ended."""
         turn = self._given.pop(env_index, None)
         if turn is not None:
             self._returns[turn] = value
 
-    def leave(self, env_index: int) -> None:
+    def skip(self, env_index: int) -> None:
         """Gives the next episode of an environment another level."""
         self._given.pop(env_index, None)
 
     def first_returns(self, count: int) -> list[float] | None:
-        """Returns of the first turns, in their order; ``None`` before all of them have ended."""
+        """Returns the returns of the first turns, in their order; ``None`` before all of them have ended."""
         turns = range(count)
         return [self._returns[turn] for turn in turns] if self._returns.keys() >= set(turns) else None
 
     def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended; returns their returns, and levels without. Later levels come again."""
+        """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
         turns = range(self._start, self._start + len(self._returns))
         returns = [self._returns[turn] for turn in turns if turn in self._returns]
         late = [self._level(turn) for turn in turns if turn not in self._returns]
@@ -69,13 +67,12 @@ class _Turns:
 class LevelTest:
     """Chooses the levels of an EnvRunner that evaluates, and collects their returns.
 
-    Held-out levels are played in turn: of all EnvRunners that evaluate, each takes every ``stride``-th level from its
-    own place on, whichever of its environments is free, so that EnvRunners that play equally many episodes play each
-    level equally often.
+    Held-out levels are played in turn: each EnvRunner takes every ``stride``-th level from its own place on, so that
+    EnvRunners that play equally many episodes play each level equally often.
 
-    RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones. So
-    not the episodes that ended first count, but those on as many levels whose turn came first: a level whose episode
-    was broken off is played anew.
+    RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones.
+    Therefore the levels count whose turn came first, not the episodes that ended first: a level whose episode was
+    broken off is played anew.
 
     Args:
         held_out: levels.
@@ -89,7 +86,7 @@ class LevelTest:
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
         """Returns the level of an episode that begins; the last one again if it was not played to its end."""
         if not (env.is_waiting or env.is_running or env.level_id is None):  # None: made anew
-            self._now.leave(env_index)  # it ended, though its return may be missing
+            self._now.skip(env_index)  # it ended, though its return may be missing
         return self._now.begin(env_index)
 
     def note(self, env_index: int, value: float) -> None:
@@ -97,9 +94,9 @@ class LevelTest:
         self._now.end(env_index, value)
 
     def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
-        """Returns of one episode on each of these levels, however long it is; the turns of held-out levels stay.
+        """Plays one whole episode on each of these levels and returns their returns; other turns are kept.
 
-        Environments for which no level is left play some again until the others are done, which counts nowhere.
+        Environments without a level left repeat some until the others are done, which are not counted.
         """
         if not levels:
             return []
@@ -111,12 +108,12 @@ class LevelTest:
                 returns, is_first = turns.first_returns(len(levels)), False
         finally:
             self._now = self._held_out
-            env_runner._needs_initial_reset = True  # no episode on these levels goes on
+            env_runner._needs_initial_reset = True  # no episode on these levels continues
         env_runner.get_metrics()  # which would count as returns on held-out levels
         return returns
 
     def finish(self, env_runner: Any) -> list[float]:
-        """Returns on held-out levels in turn, on as many as episodes ended since the last call, each counted once."""
+        """Returns the returns on as many held-out levels, in turn, as episodes ended since the last call."""
         returns, late = self._held_out.close()
         return returns + self.play(env_runner, late)
 
@@ -146,9 +143,9 @@ def note_return(
 class GeneralizationGap:
     """Mean return on training levels minus that on held-out levels, with every evaluation.
 
-    RLlib's evaluation plays the held-out levels, of which those whose episodes it broke off are played anew after it,
-    see :class:`LevelTest`. (RLlib's own figures are of the episodes that ended first, which favours short ones.) Then
-    as many levels are drawn uniformly from those trained on so far, and the same EnvRunners play an episode on each.
+    RLlib's evaluation plays the held-out levels, see :class:`LevelTest`. (RLlib's own figures are of the episodes that
+    ended first, which favours short ones.) Then as many levels are drawn uniformly from those trained on so far, and
+    the same EnvRunners play an episode on each.
 
     Args:
         seed: of the draws.
@@ -166,12 +163,10 @@ class GeneralizationGap:
         if held_out and training:
             rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
             drawn = np.concatenate([self._generator.permutation(np.asarray(training)) for _ in range(rounds)])
-            drawn = drawn[: len(held_out)]
-            parts = [part.tolist() for part in np.array_split(drawn, len(answers))]
-            shares = {runner: part for (runner, _), part in zip(answers, parts, strict=True)}
-            played = [
-                value for returns in _each(algorithm, functools.partial(_play, shares=shares)) for value in returns
-            ]
+            parts = np.array_split(drawn[: len(held_out)], len(answers))
+            shares = {runner: part.tolist() for (runner, _), part in zip(answers, parts, strict=True)}
+            returns_of = _each(algorithm, functools.partial(_play, shares=shares))
+            played = [value for returns in returns_of for value in returns]
             figures |= {"training_episodes": len(played), "training_return_mean": _mean(played)}
             figures["generalization_gap"] = _mean(played) - _mean(held_out)
         results[RESULTS] = figures
@@ -202,25 +197,19 @@ def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored
 
 def _each(algorithm: Any, function: Callable[[Any], T]) -> list[T]:
     """Calls a function of each EnvRunner that evaluates."""
-    group = algorithm.eval_env_runner_group
-    remote = group.num_remote_env_runners() > 0
-    return list(
-        group.foreach_env_runner(
-            function,
-            local_env_runner=not remote,
-            timeout_seconds=algorithm.config.evaluation_sample_timeout_s,
-        )
-    )
+    group, timeout = algorithm.eval_env_runner_group, algorithm.config.evaluation_sample_timeout_s
+    has_remote = group.num_remote_env_runners() > 0
+    return list(group.foreach_env_runner(function, local_env_runner=not has_remote, timeout_seconds=timeout))
 
 
 def _finish(env_runner: Any) -> tuple[int, list[float]] | None:
-    """Returns index and returns on held-out levels of an EnvRunner; ``None`` if it has never played any."""
+    """Returns the index of an EnvRunner and its returns on held-out levels; ``None`` if it has never played any."""
     test = _TEST.of(env_runner)
     return None if test is None else (env_runner.worker_index or 0, test.finish(env_runner))
 
 
 def _play(env_runner: Any, shares: Mapping[int, Sequence[int]]) -> list[float]:
-    """Returns on the levels of its share, which are by the index of the EnvRunner."""
+    """Plays the EnvRunner's share of levels and returns their returns."""
     test = _TEST.of(env_runner)
     return [] if test is None else test.play(env_runner, shares.get(env_runner.worker_index or 0, []))
 

@@ -14,20 +14,11 @@ import numpy as np
 from gymnasium.envs.registration import register, registry
 
 _SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
-_GRIDS = (
-    "MultiRoom-N4-Random",
-    *(f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")),
-)
+_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
 
 
 class OneHotGrid(gymnasium.ObservationWrapper):
-    """Numbers of kind, colour and state as one-hot vectors, for networks that would take them as amounts.
-
-    Args:
-        env: whose observations are uint8 ``[W, H, 3]``.
-
-    Observation: float32 ``[W, H, 21]``, 0 or 1.
-    """
+    """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -43,11 +34,7 @@ class OneHotGrid(gymnasium.ObservationWrapper):
 
 
 def make(name: str, **options: object) -> gymnasium.Env:
-    """Returns one of the grids, one-hot.
-
-    Args:
-        name: as in :mod:`lightning_replay.envs`, without its version.
-        options: of the environment.
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations.
 
     Raises:
         ModuleNotFoundError: MiniGrid is not installed.
@@ -55,6 +42,6 @@ def make(name: str, **options: object) -> gymnasium.Env:
     return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
 
 
-for _name in _GRIDS:
+for _name in ("MultiRoom-N4-Random", *_MAZES):
     if f"{_name}-OneHot-v0" not in registry:
         register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))

@@ -13,40 +13,13 @@ from rllib_ext.levels.environments import LEVEL_ID, PlayedLevel
 from rllib_ext.levels.evaluation import test_of
 from rllib_ext.rllib_compat import Attached
 
-
-class LevelPlayer:
-    """Gets the levels of one EnvRunner from the level buffer.
-
-    Args:
-        server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self._process = uuid.uuid4().hex
-
-    def level_of(self, runner: int, env_index: int, env: PlayedLevel, episode_id: str) -> int:
-        """Returns the level of an episode that begins; that of the episode before, if it never began."""
-        return int(
-            ray.get(
-                self._server.begin.remote(
-                    (runner, env_index),
-                    self._process,
-                    episode_id,
-                    instead_of=env.episode_id if env.is_waiting else None,
-                    broken_off=env.episode_id if env.is_running else None,
-                )
-            )
-        )
-
-
-_PLAYER = Attached[LevelPlayer]("level_player")
+_SERVER = Attached[tuple[Any, str]]("level_server")  # the actor of a LevelServer, and an id of this process
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
-    """Attaches a :class:`LevelPlayer` to an EnvRunner that has none."""
-    if _PLAYER.of(env_runner) is None:
-        _PLAYER.set(env_runner, LevelPlayer(server))
+    """Attaches the actor of a :class:`~rllib_ext.levels.server.LevelServer` to an EnvRunner that has none."""
+    if _SERVER.of(env_runner) is None:
+        _SERVER.set(env_runner, (server, uuid.uuid4().hex))
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
@@ -68,8 +41,14 @@ def begin_episode(
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)
     else:
-        player = _PLAYER.of(env_runner)
-        assert player is not None
-        level_id = player.level_of(env_runner.worker_index or 0, env_index, played, episode.id_)
+        attached = _SERVER.of(env_runner)
+        assert attached is not None
+        server, process = attached
+        waiting = played.episode_id if played.is_waiting else None  # an episode that never began passes its level on
+        broken_off = played.episode_id if played.is_running else None
+        player = (env_runner.worker_index or 0, env_index)
+        level_id = int(
+            ray.get(server.begin.remote(player, process, episode.id_, instead_of=waiting, broken_off=broken_off))
+        )
     played.set_next(level_id, episode.id_)
     episode.custom_data[LEVEL_ID] = level_id

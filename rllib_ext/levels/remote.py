@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from lightning_replay.saving import read_state, write_state
+from rllib_ext.checkpoint.algorithm import CheckFiles
 from rllib_ext.levels.server import LevelServer
 from rllib_ext.rllib_compat import Attached
 
@@ -23,8 +28,10 @@ if TYPE_CHECKING:
 class RemoteLevels:
     """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
 
+    A :class:`~rllib_ext.checkpoint.algorithm.CheckpointPart`; episodes that run during a restore are not scored.
+
     Args:
-        packed: the level buffer, by cloudpickle.
+        packed: the level buffer as it was built, by cloudpickle; a restore tries the saved state on a copy.
         gap: of evaluations.
         options: of :class:`~rllib_ext.levels.server.LevelServer`.
 
@@ -33,8 +40,13 @@ class RemoteLevels:
         actor: its handle.
     """
 
+    folder = "levels"
+    option = "restore_levels"
+    restores = True
+    instead = "restore_levels=False restores the algorithm alone"
+
     def __init__(self, packed: bytes, gap: GeneralizationGap, **options: Any) -> None:
-        self.gap = gap
+        self._packed, self.gap = packed, gap
         self.name = f"levels_{uuid.uuid4().hex}"
         self._spare = tempfile.TemporaryDirectory(prefix=f"{self.name}_", ignore_cleanup_errors=True)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -44,11 +56,7 @@ class RemoteLevels:
         )
 
     def check(self) -> None:
-        """Waits until the actor has started.
-
-        Raises:
-            RuntimeError: levels could not be chosen.
-        """
+        """Waits until the actor has started; raises ``RuntimeError`` if a level could not be chosen."""
         ray.get(self.actor.check.remote())
 
     def probabilities(self) -> TensorDict:
@@ -57,28 +65,28 @@ class RemoteLevels:
 
     def played_levels(self) -> list[int]:
         """Returns levels that were played, see :meth:`~rllib_ext.levels.server.LevelServer.played_levels`."""
-        played: list[int] = ray.get(self.actor.played_levels.remote())
-        return played
+        return list(ray.get(self.actor.played_levels.remote()))
 
     def stats(self) -> dict[str, float]:
         """Returns the figures that results have under ``levels``."""
-        figures: dict[str, float] = ray.get(self.actor.stats.remote())
-        return figures
+        return dict(ray.get(self.actor.stats.remote()))
 
     def report(self, lost_runners: list[int]) -> dict[str, float]:
         """Returns :meth:`~rllib_ext.levels.server.LevelServer.report`."""
-        figures: dict[str, float] = ray.get(self.actor.report.remote(lost_runners))
-        return figures
+        return dict(ray.get(self.actor.report.remote(lost_runners)))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns :meth:`~lightning_replay.levels.LevelSelector.state_dict`."""
-        state: dict[str, Any] = self.whole_state()["levels"]
-        return state
+        return dict(self.whole_state()["levels"])
+
+    def save(self, path: str | Path) -> None:
+        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
+        state = self.state_dict()
+        write_state(path, state, of=state["kind"])
 
     def whole_state(self) -> dict[str, Any]:
         """Returns :meth:`~rllib_ext.levels.server.LevelServer.state`, for checkpoints."""
-        state: dict[str, Any] = ray.get(self.actor.state.remote())
-        return state
+        return dict(ray.get(self.actor.state.remote()))
 
     def load_whole_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`whole_state`; episodes that run are not scored.
@@ -88,12 +96,22 @@ class RemoteLevels:
         """
         ray.get(self.actor.load_state.remote(state))
 
-    def save(self, path: str | Path) -> None:
-        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
-        from lightning_replay.saving import write_state
+    state = whole_state  # as a part of a checkpoint names it
 
-        state = self.state_dict()
-        write_state(path, state, of=state["kind"])
+    def write(self, folder: Path, state: dict[str, Any], files: Mapping[str, Any], *, stays: bool) -> None:
+        """Writes the state into a checkpoint."""
+        write_state(folder, state | {"algorithm": files})
+
+    def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
+        """Reads the state from a checkpoint and loads it into a copy; returns a function that restores it."""
+        state = read_state(folder)
+        check_files(state.pop("algorithm", None))
+        cloudpickle.loads(self._packed).load_state_dict(state["levels"])
+        return functools.partial(self.load_whole_state, state)
+
+    def leave_out(self, folder: Path) -> Callable[[], None]:
+        """Leaves the levels as they are."""
+        return lambda: None
 
     def stop(self) -> None:
         """Ends the process."""

@@ -40,31 +40,22 @@ class NoteFragments(ConnectorV2):
         self, *, batch: dict[str, Any], episodes: Sequence[Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
         """Returns the batch as it is."""
-        shared_data[_NOTES] = [self._note(episode) for episode in episodes]
+        notes = shared_data[_NOTES] = []
+        for episode in episodes:
+            logits = None
+            if self._with_logits and Columns.ACTION_DIST_INPUTS in episode.extra_model_outputs:
+                logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
+            rewards = values = np.empty(len(episode), np.float32)  # not known yet
+            ends = bool(episode.is_terminated), bool(episode.is_truncated)
+            notes.append(Fragment(episode.id_, episode.t_started, rewards, values, *ends, logits))
         return batch
-
-    def _note(self, episode: Any) -> Fragment:
-        """Returns a fragment whose rewards and values are not known yet."""
-        logits = None
-        if self._with_logits and Columns.ACTION_DIST_INPUTS in episode.extra_model_outputs:
-            logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
-        return Fragment(
-            episode.id_,
-            episode.t_started,
-            reward=np.empty(len(episode), np.float32),
-            state_value=np.empty(len(episode) + 1, np.float32),
-            terminated=bool(episode.is_terminated),
-            truncated=bool(episode.is_truncated),
-            logits=logits,
-        )
 
 
 class ScoreFragments(ConnectorV2):
     """Values all observations of the batch in one forward pass, as the last piece of a Learner's pipeline.
 
-    Observations and rewards are therefore those the Learner learns from, whatever other pieces made of them, and the
-    values those of the module before it learns from this batch; of APPO and IMPALA, whose Learners change the module
-    in another thread, those of some moment before.
+    Observations and rewards are therefore those the Learner learns from, after all other pieces, and values those of
+    the module before this update; APPO and IMPALA update the module in another thread, so theirs may be a little older.
 
     Args:
         server: the actor of a :class:`~rllib_ext.levels.server.LevelServer`.
@@ -97,13 +88,8 @@ class ScoreFragments(ConnectorV2):
                 f"{sum(lengths)}: a piece of learner_connector adds or takes rows, and levels cannot be scored then"
             )
         cuts = np.cumsum(lengths)[:-1]
-        pieces = zip(notes, *(np.split(column, cuts) for column in rows), strict=True)
-        fragments = [
-            dataclasses.replace(
-                note, reward=np.asarray(reward[:-1], np.float32), state_value=np.asarray(value, np.float32)
-            )
-            for note, value, reward in pieces
-        ]
+        pieces = zip(notes, *(np.split(np.asarray(column, np.float32), cuts) for column in rows), strict=True)
+        fragments = [dataclasses.replace(note, reward=reward[:-1], state_value=value) for note, value, reward in pieces]
         ray.get(self._server.score.remote(fragments))
         return batch
 
@@ -135,18 +121,13 @@ class ScoredOnly:
         self._update, learner_group.update = learner_group.update, self.update
 
     def update(self, *, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
-        """Updates the Learners with the other episodes; without any, nothing is learned.
-
-        Args:
-            episodes: of a train batch.
-            options: RLlib's.
-        """
+        """Updates the Learners with the other episodes of a train batch; without any, nothing is learned."""
         trains = ray.get(self._server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
         if others:
             call_one_learner(self._learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
-        # Every Learner needs a step of its own, or they wait for each other for ever.
+        # Every Learner needs at least one step; otherwise they wait for each other endlessly.
         if sum(map(len, learned)) < max(len(self._learner_group), 1):
             return [{DEFAULT_MODULE_ID: {}}]
         results: list[dict[str, Any]] = self._update(episodes=learned, **options)

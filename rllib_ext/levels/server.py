@@ -24,11 +24,9 @@ _MOST_PLAYED = 100_000
 class LevelServer:
     """Chooses the levels that environments play, and scores them.
 
-    Every episode is an actor of its own in the level buffer, named by RLlib's id: an environment may have several
-    episodes in flight on one level, whose fragments arrive in any order.
-
-    If the process is lost, Ray restarts it, and it resumes from the last :meth:`report`; episodes begun since then are
-    not scored.
+    Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
+    episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
+    :meth:`report`; episodes begun since then are not scored.
 
     Args:
         packed: the level buffer, by cloudpickle.
@@ -52,7 +50,12 @@ class LevelServer:
         self._fault: str | None = None
         self._any_level = 0
         self._restarts = 0
-        self._resume()
+        if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
+            state = read_state(self._spare)
+            self._restarts = int(state.pop("restarts")) + 1
+            self.load_state(state)
+        else:
+            self._write()
 
     def begin(
         self,
@@ -81,7 +84,7 @@ class LevelServer:
             return self._episodes.rename(instead_of, episode_id)
         try:
             level_id = int(self._levels.next_level(episode_id))
-        except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it without end
+        except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
             self._fault = traceback.format_exc()
             return self._any_level
         self._any_level = level_id
@@ -91,14 +94,18 @@ class LevelServer:
             del self._played[next(iter(self._played))]
         self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
         self._abandon(self._episodes.lose_excess(player))
-        self._abandon_left()
+        self._choices += 1
+        if self._choices >= self._environments:  # until then episodes from before a resume influence the choices
+            for actor in self._left:
+                self._levels.abandon(actor)
+            self._left = []
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
         """Updates the level buffer with fragments that a Learner is about to learn from.
 
         Raises:
-            RuntimeError: levels could not be chosen meanwhile.
+            RuntimeError: a level could not be chosen meanwhile.
             ValueError: values or rewards that are NaN, or a score that is.
         """
         self.check()
@@ -110,30 +117,25 @@ class LevelServer:
             self._levels.flush()
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
-        """Returns whether the Learner may learn from each episode; not from one that was given up."""
+        """Returns whether the Learner may learn from each episode; not from one that was dropped."""
         episodes = [self._episodes.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        """Gives up the episodes of EnvRunners that were lost."""
+        """Drops the episodes of EnvRunners that were lost."""
         for runner in runners:
             self._abandon(self._episodes.lose_runner(runner))
 
     def check(self) -> None:
-        """Raises an error that occurred while a level was chosen.
-
-        Raises:
-            RuntimeError: levels could not be chosen.
-        """
+        """Raises ``RuntimeError`` if a level could not be chosen."""
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
-        """Gives up the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
+        """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`.
 
-        Raises:
-            RuntimeError: levels could not be chosen.
+        Raises as :meth:`check` does.
         """
         self.check()
         self.lose_runners(lost_runners)
@@ -164,7 +166,7 @@ class LevelServer:
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state`; episodes in flight are abandoned once every environment chose again.
+        """Restores :meth:`state`; episodes in flight are abandoned once every environment has begun another.
 
         Raises:
             ValueError: a state of other levels; nothing is changed.
@@ -176,22 +178,6 @@ class LevelServer:
         self._choices = 0
         self._write()
 
-    def _abandon_left(self) -> None:
-        # In flight before a resume; they count for the choices of the first episodes, as without a break.
-        self._choices += 1
-        if self._left and self._choices >= self._environments:
-            for actor in self._left:
-                self._levels.abandon(actor)
-            self._left = []
-
     def _abandon(self, episodes: Sequence[PendingEpisode]) -> None:
         for episode in episodes:
             self._levels.abandon(episode.actor)
-
-    def _resume(self) -> None:
-        if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
-            state = read_state(self._spare)
-            self._restarts = int(state.pop("restarts")) + 1
-            self.load_state(state)
-        else:
-            self._write()

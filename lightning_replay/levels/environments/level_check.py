@@ -20,16 +20,14 @@ __all__ = [
     "checked_probes",
     "require_call",
     "require_level_source",
-    "require_levels_by_seed",
+    "require_level_vector",
     "require_levels_to_show",
-    "require_no_autoreset",
 ]
 
-_PROBES = tuple(range(8))
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
     "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
-    "before reset. Mend the environment, or give check=False if its level does not show in the first observation"
+    "before reset. Correct the environment, or give check=False if its level does not show in the first observation"
 )
 
 
@@ -63,15 +61,8 @@ def require_level_source(levels: Any) -> None:
 def require_call(function: Any, name: str, accepted: str, *args: Any, **kwargs: Any) -> None:
     """Checks that a function accepts these arguments, without calling it; one without a signature passes.
 
-    Args:
-        function: to check.
-        name: of the function, for the error.
-        accepted: end of the error.
-        *args: of the later call.
-        **kwargs: of the later call.
-
     Raises:
-        TypeError: not callable, or with other arguments.
+        TypeError: not callable, or with other arguments; ``name`` and ``accepted`` begin and end the message.
     """
     if not callable(function):
         raise TypeError(f"{name} is {function!r}, which cannot be called; {accepted}")
@@ -93,7 +84,7 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
         ValueError: fewer than two different levels, or an id out of range.
     """
     if isinstance(check, bool):
-        return _PROBES if check else ()
+        return tuple(range(8)) if check else ()
     accepted = "True, False or at least two different ids of levels"
     probes = tuple(dict.fromkeys(map(checked_level, checked_entries("check", check, accepted))))
     if len(probes) < 2:
@@ -135,8 +126,11 @@ def require_levels_to_show(
     )
 
 
-def require_no_autoreset(env: VectorEnv) -> None:
-    """Raises ``ValueError`` for a vector environment that resets its sub-environments by itself."""
+def require_level_vector(env: VectorEnv) -> None:
+    """Raises ``ValueError`` for a vector environment in which levels cannot be set by ``reset(seed=...)``.
+
+    It resets its sub-environments by itself, or these have a ``set_level`` that no :class:`LevelWrapper` calls.
+    """
     # all vectors of one environment class share the metadata, which holds the mode of the vector built last
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
@@ -145,10 +139,6 @@ def require_no_autoreset(env: VectorEnv) -> None:
             "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
             "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
         )
-
-
-def require_levels_by_seed(env: VectorEnv) -> None:
-    """Raises ``ValueError`` for sub-environments with ``set_level`` that no :class:`LevelWrapper` calls."""
     call = getattr(env.unwrapped, "call", None)
     if call is None:
         return

@@ -16,11 +16,9 @@ from lightning_replay.levels.environments.level_check import (
     checked_level,
     checked_probes,
     require_level_source,
-    require_levels_by_seed,
+    require_level_vector,
     require_levels_to_show,
-    require_no_autoreset,
 )
-from lightning_replay.levels.environments.vector_infos import everywhere, of_rows, overlaid
 from lightning_replay.levels.level_ids import checked_actor
 
 if TYPE_CHECKING:  # at run time this would import torch
@@ -32,13 +30,13 @@ __all__ = ["LevelVectorWrapper"]
 class LevelVectorWrapper(VectorWrapper):
     """Sub-environment k plays the levels of actor k, and begins the next in the step that ends its episode.
 
-    It resets what is done by itself, so the vector environment must not (``AutoresetMode.DISABLED``;
-    :func:`~lightning_replay.levels.environments.level_wrappers.make_level_vector` builds it). What it returns has the
-    layout of ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first, and
-    ``infos["final_obs"]`` and ``infos["final_info"]`` hold what the last step gave. Sub-environments get their
-    level by ``reset(seed=level_id)``; those with a ``set_level`` method need a
-    :class:`~lightning_replay.levels.environments.level_wrappers.LevelWrapper` each. To record returns, put Gymnasium's
-    ``RecordEpisodeStatistics`` around each too.
+    It resets sub-environments itself, so the vector environment must not (``AutoresetMode.DISABLED``;
+    :func:`~lightning_replay.levels.environments.level_wrappers.make_level_vector` builds it). Steps have the layout of
+    ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first, and
+    ``infos["final_obs"]`` and ``infos["final_info"]`` hold those of the last step. Sub-environments get their level by
+    ``reset(seed=level_id)``; those with a ``set_level`` method need a
+    :class:`~lightning_replay.levels.environments.level_wrappers.LevelWrapper` each, and those whose returns are
+    recorded Gymnasium's ``RecordEpisodeStatistics``.
 
     :meth:`reset` draws a level for every sub-environment and abandons the older active episodes of these actors.
     Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
@@ -54,8 +52,8 @@ class LevelVectorWrapper(VectorWrapper):
 
     Infos:
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
-        step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level of the episode that this step, with its
-            reward and its end, belongs to. It is the ``level_id`` returned together with the observation acted on.
+        step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level that the step, its reward and its end
+            belong to, which was ``level_id`` together with the observation acted on.
         final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
@@ -86,8 +84,7 @@ class LevelVectorWrapper(VectorWrapper):
     ) -> None:
         super().__init__(env)
         require_level_source(levels)
-        require_no_autoreset(env)
-        require_levels_by_seed(env)
+        require_level_vector(env)
         self.levels = levels
         self.actors = [checked_actor(actor) for actor in (range(env.num_envs) if actors is None else actors)]
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
@@ -114,7 +111,13 @@ class LevelVectorWrapper(VectorWrapper):
             options: ``level_id``, the same as ``seed``; ``reset_mask``, bool ``[num_envs]``; the environments' own.
         """
         others = dict(options or {})
-        mask = self._checked_mask(others.get("reset_mask"))
+        mask = others.get("reset_mask")
+        if mask is None:
+            mask = np.ones(self.num_envs, np.bool_)
+        elif not self._has_begun:
+            raise gymnasium.error.ResetNeeded("the first reset() begins everywhere; call it once without reset_mask")
+        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
         named = self._named(others.pop("level_id", seed))
         if not self._has_begun and self._probes:
             require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
@@ -138,26 +141,15 @@ class LevelVectorWrapper(VectorWrapper):
         infos |= everywhere(level_id=self.level_ids, step_level_id=played)
         return observations, rewards, terminated, truncated, infos
 
-    def _checked_mask(self, mask: np.ndarray | None) -> np.ndarray:
-        if mask is None:
-            return np.ones(self.num_envs, np.bool_)
-        if not self._has_begun:
-            raise gymnasium.error.ResetNeeded("the first reset() begins everywhere; call it once without reset_mask")
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
-        return mask
-
     def _named(self, levels: Any) -> list[int | None]:
+        """Returns the level of each sub-environment, ``None`` where it is drawn."""
         if levels is None:
             return [None] * self.num_envs
         if isinstance(levels, int | np.integer):
-            return [self._checked(levels + row) for row in range(self.num_envs)]
+            levels = [levels + row for row in range(self.num_envs)]
         if len(levels) != self.num_envs:
             raise ValueError(f"levels are named for {len(levels)} sub-environments; there are {self.num_envs}")
-        return [None if level_id is None else self._checked(level_id) for level_id in levels]
-
-    def _checked(self, level_id: int) -> int:
-        return self.levels.checked(checked_level(level_id))
+        return [None if level is None else self.levels.checked(checked_level(level)) for level in levels]
 
     def _choose(self, mask: np.ndarray, named: list[int | None]) -> np.ndarray:
         chosen = self._level_ids.copy()
@@ -180,3 +172,40 @@ class LevelVectorWrapper(VectorWrapper):
             if done[row]:
                 final[row] = deepcopy(observation)
         return final
+
+
+def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """Restricts infos to some sub-environments, bool ``[num_envs]``; a key without a mask ``_key`` is of all."""
+    kept: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = rows & infos.get(f"_{key}", True)
+        if mask.any():
+            kept[key] = of_rows(value, rows) if isinstance(value, dict) else value
+            kept[f"_{key}"] = mask
+    return kept
+
+
+def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merges two infos; ``above`` takes precedence where both have a sub-environment. Neither is changed."""
+    merged = dict(below)
+    for key, value in above.items():
+        if key.startswith("_") and key[1:] in above:
+            continue
+        mask = above.get(f"_{key}")
+        if mask is None or key not in below or not isinstance(value, dict | np.ndarray):
+            merged[key] = value
+        elif isinstance(value, dict):
+            merged[key] = overlaid(below[key], value)
+        else:
+            merged[key] = below[key].astype(np.result_type(below[key], value))
+            merged[key][mask] = value[mask]
+        if mask is not None:
+            merged[f"_{key}"] = mask | below.get(f"_{key}", False)
+    return merged
+
+
+def everywhere(**values: np.ndarray) -> dict[str, np.ndarray]:
+    """Builds entries of vector infos with a mask of all sub-environments."""
+    return values | {f"_{key}": np.ones(len(value), np.bool_) for key, value in values.items()}

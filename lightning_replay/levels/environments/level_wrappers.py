@@ -32,10 +32,10 @@ __all__ = ["LevelVectorWrapper", "LevelWrapper", "make_level_vector"]
 class LevelWrapper(gymnasium.Wrapper):
     """Plays one level per episode: the one named for the reset, otherwise ``next_level()``.
 
-    A level is set by ``reset(seed=level_id)``; where the environment or one of its wrappers has a method
-    ``set_level(level_id)``, by that method and a ``reset()`` without a seed. The level of a reset is taken, in this
-    order, from ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an
-    episode in ``next_level``; for a level named otherwise, call its ``start``.
+    A level is set by ``reset(seed=level_id)``, or by ``set_level(level_id)`` and a ``reset()`` without a seed if the
+    environment or one of its wrappers has that method. The level of a reset is taken, in this order, from
+    ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an episode in
+    ``next_level``; for a level named otherwise, call its ``start``.
 
     The first reset checks that the environment follows its level, which takes three more resets.
 
@@ -55,7 +55,7 @@ class LevelWrapper(gymnasium.Wrapper):
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
     """
 
-    plays_level_ids = True  # require_levels_by_seed looks it up through all wrappers
+    plays_level_ids = True  # require_level_vector looks it up through all wrappers
 
     def __init__(
         self,
@@ -88,9 +88,22 @@ class LevelWrapper(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode on the named or chosen level, which is in ``info["level_id"]``."""
         if self.level_id is None:
-            self._begin()
+            if self._set_level is not None and self._seed is not None:
+                self.env.reset(seed=self._seed)
+            if self._probes:
+                require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
         others = dict(options or {})
-        level_id = self._choose(others.pop("level_id", None), seed)
+        for named in (others.pop("level_id", None), self._named, seed):
+            if named is not None:
+                break
+        else:
+            if self._next_level is None:
+                raise ValueError(
+                    "nothing chooses a level for this reset; give next_level= to LevelWrapper, call "
+                    "set_level(level_id) before, or reset(seed=level_id)"
+                )
+            named = self._next_level()
+        level_id = checked_level(named)
         observation, info = self._play(level_id, others or None)
         self.level_id, self._named = level_id, None
         return observation, info | {"level_id": level_id}
@@ -99,23 +112,6 @@ class LevelWrapper(gymnasium.Wrapper):
         """Takes a step; its info has the level under ``level_id``."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
-
-    def _begin(self) -> None:
-        if self._set_level is not None and self._seed is not None:
-            self.env.reset(seed=self._seed)
-        if self._probes:
-            require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
-
-    def _choose(self, option: Any, seed: int | None) -> int:
-        for level_id in (option, self._named, seed):
-            if level_id is not None:
-                return checked_level(level_id)
-        if self._next_level is None:
-            raise ValueError(
-                "nothing chooses a level for this reset; give next_level= to LevelWrapper, call set_level(level_id) "
-                "before, or reset(seed=level_id)"
-            )
-        return checked_level(self._next_level())
 
     def _first_observations(self, level_ids: list[int]) -> list[Any]:
         return [deepcopy(self._play(level_id, None)[0]) for level_id in level_ids]

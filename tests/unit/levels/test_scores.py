@@ -120,3 +120,32 @@ def test_what_is_refused(call, message):
 def test_a_missing_key_is_named():
     with pytest.raises(KeyError, match="the score needs .*logits"):
         scores.PolicyEntropy()(segment([1.0]))
+
+
+def test_scores_declare_the_discounts_they_have_and_a_users_function_may_have_some():
+    assert scores.discounts_of(scores.L1ValueLoss(0.9, 0.5)) == {"discount": 0.9, "gae_lambda": 0.5}
+    assert scores.discounts_of(scores.OneStepTdError(0.0)) == {"discount": 0.0}
+    assert scores.discounts_of(scores.PolicyEntropy()) == scores.discounts_of(None) == {}
+
+    def largest_reward(steps):
+        return steps["next", "reward"].max()
+
+    assert scores.discounts_of(largest_reward) == {}
+    largest_reward.discount = 0.5
+    assert scores.discounts_of(largest_reward) == {"discount": 0.5}
+
+
+def test_functions_of_tensors_are_named_and_score_as_their_classes():
+    steps = segment([1.0, 0.0], [0.25, 2.0], terminated=False, last_value=4.0)
+    following = steps["next"]
+    columns = (steps["state_value"], following["state_value"], following["terminated"], following["done"])
+    for name, kind in (
+        ("l1_value_loss", "L1ValueLoss"),
+        ("positive_value_loss", "PositiveValueLoss"),
+        ("gae", "SignedGae"),
+    ):
+        function = getattr(scores, name)
+        assert (function.__name__, function.__module__) == (name, scores.__name__)
+        assert function(following["reward"], *columns, discount=0.9, gae_lambda=0.5) == getattr(scores, kind)(0.9, 0.5)(
+            steps
+        )

@@ -252,7 +252,7 @@ def test_a_saved_scheduler_goes_on_alike(scheduler: Scheduler) -> None:
 
 @pytest.mark.parametrize("scheduler", EVERY_SCHEDULER, ids=lambda scheduler: type(scheduler).__name__)
 def test_bad_input_of_every_scheduler(scheduler: Scheduler) -> None:
-    with pytest.raises(RuntimeError, match=r"knows no tasks yet; call start\(tasks\) first"):
+    with pytest.raises(RuntimeError, match=r"has no tasks yet; call start\(tasks\) first"):
         build(describe(scheduler)).probabilities(np.ones(4, dtype=bool))
     scheduler = started(scheduler)
     for value in (-0.1, 1.1, math.nan, math.inf):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_replay.levels import scores as level_scores
-from lightning_replay.levels.segment import Segment
+from lightning_replay.levels.episodes import Segment
 from tests.level_steps import buffer, segment
 
 
