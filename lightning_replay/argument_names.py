@@ -101,11 +101,13 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: unknown arguments are refused with our name for them; signature and documentation stay."""
     accepted = accepted_names(function)
+    known = None if accepted is None else set(accepted)
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(owner, kwargs, accepted)
+        if known is not None and not known.issuperset(kwargs):
+            refuse_unknown(owner, kwargs, accepted)
         return function(*args, **kwargs)
 
     return checked

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,6 @@ from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leav
 from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
 from lightning_replay.validation import checked_count
-
-
-class EntryState(NamedTuple):
-    """Whether a storage has columns, and where rows come from."""
-
-    is_new: bool
-    given_device: torch.device | None
 
 
 @recorded
@@ -230,44 +223,36 @@ class PackedStorage(ForkableStorage):
         """
         if self._refusal is not None:
             self.check_writable()
-        if self.has_columns:
-            return self._values_of(data)
-        before = self.entry_state()
+        may_change, is_new = not self.has_columns, self._columns is None
         try:
-            if before.is_new:
+            if is_new:
                 self._init(data)
-            return self._values_of(data)
+            if self._given_device is None:
+                self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
+            assert self._reader is not None
+            values = self._reader.read(data, self._given_device)
+            if values is None:
+                raise self._mismatch(data)
+            if self.row_check is not None:
+                if self._columns_check is None:
+                    self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+                self._columns_check(values)
+            return values
         except BaseException:
-            self.undo_entry(before)
+            if may_change:
+                self.undo_entry(is_new)
             raise
 
     @property
     def has_columns(self) -> bool:
-        """Whether rows have fixed the columns, and where they come from."""
+        """Whether rows have fixed the columns, and the device that rows come from."""
         return self._columns is not None and self._given_device is not None
 
-    def entry_state(self) -> EntryState:
-        """Returns what rows that are offered may change although they are refused, for :meth:`undo_entry`."""
-        return EntryState(self._columns is None, self._given_device)
-
-    def undo_entry(self, before: EntryState) -> None:
-        """Forgets the columns and the device of rows that were refused."""
-        self._given_device = before.given_device
-        if before.is_new and not self._reached:
+    def undo_entry(self, has_new_columns: bool) -> None:
+        """Forgets the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
+        self._given_device = None
+        if has_new_columns and not self._reached:
             self._forget_columns()
-
-    def _values_of(self, data: TensorDictBase) -> list[Column]:
-        if self._given_device is None:
-            self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
-        assert self._reader is not None
-        values = self._reader.read(data, self._given_device)
-        if values is None:
-            raise self._mismatch(data)
-        if self.row_check is not None:
-            if self._columns_check is None:
-                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
-            self._columns_check(values)
-        return values
 
     def _forget_columns(self) -> None:
         self._layout = self._rows = self._columns = self._storage = None
