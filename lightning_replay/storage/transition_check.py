@@ -48,7 +48,7 @@ class TransitionCheck:
       such row makes every network it trains NaN.
 
     Args:
-        check_finite: whether to look for NaN and infinity.
+        check_finite: whether to refuse NaN and infinity.
     """
 
     def __init__(self, check_finite: bool = True) -> None:
@@ -88,7 +88,7 @@ class TransitionCheck:
         flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
         shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
         are_alike = len(shapes) == 1 and next(iter(shapes))[0]
-        finite = [key for key, value in columns.items() if self.check_finite and _is_learned_from(key, columns, value)]
+        finite = [key for key, value in columns.items() if self.check_finite and _must_be_finite(key, columns, value)]
         arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
         return ColumnsCheck(
             list(columns),
@@ -99,7 +99,7 @@ class TransitionCheck:
 
 
 class ColumnsCheck:
-    """What a :class:`TransitionCheck` looks for in rows of known columns.
+    """A :class:`TransitionCheck` of rows of known columns.
 
     Args:
         names: of the columns.
@@ -117,9 +117,17 @@ class ColumnsCheck:
     def __call__(self, columns: Sequence[Column]) -> None:
         """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
         if self._ends:
-            _check_flags(columns[self._done], [columns[place] for place in self._ends])
+            done, ended = columns[self._done], columns[self._ends[0]]
+            for place in self._ends[1:]:
+                ended = ended | columns[place]
+            if isinstance(done, np.ndarray):
+                contradicts = np.count_nonzero(ended) and np.count_nonzero(ended > done)
+            else:
+                contradicts = bool((ended > done).any())
+            if contradicts:
+                raise _contradiction(done, ended)
         for one, other in self._arrays:
-            # A sum of products is finite only if every factor is; it may overflow, so that a second look decides.
+            # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
             if not isfinite(vdot(columns[one], columns[other])):
                 self._check_each(columns, (one, other))
         if self._tensors:
@@ -133,7 +141,7 @@ class ColumnsCheck:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    """Returns arrays of one shape two by two, which are then looked through at once; the others beside themselves."""
+    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with themselves."""
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
@@ -146,21 +154,15 @@ def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key,
     return pairs + [(key, key) for key in alone.values()]
 
 
-def _check_flags(done: Any, ends: list[Any]) -> None:
-    ended = ends[0] if len(ends) == 1 else ends[0] | ends[1]
-    if isinstance(done, np.ndarray):
-        if not np.count_nonzero(ended) or not np.count_nonzero(ended > done):
-            return
-    elif not bool((ended > done).any()):
-        return
+def _contradiction(done: Any, ended: Any) -> ValueError:
     rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
-    raise ValueError(
+    return ValueError(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
     )
 
 
-def _is_learned_from(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
+def _must_be_finite(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
     is_floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
     own = key[1:] if key[0] == "next" else key
     is_state = own in columns and ("next", *own) in columns
