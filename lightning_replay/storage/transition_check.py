@@ -141,7 +141,7 @@ class ColumnsCheck:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with themselves."""
+    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with itself."""
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
