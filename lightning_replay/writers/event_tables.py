@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every step goes to the default table, and what led to an event to the table of that event as well."""
+"""Writing every step to the default table, and the steps that led to an event to the event's table as well."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class EventTableWriter(TableWriter):
         Raises:
             TypeError: a ``trajectory`` that is not of an integer dtype.
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
-                does not answer one bool per row, or too many running episodes. Nothing is stored then.
+                does not return one bool per row, or too many running episodes. Nothing is stored then.
         """
         trajectory, done = episodes_of(data)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
@@ -119,7 +119,7 @@ class EventTableWriter(TableWriter):
         done: np.ndarray,
         keys: list[bytes] | None,
     ) -> Tensor:
-        """Stores at most as many rows as the default table takes; returns their slots."""
+        """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
             self._end_conditions(self._histories.make_room(trajectory, done))
         slots = self.tables.append_new(0, len(done))
@@ -133,36 +133,38 @@ class EventTableWriter(TableWriter):
         for episode in episodes:
             self._histories.follow(episode, slots[episode.rows])
         self._write_count += len(slots)
-        return self.announce(slots)
+        index = torch.from_numpy(slots).to(self._storage.device)
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return index
 
     def _test(
         self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray, parts: Sequence[slice]
     ) -> tuple[Sequence[Column], np.ndarray, list[bytes] | None]:
-        """Asks everything that may refuse the rows, before any is stored; where one does, conditions forget the rows.
+        """Checks rows before any is stored; where one is refused, conditions return to their states before.
 
         Returns:
-            The values of the columns, what the conditions say, bool ``[E, N]``, and what Lemma 2 counts.
+            The values of the columns, the results of the conditions, bool ``[E, N]``, and the keys that Lemma 2 counts.
         """
         remembered = [state_of(event.condition) for event in self._events]
+        fired: list[Tensor] = []
         try:
-            answers = [self._ask(event, data) for event in range(len(self._events))]
+            for event, table in zip(self._events, self._table_of_event, strict=True):
+                try:
+                    fired.append(holds(event.condition, data))
+                except ConditionError as error:
+                    name = self._event_tables[table].name
+                    raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
             self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
             keys = None if self.tables.state_action_counts is None else state_action_keys(data)
             values = self._storage.checked_values(data)
         except BaseException:
-            self._remind(remembered)
+            self._restore_conditions(remembered)
             raise
-        return values, torch.stack(answers).cpu().numpy(), keys
-
-    def _ask(self, event: int, data: TensorDictBase) -> Tensor:
-        try:
-            return holds(self._events[event].condition, data)
-        except ConditionError as error:
-            name = self._event_tables[self._table_of_event[event]].name
-            raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+        return values, torch.stack(fired).cpu().numpy(), keys
 
     def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
-        """Appends what led to events in rows just written to their tables, in the order in which it was sent."""
+        """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""
         tables, sent = [], []
         for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
             parts = [self._led_to_events(number, fired, episode, slots) for episode in episodes]
@@ -173,7 +175,7 @@ class EventTableWriter(TableWriter):
             self._sent[number, steps] = True
             tables.append(np.full(len(steps), number + 1))
             sent.append(steps)
-            # Lemma 2 speaks of tables that are drawn from; a share of 0 is an ablation
+            # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
             if self.tables.state_action_counts is not None and self._event_tables[number].share != 0:
                 self.tables.state_action_counts.send(np.unique(steps))
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
@@ -181,7 +183,7 @@ class EventTableWriter(TableWriter):
     def _led_to_events(
         self, number: int, fired: np.ndarray, episode: Stretch, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of one episode that events in its new rows send to a table, and the row of each one's event."""
+        """Returns the slots of an episode that events in its new rows add to a table, and the row of each event."""
         happened = fired[self._table_of_event == number][:, episode.rows]
         if not happened.any():
             return _NONE, _NONE
@@ -208,21 +210,21 @@ class EventTableWriter(TableWriter):
             )
 
     def event_shares(self) -> dict[str, float]:
-        """Share of the tested steps that were events, by table; of several events into one table, their sum."""
+        """Returns the share of tested steps that were events, by table; of several events into one, their sum."""
         counts = np.bincount(self._table_of_event, weights=self._fired) / max(self._rows_tested, 1)
         return {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
 
     @property
     def histories_forgotten(self) -> int:
-        """Running episodes whose history was given up, see ``forget_stale``."""
+        """Running episodes whose history was dropped, see ``forget_stale``."""
         return self._histories.forgotten
 
     def forget_oldest(self) -> bool:
-        """Forgets the history of the episode that was continued longest ago; whether there was one."""
+        """Releases the oldest episode history; returns False if there is none."""
         return self._histories.forget_oldest() is not None
 
     def cut(self, index: Tensor) -> None:
-        """Forgets the episodes that were interrupted after the rows in these slots: histories and conditions."""
+        """Forgets the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
         trajectory = trajectory_of(self._storage.all_rows)
@@ -232,7 +234,7 @@ class EventTableWriter(TableWriter):
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:
-        """Drops what conditions keep of episodes that do not continue, such as those of lost workers."""
+        """Ends episodes that do not continue, such as those of lost workers, in the conditions."""
         if names:
             for table in self._event_tables:
                 table.end_episodes(names)
@@ -242,7 +244,7 @@ class EventTableWriter(TableWriter):
         self._start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tables, running episodes with what was sent of them, the states of conditions, and counters."""
+        """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
             "sent": torch.from_numpy(self._sent.copy()),
@@ -252,7 +254,7 @@ class EventTableWriter(TableWriter):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave.
+        """Restores what :meth:`state_dict` returned.
 
         Raises:
             ValueError: tables of other events were saved; nothing is changed then.
@@ -267,21 +269,15 @@ class EventTableWriter(TableWriter):
         self._sent[:] = state_dict["sent"].numpy()
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._rows_tested = int(state_dict["rows_tested"])
-        self._remind(state_dict["conditions"])
+        self._restore_conditions(state_dict["conditions"])
 
-    def _remind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the conditions back to what they remembered."""
+    def _restore_conditions(self, states: Sequence[Mapping[str, Any]]) -> None:
         for event, state in zip(self._events, states, strict=True):
             load_state_of(event.condition, dict(state))
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
-    """Refuses event tables that cannot stand beside each other; ``name`` is that of the option.
-
-    Raises:
-        ValueError: none, or a name that is taken twice.
-        TypeError: something else than an :class:`~lightning_replay.events.EventTable`.
-    """
+    """Refuses no event tables, a name that is taken twice, and other objects; ``name`` is that of the option."""
     if isinstance(event_tables, EventTable):
         raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
