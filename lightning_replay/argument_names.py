@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that a class or a recipe does not have: the error gives our name where other libraries use another."""
+"""Errors for unknown arguments, which give our name where other libraries use another."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def hint_for(given: str, accepted: Iterable[str]) -> str:
     """Returns ``"; it is named capacity here"`` or ``". Did you mean 'seed'?"``, or nothing."""
     accepted = list(accepted)
     ours = [name for name in accepted if given in _NAMES_ELSEWHERE.get(name, "").split()]
-    if ours:
-        return f"; it is named {' or '.join(ours)} here"
-    return did_you_mean(given, accepted)
+    return f"; it is named {' or '.join(ours)} here" if ours else did_you_mean(given, accepted)
 
 
 def accepted_names(function: Callable[..., object]) -> list[str] | None:
@@ -80,20 +78,12 @@ def accepted_names(function: Callable[..., object]) -> list[str] | None:
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
-    """Refuses names of arguments that are not accepted.
+    """Raises ``TypeError`` for names of arguments that are not ``accepted``, of which ``None`` stands for all.
 
-    Args:
-        owner: class or function, for the error.
-        given: names of the arguments.
-        accepted: ``None`` accepts any.
-
-    Raises:
-        TypeError: with our name for the first of them, where there is one.
+    The error names the ``owner``, a class or a function, and our name for the first of them, where there is one.
     """
-    if accepted is None:
-        return
     for name in given:
-        if name not in accepted:
+        if accepted is not None and name not in accepted:
             hint = hint_for(name, accepted) or f"; accepted are {', '.join(accepted) or 'none'}"
             raise TypeError(f"{owner} has no argument {name!r}{hint}")
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from lightning_replay.storage.access import occupancy_of
 from lightning_replay.storage.packed import PackedStorage
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """Feedback that no part refuses.
 
     Attributes:
@@ -59,7 +57,19 @@ class Feedback:
             sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
         """
         index = torch.as_tensor(index, device=storage.device)
-        magnitude = self._magnitude(index, td_error, storage)
+        if index.dtype != torch.int64 or index.ndim not in (1, 2):
+            raise ValueError(
+                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
+            )
+        if td_error is None:
+            magnitude = torch.zeros(index.shape[0], device=index.device)
+        elif td_error.numel() == index.shape[0]:
+            magnitude = magnitudes(td_error.to(storage.device))
+        else:
+            raise ValueError(
+                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
+                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
+            )
         if generation is None or not isinstance(storage, PackedStorage):
             check_values(index, magnitude, len(storage))
             return _without(index, magnitude, _released(storage, index))
@@ -81,39 +91,23 @@ class Feedback:
         late = late if released is None else late | released
         if not bool(late.any()):
             return Checked(index, magnitude, 0)
-        # Not the length: slots emptied since hold nothing and are late like those written since.
+        # Not the length: slots emptied since are late like those written since.
         check_values(index, magnitude, storage.capacity)
         return _without(index, magnitude, late)
 
     def count(self, checked: Checked) -> None:
-        """Counts an update that every part has taken."""
+        """Counts an update that every part has accepted."""
         self.draws_since_update = 0
         self.received += checked.index.shape[0]
         self._late += checked.num_late
 
-    @staticmethod
-    def _magnitude(index: Tensor, td_error: Tensor | None, storage: Storage) -> Tensor:
-        if index.dtype != torch.int64 or index.ndim not in (1, 2):
-            raise ValueError(
-                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
-            )
-        if td_error is None:
-            return torch.zeros(index.shape[0], device=index.device)
-        td_error = td_error.to(storage.device)
-        if td_error.numel() != index.shape[0]:
-            raise ValueError(
-                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
-                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
-            )
-        return magnitudes(td_error)
-
     def forget(self) -> None:
-        """Drops what refers to drawn rows, which are gone; the counts stay."""
+        """Forgets the last batch, whose rows are gone; the counts stay."""
         self.draws_since_update = 0
         self.last_index = None
 
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
-        """Counts, and ages of the rows of the last batch in transitions written since."""
+        """Returns counts, and ages of the rows of the last batch in transitions written since."""
         stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
         ages = None if self.last_index is None else age_of(self.last_index)
         if ages is not None:
@@ -122,18 +116,18 @@ class Feedback:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters."""
+        """Returns the counters."""
         return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
 
 
 def _released(storage: Storage, slots: Tensor) -> Tensor | None:
-    """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
+    """Returns whether slots hold no row that can be drawn, bool; ``None`` where every stored row can."""
     drawable = occupancy_of(storage).drawable(slots)
     return None if drawable is None else ~drawable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes of a storage: links kept up to date from its columns, n-step rows drawn along them."""
+"""Episodes of a storage: links updated from its columns, and n-step rows drawn along them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_replay.validation import checked_count, checked_share
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """The running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
+    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
     rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
     trajectory = trajectory_of(rows)
     return None if trajectory is None else trajectory[index].flatten()
@@ -35,7 +35,7 @@ def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) 
         purpose: what needs them, for the error.
 
     Raises:
-        ValueError: names the first that is missing or of another shape or dtype.
+        ValueError: a column is missing or of another shape or dtype.
     """
     for name in names:
         require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
@@ -48,11 +48,7 @@ def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) 
 
 
 def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
-    """Refuses rows ``[N]`` without one number, or one flag, for each row under ``key``.
-
-    Raises:
-        ValueError: what is given, and what is needed and for what purpose.
-    """
+    """Raises ``ValueError`` for rows ``[N]`` without one number, or one flag, for each row under ``key``."""
     column, count = rows.get(key, None), rows.shape[0]
     if column is None:
         raise ValueError(
