@@ -22,19 +22,13 @@ def free_bytes(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(int(line.split()[1]) * 1024, _container_bytes())
-    return None
-
-
-def _container_bytes() -> int:
-    """Returns the bytes that the control group of this process still allows."""
-    group = Path("/sys/fs/cgroup")
+    group = Path("/sys/fs/cgroup")  # of this process, which may set a lower limit
     try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
-        return 2**63 - 1
+        limit = 2**63 - 1
+    available = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return next((min(int(kilobytes) * 1024, limit) for kilobytes in available), None)
 
 
 def check_free(num_bytes: int, what: str, device: torch.device | None = None) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -73,13 +73,14 @@ class TransitionCheck:
             TypeError: ``trajectory`` is not of an integer dtype.
             ValueError: ``trajectory`` is not one number for each row.
         """
-        for key in _TRAJECTORY:
-            if key in columns and prod(columns[key].shape[1:]) != 1:
+        for key in (key for key in _TRAJECTORY if key in columns):
+            given = torch.as_tensor(columns[key])
+            if given.numel() != len(given):
                 raise ValueError(
-                    f"the column {_shown(key)} has shape {list(columns[key].shape)}; it names the episode of each row "
-                    "and must be [N] or [N, 1]. Nothing was stored"
+                    f"the column {_shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
+                    "must be [N] or [N, 1]. Nothing was stored"
                 )
-            if key in columns and not _is_integer(columns[key]):
+            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
                 raise TypeError(
                     f"the column {_shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
                     "of an integer dtype, as int64. Nothing was stored"
@@ -168,12 +169,6 @@ def _must_be_finite(key: Key, columns: Mapping[Key, Column], value: Column) -> b
     is_state = own in columns and ("next", *own) in columns
     is_named = own[-1] == "reward" or any(part.startswith("observation") for part in own)
     return is_floating and (is_state or is_named)
-
-
-def _is_integer(column: Column) -> bool:
-    if isinstance(column, np.ndarray):
-        return column.dtype.kind in "iu"
-    return not (column.is_floating_point() or column.is_complex() or column.dtype == torch.bool)
 
 
 def _not_finite(key: Key, value: Tensor) -> ValueError:

@@ -102,7 +102,22 @@ class EventTableWriter(TableWriter):
         trajectory, done = episodes_of(data)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
-        values, fired, keys = self._test(data, trajectory, done, parts)
+        states = [state_of(event.condition) for event in self._events]
+        happened: list[Tensor] = []
+        try:  # all that may refuse the rows, before any is stored
+            for event, table in zip(self._events, self._table_of_event, strict=True):
+                try:
+                    happened.append(holds(event.condition, data))
+                except ConditionError as error:
+                    name = self._event_tables[table].name
+                    raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
+            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
+            values = self._storage.checked_values(data)
+        except BaseException:
+            self._restore_conditions(states)
+            raise
+        fired = torch.stack(happened).cpu().numpy()
         for rows in parts:
             values_now = values if len(parts) == 1 else [value[rows] for value in values]
             index = self._write(values_now, fired[:, rows], trajectory[rows], done[rows], keys and keys[rows])
@@ -137,31 +152,6 @@ class EventTableWriter(TableWriter):
         for buffer in self._storage._attached_entities:
             buffer.mark_update(index)
         return index
-
-    def _test(
-        self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray, parts: Sequence[slice]
-    ) -> tuple[Sequence[Column], np.ndarray, list[bytes] | None]:
-        """Checks rows before any is stored; where one is refused, conditions return to their states before.
-
-        Returns:
-            The values of the columns, the results of the conditions, bool ``[E, N]``, and the keys that Lemma 2 counts.
-        """
-        remembered = [state_of(event.condition) for event in self._events]
-        fired: list[Tensor] = []
-        try:
-            for event, table in zip(self._events, self._table_of_event, strict=True):
-                try:
-                    fired.append(holds(event.condition, data))
-                except ConditionError as error:
-                    name = self._event_tables[table].name
-                    raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
-            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
-            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
-            values = self._storage.checked_values(data)
-        except BaseException:
-            self._restore_conditions(remembered)
-            raise
-        return values, torch.stack(fired).cpu().numpy(), keys
 
     def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
         """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""

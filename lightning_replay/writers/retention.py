@@ -232,13 +232,15 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     def _first_factors(self, data: TensorDictBase) -> Factors:
         """Returns surprise (NaN where unknown) and on-policyness of new rows, or the priority from the rule."""
-        count, weight = data.shape[0], torch.ones(data.shape[0])
+        count = data.shape[0]
         priority = self.rule.first_priority(data)
+        if priority is None and self.initial_surprise is None:
+            return Factors.unknown(count)
+        weight = torch.ones(count)
         if priority is not None:
             priority = priority.detach().cpu()
             return Factors(priority, weight, priority, is_known=not self.rule.learns)
-        if self.initial_surprise is None:
-            return Factors.unknown(count)
+        assert self.initial_surprise is not None
         given = first_surprise(self.initial_surprise(data), count)
         return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
 
