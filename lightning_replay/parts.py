@@ -246,8 +246,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
-        index = self.extend(data)
-        return Insertion(index, slice(data.shape[0] - index.numel(), data.shape[0]))
+        index, count = self.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
 
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
@@ -277,8 +277,8 @@ class _TorchRLWriter(WriterHooks):
         self.keeps_order = isinstance(writer, RoundRobinWriter)
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        index = self._writer.extend(data)
-        return Insertion(index, slice(data.shape[0] - index.numel(), data.shape[0]))
+        index, count = self._writer.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
 
     def age_of(self, index: Tensor) -> Tensor | None:
         if not isinstance(self._writer, RoundRobinWriter):

@@ -52,15 +52,15 @@ def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
         )
 
 
-def row_numbers(name: str, value: Any, accepted: str) -> Tensor:
-    """Returns slots or generations as a tensor; raises ``TypeError`` for anything that is none."""
+def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
+    """Returns a value as a tensor; raises ``TypeError`` for anything that is none."""
     if isinstance(value, Tensor):
         return value
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         given = f"a {type(value).__name__}" if isinstance(value, Mapping) else repr(value)
-        raise TypeError(f"{name} is {given}; it must be {accepted}. No priority was changed") from error
+        raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
 
 
 def row_generations(value: Any) -> Tensor:
@@ -76,10 +76,7 @@ def row_generations(value: Any) -> Tensor:
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
-    try:
-        tensor = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} is {value!r}; it must be a tensor of real numbers. {outcome}") from error
+    tensor = row_numbers(name, value, "a tensor of real numbers", outcome).detach()
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} is {tensor.dtype}; it must be of real numbers. {outcome}")
     return tensor
@@ -101,7 +98,7 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
             raise TypeError(f"index is {index.dtype}; slots must be integers, as in batch['index']")
         index = index.to(torch.int64)
     if index.ndim < 2:
-        return index.reshape(-1).contiguous()
+        return index.contiguous() if index.ndim else index.reshape(1)
     shape = (1,) if storage is None or storage.ndim == 1 else tuple(storage.shape)
     if index.ndim != 2 or index.shape[1] != len(shape):
         raise ValueError(

@@ -201,22 +201,19 @@ class EpisodeLinks:
         first, second = order[:-1][linked], order[1:][linked]
         self.successor[first] = second
         self._predecessor[second] = first
-        self._join(names, starts, order, ends)
-
-    def _join(self, names: list[int | None], starts: Tensor, order: Tensor, ends: Tensor) -> None:
-        """Links the first row of each trajectory in a batch to its newest stored row, and notes the last one."""
+        # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
         lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1])])
         first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
         ended = ends[lasts.to(ends.device)].tolist()
         previous = [self._forget(name) for name in names]
-        for name, slot, done in zip(names, last_slots, ended, strict=True):
-            if not done:
+        for name, slot, is_over in zip(names, last_slots, ended, strict=True):
+            if not is_over:
                 self._remember(name, slot)
         joined = [(old, new) for old, new in zip(previous, first_slots, strict=True) if old >= 0]
         if joined:
-            old, new = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
-            self.successor[old] = new
-            self._predecessor[new] = old
+            first, second = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
+            self.successor[first] = second
+            self._predecessor[second] = first
 
     def _forget_running(self, index: Tensor) -> None:
         for slot in index.tolist() if self._trajectory_at else ():

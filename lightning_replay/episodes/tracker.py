@@ -27,17 +27,9 @@ def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
     return None if trajectory is None else trajectory[index].flatten()
 
 
-def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) -> None:
-    """Refuses rows ``[N]`` without ``("next", name)`` for each of these names, or with another than one value a row.
-
-    Args:
-        names: of ``"reward"``, ``"terminated"`` and ``"done"``; the latter two are flags.
-        purpose: what needs them, for the error.
-
-    Raises:
-        ValueError: a column is missing or of another shape or dtype.
-    """
-    for name in names:
+def require_columns(rows: TensorDictBase, purpose: str) -> None:
+    """Raises ``ValueError`` for rows ``[N]`` without one reward, terminated and done each; ``purpose`` needs them."""
+    for name in ("reward", "terminated", "done"):
         require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
     trajectory = trajectory_of(rows)
     if trajectory is not None and trajectory.numel() != rows.shape[0]:
@@ -113,7 +105,7 @@ class EpisodeTracker:
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses the first rows ``[N]`` when they lack what a return is formed of; later ones have their columns."""
         if self.links is None:
-            require_columns(rows, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+            require_columns(rows, f"returns over {self.n_steps} steps")
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.

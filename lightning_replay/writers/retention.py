@@ -152,8 +152,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             decisions, left = self._store_one_by_one(values, factors)
         else:
             decisions = self._rows.offer(factors, self._offered, self._admits_all)
-            self._store(values, decisions)
-            left = decisions.slots
+            left = slots = decisions.slots
+            if len(slots):
+                values, first, num = chosen(values, decisions.entered), int(slots[0]), len(slots)
+                is_run = num == 1 or (slots[-1] - first == num - 1 and (np.diff(slots) == 1).all())  # written faster
+                where = slice(first, first + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
+                self._storage.write(where, values)
         self._evicted_slots = left[were_stored(left)]
         self._offered += count
         self._write_count += decisions.num_admitted
@@ -176,17 +180,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Notes that nothing entered and left in the last ``extend``."""
         self.entered = torch.zeros(0, dtype=torch.int64)
         self._evicted_slots = np.zeros(0, dtype=np.int64)
-
-    def _store(self, values: Sequence[Column], decisions: Decisions) -> None:
-        rows, slots = decisions.entered, decisions.slots
-        if not len(rows):
-            return
-        values = chosen(values, rows)
-        first, count = int(slots[0]), len(slots)
-        if count == 1 or (slots[-1] - first == count - 1 and (np.diff(slots) == 1).all()):  # written faster
-            self._storage.write(slice(first, first + count), values)
-        else:
-            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
 
     def _store_one_by_one(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
         """Stores rows where frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
