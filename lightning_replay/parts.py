@@ -93,7 +93,7 @@ class BufferHooks(EpisodeHooks):
 
 
 class PartHooks(Drawing):
-    """What a ``Replay`` calls of samplers and of writers."""
+    """Methods of samplers and writers that a ``Replay`` calls."""
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +192,7 @@ class ReplayTransform(Drawing, Transform):
     delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
     n_steps: int = 1  #: Rewards in a return that it forms.
     discount: float = 1.0  #: γ of these returns.
-    pending: Any = None  #: What is kept back; ``Replay`` sets it to what it was where rows are refused.
+    pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Returns the rows kept back, TensorDict ``[n]``, of these trajectories or all; ``None`` if there are none."""
@@ -228,11 +228,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     A subclass defines TorchRL's ``extend(data)`` for rows ``[N]``, which writes into ``self._storage``, calls
     ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns the slots ``[n]``. One
-    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots.
-
-    Raises:
-        TypeError: when a subclass overrides ``extend`` of a writer that stores rows by :meth:`insert`, but not the
-            latter, which ``Replay`` calls.
+    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots; a subclass of
+    it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

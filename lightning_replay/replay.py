@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row.
 
-Longer than other files because the ways of a row in, of a batch out and of a TD error back stand here side by side.
+Longer than other files because it has the ways of a row in, of a batch out and of a TD error back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNCHANGED: _EntryState = ([], None)
 
 _ENDS = (("next", "truncated"), ("next", "done"))
 
-#: What ``update_priority`` takes beside TD errors.
+#: Feedback of ``update_priority`` beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
 
 
@@ -115,13 +115,13 @@ class Replay(AssembledReplay):
         batch_size = checked_count("batch_size", batch_size, of="transitions")
         if storage.max_size < batch_size:
             raise ValueError(
-                f"capacity {storage.max_size} is below batch_size {batch_size}; "
-                "raise the capacity or lower the batch size"
+                f"capacity {storage.max_size} is below batch_size {batch_size}; raise the capacity or lower the batch "
+                "size"
             )
         if prefetch is not None:
             prefetch = checked_count("prefetch", prefetch, 0, of="batches")
         seed = checked_seed(seed)
-        episodes = EpisodeTracker(n_steps, discount)
+        episodes = EpisodeTracker(n_steps, discount)  # which checks both
         self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
@@ -276,7 +276,7 @@ class Replay(AssembledReplay):
         return index
 
     def _try_transforms(self, rows: TensorDictBase) -> None:
-        """Refuses first rows of which this library's transforms could make no batch: they draw from the first on."""
+        """Refuses first rows that this library's transforms cannot turn into a batch."""
         batch = rows[:1].clone()
         if self._sampler_hooks.draws_pairs:
             batch = torch.stack((batch, batch), 1)
@@ -436,7 +436,7 @@ class Replay(AssembledReplay):
                     "of the batch. No priority was changed"
                 )
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
-            # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
+            # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
             device = self._storage.device  # None where TorchRL's storage was given none
             on_cpu = device is None or device.type == "cpu"
             sampler_checks = is_prioritized and sampler.checks_priorities and on_cpu
@@ -478,18 +478,15 @@ class Replay(AssembledReplay):
                 transform.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
+        """Returns TorchRL's counters, bytes, ages of the last batch (in transitions), and counts of updates.
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
         ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
         :class:`~lightning_replay.writers.RetentionWriter` its own ``stats``.
         """
-        stats = super().stats()
-        stats.update(self._feedback.stats(self._writer_hooks.age_of))
-        stats.update(self._writer_hooks.stats())
-        stats["nbytes"] = self.nbytes
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
-        stats["bytes_per_transition"] = self.nbytes / rows
+        stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
+        stats |= {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
         return stats if self._packed is None else stats | self._packed.stats()
 
     def oldest_first(self) -> Tensor:
@@ -575,7 +572,7 @@ class Replay(AssembledReplay):
 
 
 def _draw_states(parts: Iterable[Any]) -> list[tuple[Drawing, Any]]:
-    """Returns the parts that draw, each with what a draw changes."""
+    """Returns the parts that draw, each with its state."""
     return [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
 
 

@@ -128,11 +128,11 @@ class PackedStorage(ForkableStorage):
         return self._len if self._held_by is None else self._held_by.count
 
     def build_options(self) -> dict[str, Any]:
-        """Returns what a saved state presumes beside the class and the capacity: names by option."""
+        """Returns the options that a saved state presumes beside class and capacity, names by option."""
         return {}
 
     def stats(self) -> dict[str, Any]:
-        """Returns what ``Replay.stats`` reports of this storage."""
+        """Returns the entries of this storage in ``Replay.stats``."""
         return {}
 
     @property
@@ -146,11 +146,9 @@ class PackedStorage(ForkableStorage):
         return self.capacity
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """One column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
         column = self.all_rows.get(key, None)
-        if column is None:
-            return None
-        values = column[index]
+        values = None if column is None else column[index]
         self.check_read()
         return values
 
@@ -194,7 +192,9 @@ class PackedStorage(ForkableStorage):
 
         Raises:
             IndexError: an int that is no slot; nothing is written.
-            ValueError: keys, shapes, dtypes or device are not those of the first rows; nothing is written.
+            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses;
+                nothing is written.
+            RuntimeError: see :meth:`check_writable`.
         """
         if isinstance(data, list):
             data = torch.stack(data)
@@ -213,12 +213,7 @@ class PackedStorage(ForkableStorage):
         self.write(slots, values, grow=set_cursor)
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
-        """Returns the values of rows ``[N]`` in the order of the columns, once they are known to fit.
-
-        Raises:
-            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses.
-            RuntimeError: see :meth:`check_writable`.
-        """
+        """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
         if self._refusal is not None:
             self.check_writable()
         may_change, is_new = self._given_device is None, self._columns is None
@@ -444,7 +439,7 @@ class PackedStorage(ForkableStorage):
         state["packed"] = self.state_dict()
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
-        # Views do not survive a copy as views: they are laid out anew.
+        # Views do not survive a copy as views: they are created again.
         unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")
         return state | dict.fromkeys(unset) | {"_reached": 0}
 

@@ -42,9 +42,9 @@ class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
     * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would run on over the end of an episode.
-    * ``trajectory`` is not of an integer dtype: episodes could not be told apart.
-    * NaN or infinity in the reward or an observation: any column that also stands under ``"next"``, or is named so. One
+      histories would cross the end of an episode.
+    * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
+    * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN.
 
     Args:
@@ -55,10 +55,7 @@ class TransitionCheck:
         self.check_finite = check_finite
 
     def __call__(self, columns: Mapping[Key, Column]) -> None:
-        """Checks rows.
-
-        Args:
-            columns: ``[N, ...]`` by key, tensors or arrays.
+        """Checks columns ``[N, ...]``, tensors or arrays by key.
 
         Raises:
             TypeError: ``trajectory`` is not of an integer dtype.
@@ -67,12 +64,7 @@ class TransitionCheck:
         self.of(columns)(list(columns.values()))
 
     def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
-        """Returns the check of further rows with columns of these names, dtypes and shapes.
-
-        Raises:
-            TypeError: ``trajectory`` is not of an integer dtype.
-            ValueError: ``trajectory`` is not one number for each row.
-        """
+        """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
         for key in (key for key in _TRAJECTORY if key in columns):
             given = torch.as_tensor(columns[key])
             if given.numel() != len(given):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writers that choose rows have in common: their storage, the chosen rows, and calls of the buffers."""
+"""Functions of writers that choose rows: their storage, the chosen rows, and calls of the buffers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
-    """Calls the buffers of a storage with rows just written, and with where steps between them are missing.
-
-    No return and no partner then goes from a row over a missing step to a later one.
+    """Informs the buffers of a storage of rows just written, and of missing steps, over which no return may go.
 
     Args:
-        storage: the rows are in.
+        storage: of the rows.
         index: int64 ``[n]``, their slots.
         entered: int64 ``[n]`` ascending, their places among the rows that were given.
         data: the rows that were given, TensorDict ``[N]``, in time order within each trajectory.

@@ -33,11 +33,11 @@ _NONE = np.zeros(0, dtype=np.int64)
 class EventTableWriter(TableWriter):
     """Stratified Sampling from Event Tables: an event's table gets the last ``history_length`` steps up to the event.
 
-    An event is tested on the step that led to it: conditions see rows with their ``next`` state, never a reset state.
-    The event's own step counts as one of the history. A step goes to a table once, however many events follow it, even
-    if it has left that table since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode a
-    row belongs to, without it the rows are one environment in order; ``("next", "done")`` ends an episode. All tables
-    are first in, first out. Needs no feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+    An event is tested on the step that led to it, a row with its ``next`` state, never a reset state. This step counts
+    as one of the history. A step goes to a table once, however many events follow it, even if it has left that table
+    since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode of a row, without it the rows
+    are one environment in order; ``("next", "done")`` ends an episode. All tables are first in, first out. Needs no
+    feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
     Args:
         capacity: most entries of the default table.
@@ -244,11 +244,7 @@ class EventTableWriter(TableWriter):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: tables of other events were saved; nothing is changed then.
-        """
+        """Restores what :meth:`state_dict` returned; tables of other events are refused, and nothing is changed."""
         if len(state_dict["conditions"]) != len(self._events):
             raise ValueError(
                 f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "

@@ -72,7 +72,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         index = torch.arange(start, start + kept, device=storage.device)
         if start + kept > capacity:
             index %= capacity
-        if storage.num_held < kept:  # the first of them made room for the last
+        if storage.num_held < kept:  # the first of them left for the last
             index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)

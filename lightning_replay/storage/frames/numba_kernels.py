@@ -11,7 +11,7 @@ from numba import njit
 
 from lightning_replay.storage.frames import frame_kernels
 
-_BLOCK = 64  # words compared between looks at the result
+_BLOCK = 64  # words compared at once
 
 
 def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
     Args:
         first, second: unsigned words ``[N, k, W]``.
         pool: unsigned words ``[F, W]``.
-        hashes, heads, following: the index of the pool.
+        hashes, heads, following: index of the pool.
 
     Returns:
         ``frames``, ``sources`` and ``hashes`` of :class:`~lightning_replay.storage.frames.frame_index.Found`.

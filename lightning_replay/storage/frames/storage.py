@@ -349,12 +349,9 @@ class FrameStorage(PackedStorage):
             self._pool.snapshots = Snapshots()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
+        """Restores what :meth:`state_dict` returned; see :class:`~lightning_replay.storage.PackedStorage`.
 
-        Raises:
-            ValueError: another capacity or another number of frames in a stack was saved, or more frames than
-                ``frame_capacity``; nothing is changed then.
-            MemoryError: rows and frames do not fit; nothing is changed then.
+        Other stacks and more frames than ``frame_capacity`` are refused as well.
         """
         self.check_writable()
         self._saved_layout(state_dict)
