@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from lightning_replay.storage.access import occupancy_of
 from lightning_replay.storage.packed import PackedStorage
 
 
-class Checked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Checked:
     """Feedback that no part refuses.
 
     Attributes:
@@ -38,14 +40,9 @@ class Feedback:
         self.received = 0
         self._late = 0
 
+    @staticmethod
     def check(
-        self,
-        index: Tensor,
-        td_error: Tensor | None,
-        generation: Tensor | None,
-        storage: Storage,
-        *,
-        sampler_checks: bool,
+        index: Tensor, td_error: Tensor | None, generation: Tensor | None, storage: Storage, *, sampler_checks: bool
     ) -> Checked:
         """Returns rows that still hold what was drawn, and the magnitudes of their TD errors; changes nothing.
 
@@ -53,8 +50,8 @@ class Feedback:
             index: int64 ``[B]`` or ``[B, 2]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
             generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` to trust the index.
-            storage: where the rows are.
-            sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
+            storage: of the rows.
+            sampler_checks: whether the sampler refuses bad values itself, so that a batch is checked once.
         """
         index = torch.as_tensor(index, device=storage.device)
         if index.dtype != torch.int64 or index.ndim not in (1, 2):
@@ -72,7 +69,8 @@ class Feedback:
             )
         if generation is None or not isinstance(storage, PackedStorage):
             check_values(index, magnitude, len(storage))
-            return _without(index, magnitude, _released(storage, index))
+            drawable = occupancy_of(storage).drawable(index)
+            return Checked(index, magnitude, 0) if drawable is None else _without(index, magnitude, ~drawable)
         if not sampler_checks:
             check_values(index, magnitude, storage.capacity)
         generation = torch.as_tensor(generation, device=storage.device)
@@ -84,11 +82,12 @@ class Feedback:
             )
         try:
             late = storage.generation_of(slots) != generation
-            released = _released(storage, slots)
+            drawable = storage.occupancy.drawable(slots)
         except IndexError:
             check_values(index, magnitude, len(storage))
             raise
-        late = late if released is None else late | released
+        if drawable is not None:
+            late |= ~drawable
         if not bool(late.any()):
             return Checked(index, magnitude, 0)
         # Not the length: slots emptied since are late like those written since.
@@ -126,16 +125,8 @@ class Feedback:
         self.last_index = None
 
 
-def _released(storage: Storage, slots: Tensor) -> Tensor | None:
-    """Returns whether slots hold no row that can be drawn, bool; ``None`` where every stored row can."""
-    drawable = occupancy_of(storage).drawable(slots)
-    return None if drawable is None else ~drawable
-
-
-def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:
+def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Checked:
     """Returns ``index`` with -1, which samplers skip, in place of late rows."""
-    if late is None:
-        return Checked(index, magnitude, 0)
     if late.ndim < index.ndim:
         late = late.unsqueeze(1).expand_as(index)
     rows = late if late.ndim == 1 else late[:, 0]

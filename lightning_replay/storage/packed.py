@@ -342,7 +342,7 @@ class PackedStorage(ForkableStorage):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy) and the layout of their bytes."""
-        state = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
+        state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
         if self._layout is not None and self._rows is not None and self._generation is not None:
             state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
             # Generations of slots that held rows once: they go on from there.

@@ -118,6 +118,11 @@ class _Group:
             leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
 
+def shown(key: Key) -> str:
+    """Returns a key for an error: a name alone, or a tuple of nested names."""
+    return repr(key if len(key) > 1 else key[0])
+
+
 def nest(columns: Iterable[Key]) -> dict[str, Any]:
     """Returns the tree of keys: a branch is a dictionary, a leaf its full key."""
     tree: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from numpy import vdot
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.row_layout import Key, shown
 
 __all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
 
@@ -69,12 +69,12 @@ class TransitionCheck:
             given = torch.as_tensor(columns[key])
             if given.numel() != len(given):
                 raise ValueError(
-                    f"the column {_shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
+                    f"the column {shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
                     "must be [N] or [N, 1]. Nothing was stored"
                 )
             if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
                 raise TypeError(
-                    f"the column {_shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
+                    f"the column {shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
                     "of an integer dtype, as int64. Nothing was stored"
                 )
         place_of = {key: place for place, key in enumerate(columns)}
@@ -114,7 +114,7 @@ class ColumnsCheck:
             for place in self._ends[1:]:
                 ended = ended | columns[place]
             if isinstance(done, np.ndarray):
-                contradicts = np.count_nonzero(ended) and np.count_nonzero(ended > done)
+                contradicts = bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
             else:
                 contradicts = bool((ended > done).any())
             if contradicts:
@@ -168,11 +168,7 @@ def _not_finite(key: Key, value: Tensor) -> ValueError:
     rows = (~finite).nonzero().flatten().tolist()
     first = value[rows[0]].reshape(-1)
     return ValueError(
-        f"{_shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
+        f"{shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
         f"{len(value)}; it must be finite. Nothing was stored. Look for a diverging policy or environment, or build "
         "the buffer with check_finite=False to store such rows"
     )
-
-
-def _shown(key: Key) -> str:
-    return repr(key if len(key) > 1 else key[0])
