@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that a class or a recipe does not have: the error gives our name where other libraries use another."""
+"""Errors for unknown arguments, which give our name where other libraries use another."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def hint_for(given: str, accepted: Iterable[str]) -> str:
     """Returns ``"; it is named capacity here"`` or ``". Did you mean 'seed'?"``, or nothing."""
     accepted = list(accepted)
     ours = [name for name in accepted if given in _NAMES_ELSEWHERE.get(name, "").split()]
-    if ours:
-        return f"; it is named {' or '.join(ours)} here"
-    return did_you_mean(given, accepted)
+    return f"; it is named {' or '.join(ours)} here" if ours else did_you_mean(given, accepted)
 
 
 def accepted_names(function: Callable[..., object]) -> list[str] | None:
@@ -80,20 +78,12 @@ def accepted_names(function: Callable[..., object]) -> list[str] | None:
 
 
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] | None) -> None:
-    """Refuses names of arguments that are not accepted.
+    """Raises ``TypeError`` for names of arguments that are not ``accepted``, of which ``None`` stands for all.
 
-    Args:
-        owner: class or function, for the error.
-        given: names of the arguments.
-        accepted: ``None`` accepts any.
-
-    Raises:
-        TypeError: with our name for the first of them, where there is one.
+    The error names the ``owner``, a class or a function, and our name for the first of them, where there is one.
     """
-    if accepted is None:
-        return
     for name in given:
-        if name not in accepted:
+        if accepted is not None and name not in accepted:
             hint = hint_for(name, accepted) or f"; accepted are {', '.join(accepted) or 'none'}"
             raise TypeError(f"{owner} has no argument {name!r}{hint}")
 
@@ -101,11 +91,13 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: unknown arguments are refused with our name for them; signature and documentation stay."""
     accepted = accepted_names(function)
+    known = None if accepted is None else set(accepted)
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(owner, kwargs, accepted)
+        if known is not None and not known.issuperset(kwargs):
+            refuse_unknown(owner, kwargs, accepted)
         return function(*args, **kwargs)
 
     return checked

@@ -1,25 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay buffer made of parts, each read once for what it offers."""
+"""A replay buffer made of parts, each read once for what it offers, whose state is read and restored as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrl.data.replay_buffers import Sampler, Storage, Writer
+from torchrl.data.replay_buffers import Sampler, SliceSampler, Storage, TensorStorage, Writer
 
 from lightning_replay.argument_names import with_named_arguments
-from lightning_replay.checkpoint.replay import SavedReplay
+from lightning_replay.checkpoint.replay import read_replay, save_replay
+from lightning_replay.checkpoint.state import read_state, restore_state
+from lightning_replay.locking import LockedReplay
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
+from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
+from lightning_replay.samplers.table_draws import without_tables
+from lightning_replay.saving.state import refusing_other_states
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_count, checked_seed
 
 
-class AssembledReplay(BufferHooks, SavedReplay):
+def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
+    """Refuses parts that do not work together; some would fail only once rows are stored or drawn."""
+    hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
+    if hooks.num_slots is not None and hooks.num_slots < capacity:
+        raise ValueError(
+            f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
+            f"build the sampler with capacity={capacity}"
+        )
+    if hooks.draws_from_tables and not declared_writer(writer).keeps_tables:
+        raise without_tables(type(hooks.base_sampler).__name__)
+    if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
+        reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
+        raise TypeError(
+            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+            "LazyTensorStorage"
+        )
+    if isinstance(sampler, SliceSampler):
+        check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
+
+
+class AssembledReplay(BufferHooks, LockedReplay):
     """A storage, a writer, a sampler and transforms, called through :mod:`lightning_replay.parts`."""
 
     _row_check: TransitionCheck
@@ -29,34 +55,35 @@ class AssembledReplay(BufferHooks, SavedReplay):
         self._attach_parts()
 
     def _attach_parts(self) -> None:
-        """Reads once what each part offers: TorchRL's get the defaults of :mod:`lightning_replay.parts`."""
+        """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
+        self._check_slices = SliceCheck()
         self.last_insertion = Insertion(torch.zeros(0, dtype=torch.int64), slice(0, 0))
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replaces the sampler; returns the one there was."""
+        """Replaces the sampler; returns the previous one."""
         before = super().set_sampler(sampler)
         self._attach_parts()
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replaces the writer; returns the one there was."""
+        """Replaces the writer; returns the previous one."""
         before = super().set_writer(writer)
         self._attach_parts()
         return before
 
     def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
-        """Replaces the storage; returns the one there was."""
+        """Replaces the storage; returns the previous one."""
         before = super().set_storage(storage, collate_fn)
         self._attach_parts()
         return before
 
     @property
     def _transforms(self) -> nn.ModuleList:
-        """The transforms in order, not by ``Transform.__getattr__``, which takes a microsecond."""
+        """The transforms in order, without ``Transform.__getattr__``, which takes a microsecond."""
         transforms: Any = self._transform._modules["transforms"]
         return transforms
 
@@ -74,10 +101,12 @@ class AssembledReplay(BufferHooks, SavedReplay):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, links and of what sampler and writer keep."""
-        own = self._sampler_hooks.nbytes + self._writer_hooks.nbytes
-        own += 0 if self._episodes is None else self._episodes.nbytes
-        return own + (0 if self._packed is None else self._packed.nbytes)
+        """Bytes of rows and links, and of what sampler and writer keep."""
+        return (
+            self._sampler_hooks.nbytes
+            + self._writer_hooks.nbytes
+            + sum(0 if part is None else part.nbytes for part in (self._episodes, self._packed))
+        )
 
     @property
     def tables(self) -> Tables | None:
@@ -93,22 +122,21 @@ class AssembledReplay(BufferHooks, SavedReplay):
     @property
     def returns(self) -> list[tuple[int, float]]:
         """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
-        formed = [] if self._episodes is None else [(self._episodes.n_steps, self._episodes.discount)]
-        formed += [(one.n_steps, one.discount) for one in self._own_transforms()]
-        return [(n_steps, discount) for n_steps, discount in formed if n_steps > 1]
+        formed: list[Any] = [] if self._episodes is None else [self._episodes]
+        return [(one.n_steps, one.discount) for one in (*formed, *self._own_transforms()) if one.n_steps > 1]
 
     @property
     def is_prioritized(self) -> bool:
-        """Whether the sampler learns from TD errors."""
+        """Whether TD errors change what the sampler draws."""
         return self._sampler_hooks.uses_priorities
 
     @property
     def takes_feedback(self) -> bool:
-        """Whether the sampler or the writer learns from :meth:`update_priority`."""
+        """Whether :meth:`update_priority` changes what is drawn or kept."""
         return self._sampler_hooks.uses_priorities or self._writer_hooks.needs_feedback
 
     def mark_update(self, index: Tensor | int) -> None:
-        """Called by the writer when slots were written: sampler and episodes learn of the new rows."""
+        """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1:
             index = torch.as_tensor(index).reshape(-1)
         if self._episodes is not None:
@@ -116,7 +144,7 @@ class AssembledReplay(BufferHooks, SavedReplay):
         self._sampler.mark_update(index, storage=self._storage)
 
     def on_evict(self, index: Tensor) -> None:
-        """Called by the storage when rows left without being overwritten: sampler and episodes forget them."""
+        """Removes rows that left without being overwritten from sampler and episodes; the storage calls it."""
         if self._episodes is not None:
             self._episodes.on_evict(index)
         self._sampler_hooks.on_evict(index)
@@ -128,7 +156,7 @@ class AssembledReplay(BufferHooks, SavedReplay):
         self._sampler_hooks.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Called by the writer with trajectories of which steps were left out: what comes next follows no row."""
+        """Makes what comes next of these trajectories follow no stored row: steps between were left out."""
         if self._episodes is not None:
             self._episodes.break_episodes(trajectories)
         self._sampler_hooks.break_episodes(trajectories)
@@ -152,10 +180,44 @@ class AssembledReplay(BufferHooks, SavedReplay):
             self._writer_hooks.advance(env_steps=env_steps, updates=updates)
 
     def seed(self, seed: int) -> None:
-        """Starts the draws of sampler, transforms and writer anew from ``seed``."""
+        """Restarts the draws of sampler, transforms and writer from ``seed``."""
         if checked_seed(seed) is None:
             raise TypeError("seed is None; it must be a whole number that fits into 64 bits")
         with self._changing():
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
                 if isinstance(part, Drawing):
                     part.reseed(seed + offset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
+        return read_state(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
+
+        Raises:
+            TypeError: no dictionary.
+            ValueError: the state of another buffer, or of something else; nothing is changed.
+        """
+        restore_state(self, state_dict)
+        self._check_slices = SliceCheck()
+
+    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
+        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
+
+        See :func:`lightning_replay.save_replay`.
+        """
+        save_replay(self, path, previous=previous)
+
+    def load(self, path: str | Path) -> None:
+        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
+
+        Raises:
+            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
+        """
+        _, state = read_replay(Path(path))
+        with refusing_other_states(path):
+            self.load_state_dict(state)
+
+    dumps = dump = save
+    loads = load

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a package that is not installed and that an extra of this library installs."""
+"""The error for a missing package that an extra of this library installs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _EXTRAS = {
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A package that an extra of this library installs is missing; the message names the extra.
-
-    The command line prints the message alone, at whatever moment of a run it is raised.
-    """
+    """A missing package that an extra of this library installs; the command line prints the message alone."""
 
 
 def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:

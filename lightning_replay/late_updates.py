@@ -40,14 +40,9 @@ class Feedback:
         self.received = 0
         self._late = 0
 
+    @staticmethod
     def check(
-        self,
-        index: Tensor,
-        td_error: Tensor | None,
-        generation: Tensor | None,
-        storage: Storage,
-        *,
-        sampler_checks: bool,
+        index: Tensor, td_error: Tensor | None, generation: Tensor | None, storage: Storage, *, sampler_checks: bool
     ) -> Checked:
         """Returns rows that still hold what was drawn, and the magnitudes of their TD errors; changes nothing.
 
@@ -55,14 +50,27 @@ class Feedback:
             index: int64 ``[B]`` or ``[B, 2]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
             generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` to trust the index.
-            storage: where the rows are.
-            sampler_checks: whether the sampler refuses bad values itself, so that a sound batch is checked once.
+            storage: of the rows.
+            sampler_checks: whether the sampler refuses bad values itself, so that a batch is checked once.
         """
         index = torch.as_tensor(index, device=storage.device)
-        magnitude = self._magnitude(index, td_error, storage)
+        if index.dtype != torch.int64 or index.ndim not in (1, 2):
+            raise ValueError(
+                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
+            )
+        if td_error is None:
+            magnitude = torch.zeros(index.shape[0], device=index.device)
+        elif td_error.numel() == index.shape[0]:
+            magnitude = magnitudes(td_error.to(storage.device))
+        else:
+            raise ValueError(
+                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
+                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
+            )
         if generation is None or not isinstance(storage, PackedStorage):
             check_values(index, magnitude, len(storage))
-            return _without(index, magnitude, _released(storage, index))
+            drawable = occupancy_of(storage).drawable(index)
+            return Checked(index, magnitude, 0) if drawable is None else _without(index, magnitude, ~drawable)
         if not sampler_checks:
             check_values(index, magnitude, storage.capacity)
         generation = torch.as_tensor(generation, device=storage.device)
@@ -74,46 +82,31 @@ class Feedback:
             )
         try:
             late = storage.generation_of(slots) != generation
-            released = _released(storage, slots)
+            drawable = storage.occupancy.drawable(slots)
         except IndexError:
             check_values(index, magnitude, len(storage))
             raise
-        late = late if released is None else late | released
+        if drawable is not None:
+            late |= ~drawable
         if not bool(late.any()):
             return Checked(index, magnitude, 0)
-        # Not the length: slots emptied since hold nothing and are late like those written since.
+        # Not the length: slots emptied since are late like those written since.
         check_values(index, magnitude, storage.capacity)
         return _without(index, magnitude, late)
 
     def count(self, checked: Checked) -> None:
-        """Counts an update that every part has taken."""
+        """Counts an update that every part has accepted."""
         self.draws_since_update = 0
         self.received += checked.index.shape[0]
         self._late += checked.num_late
 
-    @staticmethod
-    def _magnitude(index: Tensor, td_error: Tensor | None, storage: Storage) -> Tensor:
-        if index.dtype != torch.int64 or index.ndim not in (1, 2):
-            raise ValueError(
-                f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
-            )
-        if td_error is None:
-            return torch.zeros(index.shape[0], device=index.device)
-        td_error = td_error.to(storage.device)
-        if td_error.numel() != index.shape[0]:
-            raise ValueError(
-                f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
-                f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
-            )
-        return magnitudes(td_error)
-
     def forget(self) -> None:
-        """Drops what refers to drawn rows, which are gone; the counts stay."""
+        """Forgets the last batch, whose rows are gone; the counts stay."""
         self.draws_since_update = 0
         self.last_index = None
 
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
-        """Counts, and ages of the rows of the last batch in transitions written since."""
+        """Returns counts, and ages of the rows of the last batch in transitions written since."""
         stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
         ages = None if self.last_index is None else age_of(self.last_index)
         if ages is not None:
@@ -122,26 +115,18 @@ class Feedback:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters."""
+        """Returns the counters."""
         return {"received": self.received, "late": self._late, "draws_since_update": self.draws_since_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self.received, self._late = state_dict["received"], state_dict["late"]
         self.draws_since_update = state_dict["draws_since_update"]
         self.last_index = None
 
 
-def _released(storage: Storage, slots: Tensor) -> Tensor | None:
-    """Whether slots hold no row that can be drawn, bool of their shape; ``None`` where every stored row can."""
-    drawable = occupancy_of(storage).drawable(slots)
-    return None if drawable is None else ~drawable
-
-
-def _without(index: Tensor, magnitude: Tensor, late: Tensor | None) -> Checked:
+def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Checked:
     """Returns ``index`` with -1, which samplers skip, in place of late rows."""
-    if late is None:
-        return Checked(index, magnitude, 0)
     if late.ndim < index.ndim:
         late = late.unsqueeze(1).expand_as(index)
     rows = late if late.ndim == 1 else late[:, 0]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved replay buffers built anew from what their files name."""
+"""Saved replay buffers, rebuilt from the names in their files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning_replay.checkpoint.replay import MANIFEST, read_replay
 from lightning_replay.replay import Replay
@@ -17,14 +16,13 @@ from lightning_replay.validation import check_kind, checked_entries
 
 
 def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Path | None = None) -> Replay:
-    """Builds the saved buffer anew and restores it: the next draws are those the saved one would have made.
+    """Rebuilds a saved buffer and restores it: the next draws are those the saved one would have made.
 
-    Nothing that the file names is imported, except from this library, TorchRL, torch and tensordict.
+    Classes and functions that the file names are imported from this library, TorchRL, torch and tensordict alone.
 
     Args:
         path: a directory that :func:`save_replay` wrote.
-        trust: packages whose modules may be imported as well, where the file names classes or functions in them:
-            ``["my_package"]`` allows ``my_package`` and all below it.
+        trust: further packages to import from: ``["my_package"]`` allows ``my_package`` and all below it.
         memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
             where the saved buffer had them on disk.
 
@@ -34,18 +32,24 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
         TypeError: ``trust`` is no list of names, or ``memmap`` no directory.
         ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks; an empty name in
             ``trust``.
-        NotRebuildableError: an option was neither a plain value nor an import path that may be used. Add its package to
-            ``trust``, or build the buffer and call ``replay.load(path)``.
+        NotRebuildableError: an option is neither a plain value nor an import path of a trusted package. Add the package
+            to ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
     """
-    trust = _checked_trust(trust)
+    if isinstance(trust, str):
+        raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
+    packages = checked_entries("trust", trust, "a list of packages, as trust=['my_package']")
+    for place, package in enumerate(packages):
+        check_kind(f"trust[{place}]", package, str, "the name of a package, as trust=['my_package']")
+        if not package:
+            raise ValueError(f"trust[{place}] is ''; it must be the name of a package, as trust=['my_package']")
     if memmap is not None:
         check_kind("memmap", memmap, str | os.PathLike, "a directory, or None to keep the rows in memory")
     directory = Path(path)
     saved, state = read_replay(directory)
     chosen = {"memmap": None if memmap is None else str(memmap)}
     try:
-        replay = build(saved["built_by"], trust=trust, chosen=chosen)
+        replay = build(saved["built_by"], trust=packages, chosen=chosen)
         if not isinstance(replay, Replay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
@@ -57,14 +61,3 @@ def load_replay(path: str | Path, *, trust: Sequence[str] = (), memmap: str | Pa
             "earlier save"
         ) from error
     return replay
-
-
-def _checked_trust(trust: Any) -> list[str]:
-    if isinstance(trust, str):
-        raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
-    packages = checked_entries("trust", trust, "a list of packages, as trust=['my_package']")
-    for place, package in enumerate(packages):
-        check_kind(f"trust[{place}]", package, str, "the name of a package, as trust=['my_package']")
-        if not package:
-            raise ValueError(f"trust[{place}] is ''; it must be the name of a package, as trust=['my_package']")
-    return packages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of a replay buffer, batches drawn ahead in a thread, and both in forked processes."""
+"""Locks of a replay buffer, its prefetching thread, and both in forked processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
+from lightning_replay.episodes.tracker import EpisodeTracker
+from lightning_replay.late_updates import Feedback
 from lightning_replay.storage import forking
 
 
@@ -23,9 +25,11 @@ class LockedReplay(TensorDictReplayBuffer):
     """
 
     fork_rank = 0
+    _episodes: EpisodeTracker | None
+    _feedback: Feedback
 
     def _begin_life(self) -> None:
-        """Sets what belongs to this object in this process alone: the thread that draws ahead, what a fork changes."""
+        """Sets the attributes of this object in this process: the prefetching thread and what a fork changes."""
         if self._prefetch_cap:
             # One thread: batches are drawn in the order in which they are handed out.
             self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
@@ -34,7 +38,7 @@ class LockedReplay(TensorDictReplayBuffer):
         forking.register(self)
 
     def before_fork(self) -> None:
-        """Called in the thread that forks: waits until nobody writes, draws or updates."""
+        """Waits, in the thread that forks, until nobody writes, draws or updates."""
         self._held_locks = []
         if forking.acquired(self._futures_lock):
             self._held_locks.append(self._futures_lock)
@@ -42,7 +46,7 @@ class LockedReplay(TensorDictReplayBuffer):
                 self._held_locks.append(self._replay_lock)
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Called in parent and child after a fork; threads are not copied."""
+        """Releases the locks in parent and child; threads are not copied by a fork."""
         locks, self._held_locks = self._held_locks, []
         for lock in reversed(locks):
             lock.release()
@@ -61,10 +65,10 @@ class LockedReplay(TensorDictReplayBuffer):
         self._begin_life()
 
     def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Takes the oldest batch drawn ahead, and starts to draw others.
+        """Returns the oldest prefetched batch and requests others.
 
-        One thread draws them, in order, and whatever changes the buffer waits until they are drawn: every batch is that
-        of the moment at which it was requested, whatever the threads' timing.
+        One thread draws them in order, and changes of the buffer wait for it: a batch is that of the moment at which it
+        was requested, whatever the threads' timing.
         """
         with self._futures_lock:
             queue, sampler = self._prefetch_queue, self._sampler
@@ -74,14 +78,14 @@ class LockedReplay(TensorDictReplayBuffer):
             return result
 
     def _wait_for_draws(self) -> None:
-        """Waits until the batches drawn ahead are drawn; call it before the buffer is changed, without its locks."""
+        """Waits for the batches being drawn ahead; call it before the buffer is changed, without holding its locks."""
         with self._futures_lock:
             ahead = tuple(self._prefetch_queue)
         wait(ahead)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context manager in whose body no other thread writes, draws or updates, and nothing is being drawn ahead."""
+        """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
         with self._futures_lock:
             self._wait_for_draws()
             with self._replay_lock, self._write_lock:
@@ -92,12 +96,9 @@ class LockedReplay(TensorDictReplayBuffer):
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
 
-    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        raise NotImplementedError
-
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Context manager in whose body the buffer may be changed; those called for every row lock by themselves."""
+        """Locks the buffer for changes in the body; methods called for every row lock without this context manager."""
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:

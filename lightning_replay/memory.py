@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory is free, and rows allocated only when they fit."""
+"""Free memory, and rows that are allocated only when they fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_SMALL_BYTES = 1 << 24  # which are not worth the 60 us that asking takes
+_SMALL_BYTES = 1 << 24  # not worth the 60 us that reading the free bytes takes
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on ``device``; ``None`` where the system does not tell."""
+    """Returns the bytes that can still be allocated on ``device``; ``None`` where that is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -22,32 +22,17 @@ def free_bytes(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(int(line.split()[1]) * 1024, _container_bytes())
-    return None
-
-
-def _container_bytes() -> int:
-    """Returns what the control group of this process still allows, where it sets a limit."""
-    group = Path("/sys/fs/cgroup")
+    group = Path("/sys/fs/cgroup")  # of this process, which may set a lower limit
     try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):
-        return 2**63 - 1
+        limit = 2**63 - 1
+    available = (line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return next((min(int(kilobytes) * 1024, limit) for kilobytes in available), None)
 
 
 def check_free(num_bytes: int, what: str, device: torch.device | None = None) -> None:
-    """Refuses what would take more memory than is free, before any of it is taken.
-
-    Args:
-        num_bytes: at least so many.
-        what: they are needed for, for the error.
-        device: the CPU if absent.
-
-    Raises:
-        MemoryError: with both numbers.
-    """
+    """Raises ``MemoryError`` if ``num_bytes`` for ``what`` are more than is free on ``device``, by default the CPU."""
     if num_bytes < _SMALL_BYTES:
         return
     device = torch.device("cpu") if device is None else device
@@ -67,39 +52,31 @@ def allocate_rows(
     *,
     as_written: bool = False,
 ) -> Tensor:
-    """int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file mapped into memory.
+    """Returns int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file mapped into memory.
 
     Args:
-        directory: where the scratch file goes; it has no name once it is mapped, so it disappears with the process.
-        breakdown: how the size comes about, for the error.
+        directory: of the scratch file, which has no name once it is mapped and so disappears with the process.
+        breakdown: of the size, for the error.
         as_written: leaves memory unwritten, of any content, so that a CPU's pages are taken as rows are written.
 
     Raises:
         MemoryError: less is free than is needed; nothing was allocated.
     """
     needed = num_rows * row_words * 8
-    if directory is not None:
-        return _map_scratch_file(num_rows, row_words, Path(directory), needed, breakdown)
-    free = free_bytes(device)
+    if directory is None:
+        free, where, other = free_bytes(device), f"on {device}", "keep the rows on disk with memmap=<directory>"
+    else:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        disk = os.statvfs(directory)
+        free, where, other = disk.f_bavail * disk.f_frsize, f"in {directory}", "choose another directory"
     if free is not None and needed > free:
         raise MemoryError(
-            f"the storage needs {needed:,} bytes ({breakdown}) and {free:,} are free on {device}. "
-            "Lower the capacity, or keep the rows on disk with memmap=<directory>"
+            f"the storage needs {needed:,} bytes ({breakdown}) and {free:,} are free {where}. Lower the capacity, or "
+            f"{other}"
         )
-    if as_written:
-        return torch.empty(num_rows, row_words, dtype=torch.int64, device=device)
-    return torch.zeros(num_rows, row_words, dtype=torch.int64, device=device)
-
-
-def _map_scratch_file(num_rows: int, row_words: int, directory: Path, needed: int, breakdown: str) -> Tensor:
-    directory.mkdir(parents=True, exist_ok=True)
-    disk = os.statvfs(directory)
-    free = disk.f_bavail * disk.f_frsize
-    if needed > free:
-        raise MemoryError(
-            f"the storage needs {needed:,} bytes ({breakdown}) and {free:,} are free in {directory}. "
-            "Lower the capacity, or choose another directory"
-        )
+    if directory is None:
+        allocate = torch.empty if as_written else torch.zeros
+        return allocate(num_rows, row_words, dtype=torch.int64, device=device)
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
     try:
         os.ftruncate(handle, needed)

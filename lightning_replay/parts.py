@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler, a writer and a transform of a :class:`~lightning_replay.Replay` may define.
-
-Longer than other files because it lists everything that a buffer calls of its parts.
+"""Base classes of the samplers, writers and transforms of a :class:`~lightning_replay.Replay`.
 
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
-besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts,
-which define none of it, get the defaults from :func:`declared_sampler` and :func:`declared_writer`.
+besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
+get the defaults from :func:`declared_sampler` and :func:`declared_writer`.
 
-The life of a row: the transforms' ``inv`` sees it first, ``check_rows`` of the sampler may refuse it, the writer's
+The life of a row: it passes the transforms' ``inv`` first, ``check_rows`` of the sampler may refuse it, the writer's
 ``insert`` stores it and calls ``mark_update`` of the buffer, from which the sampler's ``mark_update`` gets its slot.
 ``sample`` draws slots, the storage is read, the transforms are called in order. ``update_priority`` brings TD errors
 back to sampler and writer. A row leaves by being overwritten (``mark_update`` again) or released (``on_evict``).
@@ -48,11 +46,11 @@ __all__ = [
 
 
 class Insertion(NamedTuple):
-    """What a writer stored of the rows it was given.
+    """The rows that a writer stored.
 
     Attributes:
         slots: int64 ``[n]``, in the order of the rows.
-        rows: which of the given rows they hold, an index into a column of these: int64 ``[n]`` ascending, or a slice.
+        rows: index of these rows into a column of those given: int64 ``[n]`` ascending, or a slice.
     """
 
     slots: Tensor
@@ -60,10 +58,10 @@ class Insertion(NamedTuple):
 
 
 class Drawing:
-    """What every part that draws from a generator offers; see :class:`~lightning_replay.seeded.Seeded`."""
+    """Methods of a part that draws from a generator; see :class:`~lightning_replay.seeded.Seeded`."""
 
     def reseed(self, seed: int) -> None:
-        """Starts the part's generator anew; called by ``Replay.seed``."""
+        """Restarts the part's generator; called by ``Replay.seed``."""
 
     def draw_state(self) -> Any:
         """Returns what one draw changes; called before a draw that may be refused."""
@@ -77,46 +75,8 @@ class Drawing:
         return None
 
 
-class BufferHooks:
-    """What storages and writers of this library call of their buffers beside TorchRL's ``mark_update``."""
-
-    def on_evict(self, index: Tensor) -> None:
-        """Called by the storage with slots ``[n]`` whose rows left without being overwritten."""
-
-    def cut(self, index: Tensor) -> None:
-        """Called by the writer with slots ``[n]`` of rows that nothing follows."""
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Called by the writer with trajectories of which steps were left out: what comes next follows no row."""
-
-
-class SamplerHooks(Drawing):
-    """What a ``Replay`` reads and calls of a sampler beside TorchRL's methods; nothing happens by default."""
-
-    uses_priorities: bool = False  #: Whether TD errors change what is drawn: ``update_priority`` is called if so.
-    checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
-    update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
-    draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
-    draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
-    reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
-    num_slots: int | None = None  #: Slots the sampler has room for; ``None`` where it fits every storage.
-    rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)  #: Rows drawn so far from each table, int64 ``[L]``.
-
-    @property
-    def base_sampler(self) -> Any:
-        """The sampler that priorities, tables and schedules belong to: itself, of pairs that of the first rows."""
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the sampler keeps."""
-        return 0
-
-    def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
-
-    def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
+class EpisodeHooks:
+    """Calls by which buffers and samplers follow rows and episodes beside TorchRL's ``mark_update``; no effect here."""
 
     def on_evict(self, index: Tensor) -> None:
         """Forgets rows, slots ``[n]``, that left without being overwritten; called by the storage."""
@@ -125,47 +85,79 @@ class SamplerHooks(Drawing):
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Called when steps of these trajectories were left out: what comes next of them follows no stored row."""
+        """Makes what comes next of these trajectories follow no stored row: steps between were left out."""
+
+
+class BufferHooks(EpisodeHooks):
+    """A buffer that storages and writers of this library inform of evicted rows and ended episodes."""
+
+
+class PartHooks(Drawing):
+    """Methods of samplers and writers that a ``Replay`` calls."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the part keeps."""
+        return 0
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
 
-class WriterHooks(Drawing):
-    """What a ``Replay`` reads and calls of a writer beside TorchRL's methods; nothing happens by default."""
+class SamplerHooks(PartHooks, EpisodeHooks):
+    """Attributes and methods of a sampler that a ``Replay`` uses beside TorchRL's; they do nothing by default."""
+
+    uses_priorities: bool = False  #: Whether TD errors change what is drawn: ``update_priority`` is called if so.
+    checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
+    update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
+    draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
+    draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
+    reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
+    num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
+    rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)  #: Rows drawn so far from each table, int64 ``[L]``.
+
+    @property
+    def base_sampler(self) -> Any:
+        """The sampler that priorities, tables and schedules belong to: itself, of pairs that of the first rows."""
+        return self
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
+
+
+class WriterHooks(PartHooks):
+    """Attributes and methods of a writer that a ``Replay`` uses beside TorchRL's; they do nothing by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
-    signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` takes for this writer.
-    checks_rows: bool = False  #: Whether :meth:`insert` has the storage check all rows before it changes anything.
-    may_refuse: bool = False  #: Whether rows are left out that a storage has room for.
+    signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
+    checks_rows: bool = False  #: Whether :meth:`insert` checks all rows by the storage before it changes anything.
+    may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
     keeps_tables: bool = False  #: Whether slots are held by :class:`~lightning_replay.tables.tables.Tables`.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the writer keeps."""
-        return 0
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         raise NotImplementedError
 
     def insert_nothing(self) -> None:
-        """Called in place of :meth:`insert` where transforms keep all rows back."""
+        """Replaces a call of :meth:`insert` where transforms keep all rows back."""
 
     def age_of(self, index: Tensor) -> Tensor | None:
         """Returns how many rows were given after those in the slots, int64; ``None`` where no order is kept."""
         return None
 
     def set_initial_surprise(self, measure: Any) -> None:
-        """Takes a function, TensorDict ``[N]`` to ``[N]``; called where :attr:`needs_initial_surprise`."""
+        """Sets a function, TensorDict ``[N]`` to ``[N]``; called where :attr:`needs_initial_surprise`."""
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Any:
-        """Returns feedback for the B = ``count`` rows of a batch as :meth:`update_priority` takes it; changes nothing.
+        """Returns feedback for the B = ``count`` rows of a batch for :meth:`update_priority`; changes nothing.
 
         Raises:
             ValueError: feedback that the writer refuses; no part has been changed then.
@@ -173,7 +165,7 @@ class WriterHooks(Drawing):
         return None
 
     def update_priority(self, index: Tensor, feedback: Any, *, both: bool = False) -> None:
-        """Learns from what :meth:`read_feedback` returned.
+        """Updates what decides which rows stay by what :meth:`read_feedback` returned.
 
         Args:
             index: slots ``[B]`` or ``[B, 2]``; -1 where the row has left.
@@ -186,15 +178,12 @@ class WriterHooks(Drawing):
         return {}
 
     def stats(self) -> dict[str, Any]:
-        """Returns what ``Replay.stats`` reports of this writer."""
+        """Returns the entries of this writer in ``Replay.stats``."""
         return {}
 
     def build_options(self) -> dict[str, Any]:
-        """Returns what a saved state of this writer presumes beside its class: names by option."""
+        """Returns the options that a saved state of this writer presumes, names by option."""
         return {}
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
 
 class ReplayTransform(Drawing, Transform):
@@ -203,7 +192,7 @@ class ReplayTransform(Drawing, Transform):
     delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
     n_steps: int = 1  #: Rewards in a return that it forms.
     discount: float = 1.0  #: γ of these returns.
-    pending: Any = None  #: What is kept back; ``Replay`` sets it to what it was where rows are refused.
+    pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Returns the rows kept back, TensorDict ``[n]``, of these trajectories or all; ``None`` if there are none."""
@@ -214,7 +203,7 @@ class ReplayTransform(Drawing, Transform):
 
 
 class _Saved:
-    """A part that is written to a directory by itself, as TorchRL's buffers do it."""
+    """A part that is saved in a directory of its own, as TorchRL's buffers do it."""
 
     def dumps(self, path: str | Path) -> None:
         """Writes ``state_dict()`` into the directory ``path``."""
@@ -230,7 +219,7 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
     dictionary of further columns ``[B, ...]`` for the batch, and of the inherited methods those that it needs.
-    ``state_dict`` and ``load_state_dict`` hold all that decides the next draws.
+    ``state_dict`` returns all that decides the next draws.
     """
 
 
@@ -239,11 +228,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     A subclass defines TorchRL's ``extend(data)`` for rows ``[N]``, which writes into ``self._storage``, calls
     ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns the slots ``[n]``. One
-    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots.
-
-    Raises:
-        TypeError: when a subclass overrides ``extend`` of a writer that stores rows by :meth:`insert`, but not the
-            latter, which ``Replay`` calls.
+    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots; a subclass of
+    it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -257,7 +243,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
-        return _last_rows(self.extend(data), data.shape[0])
+        index, count = self.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
 
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
@@ -266,7 +253,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
 
 class _TorchRLSampler(SamplerHooks):
-    """A sampler of TorchRL, or of somebody else, that defines none of the names above."""
+    """A sampler, TorchRL's or another, that is no :class:`SamplerHooks`."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -279,7 +266,7 @@ class _TorchRLSampler(SamplerHooks):
 
 
 class _TorchRLWriter(WriterHooks):
-    """A writer of TorchRL, or of somebody else, that defines none of the names above."""
+    """A writer, TorchRL's or another, that is no :class:`WriterHooks`."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -287,7 +274,8 @@ class _TorchRLWriter(WriterHooks):
         self.keeps_order = isinstance(writer, RoundRobinWriter)
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        return _last_rows(self._writer.extend(data), data.shape[0])
+        index, count = self._writer.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
 
     def age_of(self, index: Tensor) -> Tensor | None:
         if not isinstance(self._writer, RoundRobinWriter):
@@ -296,14 +284,10 @@ class _TorchRLWriter(WriterHooks):
 
 
 def declared_sampler(sampler: Sampler) -> SamplerHooks:
-    """Returns what a ``Replay`` calls of a sampler: a :class:`ReplaySampler` itself, or the defaults for TorchRL's."""
+    """Returns a :class:`ReplaySampler` itself, or the defaults for another sampler."""
     return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
 
 
 def declared_writer(writer: Writer) -> WriterHooks:
-    """Returns what a ``Replay`` calls of a writer: a :class:`ReplayWriter` itself, or the defaults for TorchRL's."""
+    """Returns a :class:`ReplayWriter` itself, or the defaults for another writer."""
     return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)
-
-
-def _last_rows(index: Tensor, count: int) -> Insertion:
-    return Insertion(index, slice(count - index.numel(), count))

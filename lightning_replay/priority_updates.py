@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD errors, priorities and the rows they belong to, validated: the one place where what is fed back is refused."""
+"""Validation of TD errors, priorities and the rows they belong to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ def magnitudes(td_error: Tensor) -> Tensor:
 
 
 def given_priority(td_error: Tensor, count: int) -> Tensor:
-    """Magnitudes, float32 ``[N]``, of the TD errors that came with ``count`` new rows.
-
-    Raises:
-        ValueError: NaN or infinite ones, or another number of them than of rows.
-    """
+    """Returns the magnitudes, float32 ``[N]``, of the TD errors given with ``count`` new rows; NaN is refused."""
     if td_error.numel() != count:
         raise ValueError(
             f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
@@ -38,11 +34,7 @@ def given_priority(td_error: Tensor, count: int) -> Tensor:
 
 
 def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
-    """Refuses TD errors that are not finite and slots that hold nothing.
-
-    Raises:
-        ValueError, IndexError: with what was given; nothing has been changed.
-    """
+    """Raises ``ValueError`` for TD errors that are not finite, ``IndexError`` for slots outside of ``length``."""
     if index.numel() == 0:
         return
     # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
@@ -60,27 +52,19 @@ def check_values(index: Tensor, magnitude: Tensor, length: int) -> None:
         )
 
 
-def row_numbers(name: str, value: Any, accepted: str) -> Tensor:
-    """Returns slots or generations that were fed back as a tensor, of any shape and of any dtype of numbers.
-
-    Raises:
-        TypeError: a dictionary, text or something else that is no tensor; the message completes "it must be ...".
-    """
+def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priority was changed") -> Tensor:
+    """Returns a value as a tensor; raises ``TypeError`` for anything that is none."""
     if isinstance(value, Tensor):
         return value
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         given = f"a {type(value).__name__}" if isinstance(value, Mapping) else repr(value)
-        raise TypeError(f"{name} is {given}; it must be {accepted}. No priority was changed") from error
+        raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
 
 
 def row_generations(value: Any) -> Tensor:
-    """Returns the generations that were fed back as a tensor.
-
-    Raises:
-        TypeError: no tensor, or not of an integer dtype.
-    """
+    """Returns generations as a tensor; raises ``TypeError`` for anything else or another than an integer dtype."""
     generation = row_numbers("generation", value, "the batch's 'generation', of an integer dtype")
     dtype = generation.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
@@ -91,22 +75,15 @@ def row_generations(value: Any) -> Tensor:
 
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
-    """Returns what was fed back as a tensor without gradient.
-
-    Raises:
-        TypeError: text, flags, complex numbers.
-    """
-    try:
-        tensor = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} is {value!r}; it must be a tensor of real numbers. {outcome}") from error
+    """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
+    tensor = row_numbers(name, value, "a tensor of real numbers", outcome).detach()
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} is {tensor.dtype}; it must be of real numbers. {outcome}")
     return tensor
 
 
 def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
-    """Slots as contiguous int64 ``[n]`` on ``device``.
+    """Returns slots as contiguous int64 ``[n]`` on ``device``.
 
     Args:
         index: int, ``[n]``, or for a storage of d dimensions ``[n, d]`` or a tuple of d tensors ``[n]``.
@@ -120,10 +97,8 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
         if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool):
             raise TypeError(f"index is {index.dtype}; slots must be integers, as in batch['index']")
         index = index.to(torch.int64)
-    if index.ndim == 1:
-        return index.contiguous()
-    if index.ndim == 0:
-        return index.reshape(1)
+    if index.ndim < 2:
+        return index.contiguous() if index.ndim else index.reshape(1)
     shape = (1,) if storage is None or storage.ndim == 1 else tuple(storage.shape)
     if index.ndim != 2 or index.shape[1] != len(shape):
         raise ValueError(
@@ -139,7 +114,7 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
 
 
 def matching_priority(priority: Any, index: Tensor) -> Tensor:
-    """Priorities as contiguous float32 ``[n]`` beside ``index``; one number stands for all."""
+    """Returns priorities as contiguous float32 ``[n]``, one per slot; a single number is repeated."""
     priority = torch.as_tensor(priority, device=index.device).detach()
     if priority.is_complex():
         raise TypeError(f"priority is {priority.dtype}; it must be real, the magnitudes of TD errors")
@@ -157,7 +132,7 @@ def matching_priority(priority: Any, index: Tensor) -> Tensor:
 
 
 def refusal(index: Tensor, priority: Tensor | None, limit: int, stored: int | None) -> Exception:
-    """Returns the error for the first entry that is not sound: what it is, what is accepted and what to do."""
+    """Returns the error for the first entry that is refused."""
     if priority is not None:
         refused = (~(torch.isfinite(priority) & (priority >= 0))).nonzero()
         if refused.numel():

@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row.
 
-Longer than other files because the ways of a row in, of a batch out and of a TD error back stand here side by side.
+Longer than other files because it has the ways of a row in, of a batch out and of a TD error back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
+from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for
-from lightning_replay.episode_ends import EpisodicReplay
+from lightning_replay.assembled import AssembledReplay, check_parts
+from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import Drawing, ReplayTransform, declared_sampler, declared_writer
+from lightning_replay.parts import Drawing, ReplayTransform
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
-from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
-from lightning_replay.samplers.table_draws import without_tables
+from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import EntryState
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -38,12 +36,18 @@ logger = logging.getLogger(__name__)
 # A draw that these refuse leaves them as they were; a subclass may change more.
 _UNCHANGED_WHERE_REFUSED = (UniformSampler, Prioritized)
 
-#: What ``update_priority`` takes beside TD errors.
+# What rows may change although they are refused: what transforms keep back, and columns of a storage (whether new).
+_EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
+_UNCHANGED: _EntryState = ([], None)
+
+_ENDS = (("next", "truncated"), ("next", "done"))
+
+#: Feedback of ``update_priority`` beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
 
 
 @recorded
-class Replay(EpisodicReplay):
+class Replay(AssembledReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
     :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
@@ -62,7 +66,8 @@ class Replay(EpisodicReplay):
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
         check_finite: refuse NaN and infinity in rewards and observations, see
             :class:`~lightning_replay.storage.transition_check.TransitionCheck`. About 5 % of the time of an insert of
-        64 rows. seed: of sampler and transform where they were built without one; ``None`` leaves them as they are.
+            64 rows.
+        seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
 
     Sampled keys:
         index: int64 ``[B]``, or ``[B, 2]`` for samplers of pairs.
@@ -101,33 +106,28 @@ class Replay(EpisodicReplay):
         check_finite: bool = True,
         seed: int | None = None,
     ) -> None:
-        for name, part, kind in (
-            ("storage", storage, Storage),
-            ("sampler", sampler, Sampler),
-            ("writer", writer, Writer),
-        ):
-            is_optional = name != "storage"
-            if not (isinstance(part, kind) or (part is None and is_optional)):
+        kinds = {"storage": (storage, Storage), "sampler": (sampler, Sampler), "writer": (writer, Writer)}
+        for name, (part, kind) in kinds.items():
+            if not isinstance(part, kind) and not (part is None and name != "storage"):
                 raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
         if transform is not None and not isinstance(transform, Transform):
             check_callable("transform", transform, "a Transform of TorchRL or of this library, or a callable")
         batch_size = checked_count("batch_size", batch_size, of="transitions")
         if storage.max_size < batch_size:
             raise ValueError(
-                f"capacity {storage.max_size} is below batch_size {batch_size}; "
-                "raise the capacity or lower the batch size"
+                f"capacity {storage.max_size} is below batch_size {batch_size}; raise the capacity or lower the batch "
+                "size"
             )
         if prefetch is not None:
             prefetch = checked_count("prefetch", prefetch, 0, of="batches")
         seed = checked_seed(seed)
-        episodes = EpisodeTracker(n_steps, discount)
+        episodes = EpisodeTracker(n_steps, discount)  # which checks both
         self._episodes = episodes if n_steps > 1 else None
         self._feedback = Feedback()
-        self._check_slices = SliceCheck()
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
-        _check_parts(storage, sampler, writer, n_steps)
+        check_parts(storage, sampler, writer, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -144,10 +144,10 @@ class Replay(EpisodicReplay):
     if not TYPE_CHECKING:  # which would then take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Only for names that are missing: the error names ours for those of other libraries."""
+            """Raises for a name that is missing; for one of another library the error names ours."""
             ours = method_for(name)
             if ours is None:
-                return object.__getattribute__(self, name)  # raises the error that there was
+                return object.__getattribute__(self, name)  # raises the original error
             raise AttributeError(f"{type(self).__name__} has no {name!r}; {ours}", name=name, obj=self)
 
     @property
@@ -181,16 +181,23 @@ class Replay(EpisodicReplay):
             )
         if 0 in tensordicts.shape:  # before a transform refuses it in its own words, or keeps it
             raise _wrong_shape(tensordicts)
-        if self._takes_done:
-            tensordicts = with_done(tensordicts)
+        packed = self._packed
+        derived = with_done(tensordicts)
+        if derived is not tensordicts:
+            layout = None if packed is None else packed.layout
+            if layout is None or ("next", "done") in layout.columns:  # buffers saved early may be without
+                tensordicts = derived
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
-            self._check_usable()
-            before = self._entry_state()
+            if self._refusal is not None:
+                self._check_usable()
+            has_transforms = len(self._transforms) > 0
+            may_change = has_transforms or not (packed is None or packed.has_columns)
+            before = self._entry_state() if may_change else _UNCHANGED
             try:
-                if len(self._transforms):
-                    if before.pending:  # steps that the storage does not see yet
+                if has_transforms:
+                    if before[0]:  # steps that do not reach the storage yet
                         self._check_columns(tensordicts)
                     tensordicts = self._transform.inv(tensordicts)
                     if tensordicts is None:
@@ -214,7 +221,7 @@ class Replay(EpisodicReplay):
         """
         slots = [torch.zeros(0, dtype=torch.int64, device=self._storage.device)]
         with self._changing():
-            for transform, _ in self._entry_state().pending:
+            for transform in (one for one in self._own_transforms() if one.delays_rows):
                 before = self._entry_state()
                 try:
                     formed = transform.flush(trajectories)
@@ -225,46 +232,41 @@ class Replay(EpisodicReplay):
                     raise
         return torch.cat(slots)
 
-    @property
-    def _takes_done(self) -> bool:
-        """Whether a column ``("next", "done")`` fits what is stored; buffers saved early may be without."""
-        layout = None if self._packed is None else self._packed.layout
-        return layout is None or ("next", "done") in layout.columns
-
     def _entry_state(self) -> _EntryState:
-        """Returns what rows that are offered may change outside the writer although they are refused."""
-        storage, transforms = self._packed, self._transforms
-        columns = None if storage is None or storage.has_columns else storage.entry_state()
-        if columns is None and not len(transforms):
-            return _NOTHING_PENDING
-        pending = [(one, one.pending) for one in self._own_transforms() if one.delays_rows]
-        return _EntryState(pending, columns)
+        packed = self._packed
+        has_new_columns = None if packed is None or packed.has_columns else packed.layout is None
+        return [(one, one.pending) for one in self._own_transforms() if one.delays_rows], has_new_columns
 
     def _undo_entry(self, before: _EntryState) -> None:
-        for transform, pending in before.pending:
-            transform.pending = pending
-        if before.columns is not None:
-            self._storage.undo_entry(before.columns)
+        pending, has_new_columns = before
+        for transform, kept in pending:
+            transform.pending = kept
+        if has_new_columns is not None:
+            self._storage.undo_entry(has_new_columns)
 
     def _check_columns(self, rows: TensorDictBase) -> None:
-        self._row_check({_path(key): value for key, value in rows.items(True, True) if isinstance(value, Tensor)})
+        columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
+        self._row_check({(key,) if isinstance(key, str) else key: value for key, value in columns.items()})
 
     def _store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         """Stores rows that have passed the transforms; whatever may refuse them comes before the writer writes."""
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise _wrong_shape(rows)
-        first_rows = len(self._storage) == 0
-        priority = self._given_priority(rows) if takes_priorities and self.is_prioritized else None
-        self._sampler_hooks.check_rows(rows)
+        first_rows, sampler, writer = len(self._storage) == 0, self._sampler_hooks, self._writer_hooks
+        priority = rows.get(self.priority_key, None) if takes_priorities and sampler.uses_priorities else None
+        if priority is not None:
+            priority = given_priority(priority, rows.shape[0])
+            sampler.check_priority(priority)
+        sampler.check_rows(rows)
         if self._episodes is not None:
             self._episodes.check_rows(rows)
         if self._packed is None:
             self._check_columns(rows)
-        elif not self._writer_hooks.checks_rows:
+        elif not writer.checks_rows:
             self._packed.checked_values(rows)
         if first_rows and len(self._transforms):
             self._try_transforms(rows)
-        self.last_insertion = index, stored = self._writer_hooks.insert(rows)
+        self.last_insertion = index, stored = writer.insert(rows)
         if index.numel():
             self._sampler.extend(index)
             if priority is not None:
@@ -274,7 +276,7 @@ class Replay(EpisodicReplay):
         return index
 
     def _try_transforms(self, rows: TensorDictBase) -> None:
-        """Refuses first rows of which this library's transforms could make no batch: they draw from the first on."""
+        """Refuses first rows that this library's transforms cannot turn into a batch."""
         batch = rows[:1].clone()
         if self._sampler_hooks.draws_pairs:
             batch = torch.stack((batch, batch), 1)
@@ -286,15 +288,6 @@ class Replay(EpisodicReplay):
                 batch = transform(batch)
         finally:
             _undo_draws(before)
-
-    def _given_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns the magnitudes of the TD errors among new rows, float32 ``[N]``; ``None`` where there are none."""
-        td_error = rows.get(self.priority_key, None)
-        if td_error is None:
-            return None
-        priority = given_priority(td_error, rows.shape[0])
-        self._sampler_hooks.check_priority(priority)
-        return priority
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Stores one transition of batch size ``[]``; see :meth:`extend`."""
@@ -340,48 +333,44 @@ class Replay(EpisodicReplay):
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
+            storage, packed, episodes = self._storage, self._packed, self._episodes
             sampler, transforms = self._sampler, self._transforms
             # A batch that is just rows: packed, single, neither summed nor transformed.
-            is_plain = self._packed is not None and self._episodes is None and not len(transforms)
-            if is_plain and type(sampler) in _UNCHANGED_WHERE_REFUSED:
-                return self._draw(batch_size, is_plain=True)
-            if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
-                self._check_slices(sampler, self._storage, self._writer, batch_size)
-            before = _draw_states([sampler, *transforms])
+            is_plain = packed is not None and episodes is None and not len(transforms)
+            before: list[tuple[Drawing, Any]] = []
+            if not is_plain or type(sampler) not in _UNCHANGED_WHERE_REFUSED:
+                if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
+                    self._check_slices(sampler, storage, self._writer, batch_size)
+                before = _draw_states([sampler, *transforms])
             try:
-                return self._draw(batch_size, is_plain=is_plain)
+                index, info = sampler.sample(storage, batch_size)
+                if isinstance(index, tuple):  # TorchRL's slices
+                    index = index[0]
+                elif is_plain:
+                    info["index"] = index
+                    data = storage.get(index, extra=info)
+                    info["generation"] = data.get("generation")
+                    return data, info
+                if packed is not None:
+                    data = packed.get(index, extra={"index": index})
+                else:
+                    data = self._collate_fn(storage.get(index))
+                    data = (data.copy() if data.is_locked else data).set("index", index)
+                if episodes is not None:
+                    data = episodes.draw(data, index, storage)
+                generation = data.get("generation", None)
+                for transform in transforms:
+                    data = transform(data)
+                info["index"] = index
+                if generation is not None:
+                    info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
+                for key, value in info.items():
+                    if data.get(key, None) is not value:
+                        data.set(key, value)
+                return data, info
             except BaseException:  # a draw that fails is none: the next one is what it would have been
                 _undo_draws(before)
                 raise
-
-    def _draw(self, batch_size: int, *, is_plain: bool) -> tuple[TensorDictBase, dict[str, Any]]:
-        index, info = self._sampler.sample(self._storage, batch_size)
-        if isinstance(index, tuple):  # TorchRL's slices
-            index = index[0]
-        elif is_plain:
-            info["index"] = index
-            data = self._storage.get(index, extra=info)
-            info["generation"] = data.get("generation")
-            return data, info
-        if self._packed is not None:
-            data = self._packed.get(index, extra={"index": index})
-        else:
-            data = self._collate_fn(self._storage.get(index))
-            data = (data.copy() if data.is_locked else data).set("index", index)
-        if self._episodes is not None:
-            episodes = self._episodes
-            data = episodes.draw(data, index, self._storage, episodes.n_steps, episodes.discount)
-        generation = data.get("generation", None)
-        for transform in self._transforms:
-            data = transform(data)
-        info["index"] = index
-        if generation is not None:
-            both = self._sampler_hooks.update_partners
-            info["generation"] = generation if both else data.get("generation")
-        for key, value in info.items():
-            if data.get(key, None) is not value:
-                data.set(key, value)
-        return data, info
 
     def update_priority(
         self,
@@ -400,7 +389,7 @@ class Replay(EpisodicReplay):
                 only the writer takes feedback and ``signals`` hold all of it.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
-            signals: what a :class:`~lightning_replay.writers.RetentionWriter` learns from besides: ``action_values``
+            signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
                 ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of the squared TD error. Other writers
                 ignore them.
 
@@ -412,12 +401,23 @@ class Replay(EpisodicReplay):
             IndexError: an index that is not stored; nothing is changed.
         """
         if isinstance(index, TensorDictBase):
-            index, generation = _identity_of(index, generation)
+            batch, index = index, index.get("index", None)
+            if index is None:
+                raise TypeError(
+                    f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the "
+                    "batch that sample() returned"
+                )
+            generation = batch.get("generation", None) if generation is None else generation
         index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
         if generation is not None:
             generation = row_generations(generation)
-        if signals:
-            self._check_signals(signals)
+        for name in signals:
+            known = (*SIGNALS, *self._writer_hooks.signals)
+            if name not in known:
+                raise TypeError(
+                    f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
+                    f"{did_you_mean(name, known)}"
+                )
         if td_error is not None:
             td_error = real_numbers("td_error", td_error, "No priority was changed")
         writer, sampler = self._writer_hooks, self._sampler_hooks
@@ -428,14 +428,15 @@ class Replay(EpisodicReplay):
         if self._prefetch_queue:
             self._wait_for_draws()
         with self._replay_lock, self._write_lock:
-            self._check_usable()
+            if self._refusal is not None:
+                self._check_usable()
             if td_error is None and is_prioritized:
                 raise ValueError(
                     f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
                     "of the batch. No priority was changed"
                 )
             feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
-            # On a GPU a slot out of range ends the process, so it is looked for before anything is read there.
+            # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
             device = self._storage.device  # None where TorchRL's storage was given none
             on_cpu = device is None or device.type == "cpu"
             sampler_checks = is_prioritized and sampler.checks_priorities and on_cpu
@@ -449,15 +450,6 @@ class Replay(EpisodicReplay):
             if needs_feedback:
                 writer.update_priority(checked.index, feedback, both=sampler.update_partners)
             self._feedback.count(checked)
-
-    def _check_signals(self, signals: Mapping[str, Any]) -> None:
-        known = (*SIGNALS, *self._writer_hooks.signals)
-        for name in signals:
-            if name not in known:
-                raise TypeError(
-                    f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
-                    f"{did_you_mean(name, known)}"
-                )
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
@@ -486,84 +478,107 @@ class Replay(EpisodicReplay):
                 transform.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What the buffer holds: TorchRL's counters, bytes, ages of the last batch (in transitions), late updates.
+        """Returns TorchRL's counters, bytes, ages of the last batch (in transitions), and counts of updates.
 
         Where frames are stored once also ``frames_held``, ``frame_capacity``, ``frame_bytes`` and
         ``frames_per_transition``, and ``bytes_per_transition`` is by the transitions held, else by the capacity; of a
         :class:`~lightning_replay.writers.RetentionWriter` its own ``stats``.
         """
-        stats = super().stats()
-        stats.update(self._feedback.stats(self._writer_hooks.age_of))
-        stats.update(self._writer_hooks.stats())
-        stats["nbytes"] = self.nbytes
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
-        stats["bytes_per_transition"] = self.nbytes / rows
+        stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
+        stats |= {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
         return stats if self._packed is None else stats | self._packed.stats()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict()`` returned, from a buffer built with the same options.
+    def oldest_first(self) -> Tensor:
+        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
 
         Raises:
-            TypeError: no dictionary.
-            ValueError: the state of another buffer, or of something else; nothing is changed.
+            ValueError: the writer keeps no order of rows.
         """
-        super().load_state_dict(state_dict)
-        self._check_slices = SliceCheck()
+        in_order = slots_by_age(self._storage, self._writer_hooks)
+        if in_order is None:
+            raise ValueError(
+                f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
+                "lightning_replay.parts.ReplayWriter has it, or use a writer of lightning_replay.writers"
+            )
+        return in_order
+
+    def follow_episodes(self, episodes: EpisodeTracker) -> None:
+        """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
+
+        For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
+
+        Raises:
+            ValueError: rows are stored, and the writer keeps no order of them.
+        """
+        with self._replay_lock, self._write_lock:
+            if len(self._storage):
+                episodes.mark_update(self.oldest_first(), self._storage)
+            self._episodes = episodes
+
+    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
+        """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
+
+        Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
+        each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
+        the last step of its episode (a writer that refuses rows or keeps no order, returns formed before they are
+        stored) it stays as it is, and only what comes next is kept apart from it. Reads all rows once, O(N).
+
+        Args:
+            trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
+
+        Returns:
+            int64, slots of the rows that were stored by this call.
+
+        Raises:
+            TypeError: the storage is not a :class:`~lightning_replay.storage.PackedStorage`.
+        """
+        packed, writer = self._packed, self._writer_hooks
+        if packed is None:  # before anything is stored
+            raise TypeError(
+                f"end_episodes marks rows in a PackedStorage; the storage is a {type(self._storage).__name__}. "
+                "Build the buffer with storage=PackedStorage(capacity)"
+            )
+        named = None if trajectories is None else list(trajectories)
+        stored = self.flush(named)
+        with self._changing():
+            in_order = None if writer.may_refuse else slots_by_age(packed, writer)
+            if in_order is None:
+                self.break_episodes(stored_trajectories(packed) if named is None else named)
+                return stored
+            index, running = newest_running(packed, in_order, named)
+            if any(one.delays_rows for one in self._own_transforms()):
+                self.break_episodes(running)
+            elif len(index):
+                packed.set_flags(_ENDS, index)
+                self.cut(index)
+            writer.cut(index)
+        return stored
+
+    def truncate(self, index: Tensor, generation: Tensor) -> None:
+        """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
+
+        Args:
+            index: int64 ``[N]``, the newest row of each interrupted episode.
+            generation: int64 ``[N]``, of these rows.
+        """
+        assert self._packed is not None, "truncate needs a PackedStorage"
+        with self._changing():
+            index = index[self._packed.generation_of(index) == generation]
+            if len(index):
+                self._packed.set_flags(_ENDS, index)
+                self.cut(index)
+                self._writer_hooks.cut(index)
 
 
 def _draw_states(parts: Iterable[Any]) -> list[tuple[Drawing, Any]]:
-    """Returns the parts that draw, each with what a draw changes."""
+    """Returns the parts that draw, each with its state."""
     return [(part, part.draw_state()) for part in parts if isinstance(part, Drawing)]
 
 
 def _undo_draws(before: list[tuple[Drawing, Any]]) -> None:
     for part, state in before:
         part.undo_draw(state)
-
-
-class _EntryState(NamedTuple):
-    """What rows that are offered may change outside the writer."""
-
-    pending: list[tuple[Any, Any]]  # transforms that keep rows, and what they keep
-    columns: EntryState | None
-
-
-_NOTHING_PENDING = _EntryState([], None)
-
-
-def _identity_of(batch: TensorDictBase, generation: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Returns index and generation of a batch that was drawn."""
-    index = batch.get("index", None)
-    if index is None:
-        raise TypeError(
-            f"update_priority got a batch without 'index'; it has {sorted(map(str, batch.keys()))}. Give the batch "
-            "that sample() returned"
-        )
-    return index, batch.get("generation", None) if generation is None else generation
-
-
-def _check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
-    """Refuses parts that would not work together: some would fail only once rows are stored or drawn."""
-    hooks, name, capacity = declared_sampler(sampler), type(sampler).__name__, storage.max_size
-    if hooks.num_slots is not None and hooks.num_slots < capacity:
-        raise ValueError(
-            f"capacity of {type(hooks.base_sampler).__name__} is {hooks.num_slots} and that of the storage {capacity}; "
-            f"build the sampler with capacity={capacity}"
-        )
-    if hooks.draws_from_tables and not declared_writer(writer).keeps_tables:
-        raise without_tables(type(hooks.base_sampler).__name__)
-    if not isinstance(storage, TensorStorage) and (hooks.reads_columns or n_steps > 1):
-        reader = name if hooks.reads_columns else f"a buffer with n_steps={n_steps}"
-        raise TypeError(
-            f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
-            "LazyTensorStorage"
-        )
-    if isinstance(sampler, SliceSampler):
-        check_slice_writer(sampler, declared_writer(writer), type(writer).__name__)
-
-
-def _path(key: NestedKey) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
 
 
 def _wrong_shape(rows: TensorDictBase) -> ValueError:

@@ -14,26 +14,25 @@ CLOCKS = ("draws", "updates", "env_steps")
 
 
 class Schedule(ABC):
-    """A value that depends on how far a clock has run; who owns the clock calls it with the reading.
+    """A value that depends on the reading of a clock.
 
     Attributes:
-        clock: ``"draws"`` (batches the sampler has drawn), ``"updates"`` or ``"env_steps"`` (both told to the
-            buffer by ``replay.advance``).
+        clock: ``"draws"`` (batches drawn by the sampler), ``"updates"`` or ``"env_steps"`` (set by ``replay.advance``).
     """
 
     clock: str = "draws"
 
     @abstractmethod
     def __call__(self, reading: int) -> float:
-        """Value at this reading of the clock."""
+        """Returns the value at this reading of the clock."""
 
 
 @recorded
 class Constant(Schedule):
-    """Always ``value``.
+    """The same value at every reading.
 
     Args:
-        value: returned at every reading; finite.
+        value: finite.
 
     Example:
         >>> Constant(0.4)(1000)
@@ -44,7 +43,7 @@ class Constant(Schedule):
         self.value = checked_number("value", value)
 
     def __call__(self, reading: int) -> float:
-        """The value, at any reading."""
+        """Returns the value."""
         return self.value
 
     def __repr__(self) -> str:
@@ -53,7 +52,7 @@ class Constant(Schedule):
 
 @recorded
 class Linear(Schedule):
-    """From ``start`` to ``end`` in a straight line over ``duration``, then ``end``.
+    """A straight line from ``start`` to ``end`` over ``duration``, then ``end``.
 
     Args:
         start: value at reading 0.
@@ -74,7 +73,7 @@ class Linear(Schedule):
         self.clock = checked_choice("clock", clock, CLOCKS)
 
     def __call__(self, reading: int) -> float:
-        """Value at this reading; readings before 0 count as 0."""
+        """Returns the value at this reading; readings before 0 count as 0."""
         if reading >= self.duration:
             return self.end
         return self.start + (self.end - self.start) * max(reading, 0) / self.duration
@@ -83,25 +82,11 @@ class Linear(Schedule):
         return f"Linear({self.start}, {self.end}, duration={self.duration}, clock={self.clock!r})"
 
 
-def as_schedule(value: float | Schedule) -> Schedule:
-    """A number as a constant schedule; a schedule as it is."""
-    return value if isinstance(value, Schedule) else Constant(value)
-
-
 def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
     """Returns a schedule of numbers in a range; a number becomes a constant one.
 
-    Both ends of a :class:`Linear` schedule are checked, of a user's own schedule the value at reading 0.
-
-    Args:
-        name: of the option.
-        value: that was given.
-        lowest: accepted number.
-        highest: accepted number.
-
-    Raises:
-        TypeError: neither a number nor a schedule of numbers.
-        ValueError: a number out of the range, infinite or NaN; a schedule of an unknown clock.
+    Both ends of a :class:`Linear` schedule are checked, of a user's own schedule the value at reading 0; see
+    :mod:`lightning_replay.validation`.
 
     Example:
         >>> checked_schedule("importance_exponent", 0.4, highest=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded generators: one for every part that draws, and single random numbers from one."""
+"""Seeded generators: one for every part that draws."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ _STEPS = 2**53  # floats of equal spacing in [0, 1)
 
 
 def seeded_generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
-    """Creates a generator; ``None`` seeds it from torch's global generator.
-
-    Raises:
-        TypeError: a seed that is not a whole number.
-        ValueError: a seed that does not fit into 64 bits.
-    """
+    """Returns a generator; ``None`` seeds it from torch's global one. Other seeds than of 64 bits are refused."""
     seed = checked_seed(seed)
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
 
@@ -30,10 +25,10 @@ def uniform(generator: torch.Generator) -> float:
 
 
 class Seeded:
-    """Owns the generator it draws from, so that a saved buffer goes on with the same draws.
+    """A part with a generator of its own, so that a saved buffer goes on with the same draws.
 
-    Call :meth:`_seed_generator` in the constructor. TorchRL's ``buffer.set_rng(generator)`` replaces the
-    generator through ``_rng``; the ``None`` TorchRL sets when a buffer is built without a generator is ignored.
+    Call :meth:`_seed_generator` in the constructor. TorchRL's ``buffer.set_rng(generator)`` replaces the generator
+    through ``_rng``; ``None``, which TorchRL sets in buffers that are built without a generator, is ignored.
     """
 
     _generator: torch.Generator
@@ -51,7 +46,7 @@ class Seeded:
             object.__setattr__(self, "_generator", generator)
 
     def reseed(self, seed: int) -> None:
-        """Starts the generator anew from ``seed``."""
+        """Restarts the generator from ``seed``."""
         self._generator.manual_seed(seed)
 
     def draw_state(self) -> Any:
@@ -59,13 +54,13 @@ class Seeded:
         return self._rng.get_state()
 
     def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`: the next one is what the first of them was."""
+        """Undoes the draws since :meth:`draw_state`."""
         self._rng.set_state(state)
 
     def generator_state(self) -> Tensor:
-        """State of the generator, uint8, for a saved buffer."""
+        """Returns the state of the generator, uint8, for a saved buffer."""
         return self._generator.get_state()
 
     def set_generator_state(self, state: Tensor) -> None:
-        """Takes up the draws where :meth:`generator_state` was read."""
+        """Restores :meth:`generator_state`."""
         self._generator.set_state(state.cpu().to(torch.uint8))

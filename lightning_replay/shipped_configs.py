@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the configuration files that come with the library lie."""
+"""Paths of the configuration files that come with the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def config_directory() -> Path:
     """Returns the folder that holds ``lightning/*.yaml`` and ``rllib/*.yaml``.
 
-    In an installed wheel it is a part of the package; in a checkout it is ``configs/`` beside the package.
+    In an installed wheel it is in the package; in a checkout it is ``configs/`` beside the package.
 
     Example:
         >>> (config_directory() / "lightning").is_dir()

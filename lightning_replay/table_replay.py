@@ -29,16 +29,13 @@ class TableReplay(Replay):
         """The tables over the storage."""
         return tables_of(self._storage, self)
 
-    def __len__(self) -> int:
-        return self.tables.count
-
     @property
     def nbytes(self) -> int:
         """Bytes of rows, links, tables and of what the sampler keeps."""
         return super().nbytes + self.tables.nbytes
 
     def table(self, name: str) -> TensorDictBase:
-        """Returns what a table holds: TensorDict ``[n]``, the oldest entry first, copied.
+        """Returns the rows of a table, TensorDict ``[n]``, the oldest entry first, copied.
 
         Raises:
             KeyError: no such table.
@@ -50,13 +47,13 @@ class TableReplay(Replay):
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
 
     def stats(self) -> dict[str, Any]:
-        """Those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
+        """Returns those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
 
         * ``size``, ``capacity``, ``fill`` (their ratio), ``evicted`` (entries that left),
         * ``share_drawn`` (of all rows drawn so far), ``age_mean`` and ``age_max`` (in transitions written since),
         * ``event_share`` (of all steps, of event tables);
 
-        and ``histories_forgotten``, running episodes whose history an event table had no room for.
+        and of event tables ``histories_forgotten``, running episodes whose history was dropped for others.
         """
         stats = super().stats()
         tables = self.tables
@@ -95,7 +92,7 @@ class CurriculumReplay(TableReplay):
         return self._curriculum.tasks
 
     def progress(self, task: str, value: float) -> None:
-        """Tells the scheduler how a task goes.
+        """Passes the progress of a task to the scheduler.
 
         Args:
             task: its name.
@@ -110,9 +107,9 @@ class CurriculumReplay(TableReplay):
             self._curriculum.scheduler.progress(self.tasks.index(task), value)
 
     def probabilities(self) -> dict[str, float]:
-        """Returns how likely the next batch comes from each task, by name.
+        """Returns the probability that the next batch comes from each task, by name.
 
-        Tasks with too few rows are left out once there is one that has enough; before, the scheduler's own are given.
+        Tasks with too few rows are left out once another has enough; until then they are those of the scheduler.
         """
         sampler = self._curriculum
         probability = checked_probabilities(sampler.scheduler, sampler.ready(self.tables))
@@ -121,7 +118,7 @@ class CurriculumReplay(TableReplay):
         return dict(zip(self.tasks, probability.tolist(), strict=True))
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """The task that each of ``num_actors`` actors plays next, as indices into :attr:`tasks`."""
+        """Returns the next task of each of ``num_actors`` actors, as indices into :attr:`tasks`."""
         return self._curriculum.scheduler.actor_tasks(num_actors)
 
     @property

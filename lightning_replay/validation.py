@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of constructors and calls, checked by kind and range; every error names the option and what is accepted.
 
-A value of the wrong kind is a ``TypeError``, a value out of range (NaN included) a ``ValueError``. ``True`` and
-``False`` are no numbers here, NumPy's numbers are.
+Each function gets the ``name`` of an option and the ``value`` that was given. A value of the wrong kind is a
+``TypeError``, a value out of range (NaN included) a ``ValueError``. ``True`` and ``False`` are no numbers here, NumPy's
+numbers are. ``accepted`` completes the sentence "it must be ...".
 """
 
 from __future__ import annotations
@@ -47,19 +48,15 @@ LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
 def check_option(
     name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
 ) -> None:
-    """Refuses the value of an option that is of another kind or out of its range.
+    """Refuses a value of another kind or out of its range.
 
     Args:
         name: of the option.
         value: that was given.
-        kind: ``numbers.Real``, ``numbers.Integral``, neither of which takes ``True``, or ``bool``.
+        kind: ``numbers.Real``, ``numbers.Integral``, neither of which includes ``True``, or ``bool``.
         accepted: completes the sentence "it must be ...".
         lowest: of the accepted numbers; ``ABOVE_ZERO`` leaves 0 out.
         highest: of the accepted numbers.
-
-    Raises:
-        TypeError: another kind.
-        ValueError: another number, or NaN.
     """
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{name} is {value!r}; it must be {accepted}")
@@ -70,17 +67,7 @@ def check_option(
 
 
 def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> None:
-    """Refuses an object of another class, and a class in place of an object.
-
-    Args:
-        name: of the option.
-        value: that was given.
-        kind: accepted class or classes.
-        accepted: completes the sentence "it must be ...".
-
-    Raises:
-        TypeError: another class.
-    """
+    """Refuses an object of another class than ``kind``, and a class in place of an object."""
     if isinstance(value, type) or not isinstance(value, kind):
         given = repr(value)
         if "\n" in given:  # of buffers and modules, whose repr is their whole content
@@ -89,24 +76,13 @@ def check_kind(name: str, value: Any, kind: type | UnionType, accepted: str) -> 
 
 
 def check_callable(name: str, value: Any, accepted: str) -> None:
-    """Refuses what cannot be called, and a class in place of an object; errors as :func:`check_kind`."""
+    """Refuses objects that cannot be called, and a class in place of an object."""
     if isinstance(value, type) or not callable(value):
         raise TypeError(f"{name} is {value!r}; it must be {accepted}")
 
 
 def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> int:
-    """Returns a whole number as an int.
-
-    Args:
-        name: of the option.
-        value: that was given.
-        lowest: accepted number.
-        of: what is counted, for the error.
-
-    Raises:
-        TypeError: no whole number.
-        ValueError: below ``lowest``, or more than an int64 holds.
-    """
+    """Returns a whole number from ``lowest`` to the largest of int64 as an int; ``of`` names the objects counted."""
     what = f"a whole number{f' of {of}' if of else ''} from {lowest} on"
     check_option(name, value, Integral, what, lowest)
     if value > LARGEST_COUNT:
@@ -117,34 +93,18 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
 def checked_number(
     name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
 ) -> float:
-    """Returns a finite number as a float.
-
-    Args:
-        name: of the option.
-        value: that was given.
-        lowest: accepted number; ``ABOVE_ZERO`` leaves 0 out.
-        highest: accepted number.
-        accepted: completes the sentence "it must be ..."; made of the range if absent.
-
-    Raises:
-        TypeError: no number.
-        ValueError: out of the range, infinite or NaN.
-    """
+    """Returns a finite number from ``lowest`` to ``highest`` as a float; see :func:`check_option`."""
     check_option(name, value, Real, accepted or range_of(lowest, highest), lowest, highest)
     return float(value)
 
 
 def checked_share(name: str, value: Any, lowest: float = 0.0) -> float:
-    """Returns a number in [0, 1], or with ``lowest=ABOVE_ZERO`` in (0, 1]; errors as :func:`checked_number`."""
+    """Returns a number in [0, 1], or with ``lowest=ABOVE_ZERO`` in (0, 1]."""
     return checked_number(name, value, lowest, 1.0)
 
 
 def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbers") -> list[Any]:
-    """Returns the entries of a sequence, an array or a tensor, themselves not checked.
-
-    Raises:
-        TypeError: something else, a text included.
-    """
+    """Returns the entries of a sequence (no text), an array or a tensor, themselves not checked."""
     entries = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(entries, str) or not isinstance(entries, Sequence):
         raise TypeError(f"{name} is {values!r}; it must be {accepted}")
@@ -152,11 +112,7 @@ def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbe
 
 
 def checked_key(name: str, value: Any) -> tuple[str, ...]:
-    """Returns the names of a column's key, from the outermost on; of a list, as YAML has it, too.
-
-    Raises:
-        TypeError: neither a name nor a sequence of names.
-    """
+    """Returns the names of a column's key from the outermost on, given as a name, a tuple or, from YAML, a list."""
     parts = value if isinstance(value, list | tuple) else [value]
     names: list[str] = []
     for part in parts:
@@ -170,11 +126,7 @@ def checked_key(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
-    """Returns the keys of several columns, each as :func:`checked_key` does.
-
-    Raises:
-        TypeError: a single key, or an entry that is none.
-    """
+    """Returns the keys of several columns, each as :func:`checked_key` does; a single key is refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         example = repr(values) if isinstance(values, str) else "'observation'"
         raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
@@ -182,24 +134,18 @@ def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
 
 
 def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
-    """Returns several whole numbers as a list of ints; errors as :func:`checked_count`."""
+    """Returns several whole numbers as a list of ints; see :func:`checked_count`."""
     entries = checked_entries(name, values)
     return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
 
 
 def checked_numbers(name: str, values: Any) -> list[float]:
-    """Returns several finite numbers as a list of floats; errors as :func:`checked_number`."""
-    entries = checked_entries(name, values)
-    return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(entries)]
+    """Returns several finite numbers as a list of floats."""
+    return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
 
 
 def checked_bound(name: str, value: Any) -> float | None:
-    """Returns a bound as a float, which may be infinite, or ``None`` where there is none.
-
-    Raises:
-        TypeError: no number.
-        ValueError: NaN.
-    """
+    """Returns a bound as a float, which may be infinite, or ``None`` where there is none."""
     if value is None:
         return None
     check_option(name, value, Real, "a number, or None where there is no bound", -math.inf, math.inf)
@@ -207,21 +153,13 @@ def checked_bound(name: str, value: Any) -> float | None:
 
 
 def checked_flag(name: str, value: Any) -> bool:
-    """Returns ``True`` or ``False``.
-
-    Raises:
-        TypeError: something else, numbers included.
-    """
+    """Returns ``True`` or ``False``; numbers are refused."""
     check_option(name, value, bool, "True or False")
     return bool(value)
 
 
 def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
-    """Returns one of ``choices``.
-
-    Raises:
-        ValueError: something else; the message lists the choices and names a similar one.
-    """
+    """Returns one of ``choices``; the ``ValueError`` lists them and names a similar one."""
     for choice in choices:
         is_alike = isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool)
         if is_alike and value == choice:
@@ -231,12 +169,7 @@ def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def checked_seed(value: Any, name: str = "seed") -> int | None:
-    """Returns a seed that every generator of torch takes, or ``None``.
-
-    Raises:
-        TypeError: no whole number.
-        ValueError: outside 64 bits.
-    """
+    """Returns a seed of 64 bits, which every generator of torch accepts, or ``None``."""
     if value is None:
         return None
     check_option(name, value, Integral, "a whole number that fits into 64 bits, or None", -(2**63), 2**64 - 1)

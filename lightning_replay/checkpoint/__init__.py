@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from lightning_replay.checkpoint.replay import SavedReplay, SavedSize, save_replay, verify_replay
+from lightning_replay.checkpoint.replay import SavedSize, save_replay, verify_replay
 
-__all__ = ["SavedReplay", "SavedSize", "save_replay", "verify_replay"]
+__all__ = ["SavedSize", "save_replay", "verify_replay"]

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_replay.checkpoint.state import StatefulReplay, frozen_state
+from lightning_replay.checkpoint.state import frozen_state
+from lightning_replay.locking import LockedReplay
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint, check_file
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
 from lightning_replay.saving.serialization import (
@@ -25,13 +26,12 @@ from lightning_replay.saving.state import (
     SavedState,
     chunks_of,
     open_data,
-    refusing_other_states,
     write_data,
 )
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["SavedReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
+__all__ = ["SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
 FORMAT = "lightning-replay"
 FORMAT_VERSION = 3  # version 1 kept every tensor in one file, version 2 had no checksum of the manifest
@@ -39,32 +39,7 @@ CHECKED_FROM = 3
 MANIFEST = "replay.json"
 
 
-class SavedReplay(StatefulReplay):
-    """A replay buffer that saves itself into a directory and loads itself from one."""
-
-    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """Saves the buffer into the directory ``path``, sharing what has not changed with the save in ``previous``.
-
-        See :func:`lightning_replay.save_replay`.
-        """
-        save_replay(self, path, previous=previous)
-
-    def load(self, path: str | Path) -> None:
-        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
-
-        Raises:
-            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
-        """
-        directory = Path(path)
-        _, state = read_replay(directory)
-        with refusing_other_states(directory):
-            self.load_state_dict(state)
-
-    dumps = dump = save
-    loads = load
-
-
-def save_replay(replay: SavedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
     """Saves a replay buffer: rows, priorities, generators, counters and how it was built, as they are at one moment.
 
     Other threads may go on writing and drawing: they wait while the small parts of the state are copied (priorities,
@@ -97,7 +72,7 @@ def save_replay(replay: SavedReplay, path: str | Path, *, previous: str | Path |
         >>> replay = recipes.uniform(capacity=100, batch_size=4)
         >>> size = save_replay(replay, tempfile.mkdtemp() + "/buffer")
     """
-    if not isinstance(replay, SavedReplay):
+    if not isinstance(replay, LockedReplay):
         raise TypeError(
             f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
             "itself: levels.save(path), levels.load(path)"

@@ -12,8 +12,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.late_updates import Feedback
 from lightning_replay.locking import LockedReplay
 from lightning_replay.memory import free_bytes
 from lightning_replay.parts import declared_sampler, declared_writer
@@ -24,27 +22,7 @@ from lightning_replay.validation import check_kind
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
 
 
-class StatefulReplay(LockedReplay):
-    """A replay buffer whose state is read and restored as a whole, or not at all."""
-
-    _episodes: EpisodeTracker | None
-    _feedback: Feedback
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
-        return read_state(self)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, from a buffer built with the same options.
-
-        Raises:
-            TypeError: no dictionary.
-            ValueError: the state of another buffer, or of something else; nothing is changed.
-        """
-        restore_state(self, state_dict)
-
-
-def read_state(replay: StatefulReplay) -> dict[str, Any]:
+def read_state(replay: LockedReplay) -> dict[str, Any]:
     """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
     storage = replay._storage
     with replay.unchanged():
@@ -55,7 +33,7 @@ def read_state(replay: StatefulReplay) -> dict[str, Any]:
 
 
 @contextmanager
-def frozen_state(replay: StatefulReplay) -> Iterator[dict[str, Any]]:
+def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
     """Context manager for the state as it is now, however others write and draw while it is read in the body.
 
     Rows and frames of the library's storages are snapshots, and others go on at once. The rows of TorchRL's storages
@@ -78,7 +56,7 @@ def frozen_state(replay: StatefulReplay) -> Iterator[dict[str, Any]]:
         yield state
 
 
-def restore_state(replay: StatefulReplay, state: dict[str, Any]) -> None:
+def restore_state(replay: LockedReplay, state: dict[str, Any]) -> None:
     """Restores what :func:`read_state` returned, into a buffer built with the same options.
 
     Raises:
@@ -103,7 +81,7 @@ def restore_state(replay: StatefulReplay, state: dict[str, Any]) -> None:
             replay._prefetch_queue.extend(batches)
 
 
-def _state_of(replay: StatefulReplay) -> dict[str, Any]:
+def _state_of(replay: LockedReplay) -> dict[str, Any]:
     """Returns the state of all parts but the storage; call it while the buffer is unchanged."""
     return {
         "built_from": _parts_of(replay),
@@ -127,7 +105,7 @@ def _own(part: Any) -> dict[str, Any]:
 _Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads the state, loads one, and which one
 
 
-def _restorations(replay: StatefulReplay, state: dict[str, Any]) -> list[_Restoration]:
+def _restorations(replay: LockedReplay, state: dict[str, Any]) -> list[_Restoration]:
     """Returns what is to be loaded, in order: the rows last, because nothing refuses after them."""
     episodes, storage = replay._episodes, replay._storage
     parts: list[_Restoration] = [
@@ -157,7 +135,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
         raise
 
 
-def _parts_of(replay: StatefulReplay) -> dict[str, Any]:
+def _parts_of(replay: LockedReplay) -> dict[str, Any]:
     """Returns what a buffer is built from, in names: the saved state of one part means nothing to another."""
     sampler = [type(replay._sampler).__name__]
     base = declared_sampler(replay._sampler).base_sampler

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stored row follows which inside an episode, and the n-step returns formed along such rows."""
+"""Links from stored rows to the next rows of their episodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.validation import checked_count
+
 TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))
 
 
 def trajectory_of(rows: TensorDictBase) -> Tensor | None:
-    """The running episode of each row, int64 of any shape; ``None`` when the rows name none.
+    """Returns the running episode of each row, int64 of any shape; ``None`` when the rows name none.
 
     Read from ``trajectory``, or from ``("collector", "traj_ids")`` that TorchRL's collectors write.
     """
@@ -27,22 +29,21 @@ def trajectory_of(rows: TensorDictBase) -> Tensor | None:
 
 
 def trajectory_name(rows: TensorDictBase) -> str:
-    """The column that :func:`trajectory_of` reads, for errors."""
-    key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0])
-    return repr(key)
+    """Returns the column that :func:`trajectory_of` reads, for errors."""
+    return repr(next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0]))
 
 
 class EpisodeLinks:
-    """Remembers for every slot where the next step of its episode is: ``successor[slot]``, -1 when there is none.
+    """Slots of the next step of every slot's episode: ``successor[slot]``, -1 when there is none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
     previous row of its trajectory unless that one ended its episode (terminated or truncated) or was overwritten,
     so links never cross an episode end, the write head or environments. Overwriting a slot cuts the link of its
-    predecessor, whatever the slot holds next.
+    predecessor.
 
     Args:
         capacity: slots in the storage.
-        device: where the links live; the storage's device.
+        device: of the links; the storage's device.
 
     Example:
         >>> links = EpisodeLinks(capacity=4)
@@ -56,9 +57,7 @@ class EpisodeLinks:
     """
 
     def __init__(self, capacity: int, device: str | torch.device = "cpu") -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; links need at least one slot. Pass capacity >= 1.")
-        self.capacity = capacity
+        self.capacity = checked_count("capacity", capacity, of="slots")
         self.successor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._predecessor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
@@ -101,7 +100,7 @@ class EpisodeLinks:
         return torch.stack(slots, dim=1), steps_used
 
     def predecessors(self, index: Tensor) -> Tensor:
-        """Slots of the steps before, of the shape of ``index``; -1 where none is stored."""
+        """Returns the slots of the steps before, of the shape of ``index``; -1 where none is stored."""
         return self._predecessor[index]
 
     def cut(self, index: Tensor) -> None:
@@ -113,7 +112,7 @@ class EpisodeLinks:
         self._forget_running(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Returns what comes next of these trajectories follows no stored row: steps between were not stored."""
+        """Makes what comes next of these trajectories follow no stored row: steps between were not stored."""
         for trajectory in trajectories:
             self._forget(trajectory)
 
@@ -121,11 +120,6 @@ class EpisodeLinks:
         """Cuts the links to and from slots whose rows left without being overwritten."""
         before = self._predecessor[index.reshape(-1)]
         self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
-
-    def running_slots(self) -> Tensor:
-        """Returns int64 ``[E]``: the newest stored row of each episode that has not ended."""
-        slots = list(self._newest_slot.values())
-        return torch.tensor(slots, dtype=torch.int64, device=self.successor.device)
 
     def clear(self) -> None:
         """Forgets every row."""
@@ -154,8 +148,8 @@ class EpisodeLinks:
         successor = state["successor"]
         if successor.shape != self.successor.shape:
             raise ValueError(
-                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. "
-                "Build EpisodeLinks with the capacity the state was saved with."
+                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. Build "
+                "EpisodeLinks with the capacity the state was saved with."
             )
         self.clear()
         self.successor.copy_(successor)
@@ -169,7 +163,7 @@ class EpisodeLinks:
             self._remember(name, slot)
 
     def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
-        """The path of one environment step: plain numbers through NumPy views, several times faster than tensors."""
+        """Links one row: plain numbers through NumPy views, several times faster than tensors."""
         successor, predecessor = self.successor.numpy(), self._predecessor.numpy()
         before, after = predecessor[slot], successor[slot]
         if before >= 0:
@@ -187,7 +181,12 @@ class EpisodeLinks:
             self._remember(trajectory, slot)
 
     def _write_many(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
-        self._overwrite(index)
+        before, after = self._predecessor[index], self.successor[index]
+        self.successor[before[before >= 0]] = -1
+        self._predecessor[after[after >= 0]] = -1
+        self.successor[index] = -1
+        self._predecessor[index] = -1
+        self._forget_running(index)
         if trajectory is None:
             order, starts = index, torch.zeros(1, dtype=torch.int64)
             names: list[int | None] = [None]
@@ -202,36 +201,22 @@ class EpisodeLinks:
         first, second = order[:-1][linked], order[1:][linked]
         self.successor[first] = second
         self._predecessor[second] = first
-        self._join(names, starts, order, ends)
-
-    def _overwrite(self, index: Tensor) -> None:
-        """Cuts the links to and from slots that now hold other rows."""
-        before, after = self._predecessor[index], self.successor[index]
-        self.successor[before[before >= 0]] = -1
-        self._predecessor[after[after >= 0]] = -1
-        self.successor[index] = -1
-        self._predecessor[index] = -1
-        self._forget_running(index)
-
-    def _join(self, names: list[int | None], starts: Tensor, order: Tensor, ends: Tensor) -> None:
-        """Links the first row of each trajectory in a batch to its newest stored row, and remembers the last one."""
+        # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
         lasts = torch.cat([starts[1:] - 1, torch.tensor([order.numel() - 1])])
         first_slots, last_slots = order[starts.to(order.device)].tolist(), order[lasts.to(order.device)].tolist()
         ended = ends[lasts.to(ends.device)].tolist()
         previous = [self._forget(name) for name in names]
-        for name, slot, done in zip(names, last_slots, ended, strict=True):
-            if not done:
+        for name, slot, is_over in zip(names, last_slots, ended, strict=True):
+            if not is_over:
                 self._remember(name, slot)
         joined = [(old, new) for old, new in zip(previous, first_slots, strict=True) if old >= 0]
         if joined:
-            old, new = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
-            self.successor[old] = new
-            self._predecessor[new] = old
+            first, second = torch.tensor(joined, dtype=torch.int64, device=order.device).unbind(1)
+            self.successor[first] = second
+            self._predecessor[second] = first
 
     def _forget_running(self, index: Tensor) -> None:
-        if not self._trajectory_at:
-            return
-        for slot in index.tolist():
+        for slot in index.tolist() if self._trajectory_at else ():
             if slot in self._trajectory_at:
                 del self._newest_slot[self._trajectory_at.pop(slot)]
 
@@ -246,10 +231,11 @@ class EpisodeLinks:
 
 
 class MissingSteps(NamedTuple):
-    """Where steps are missing among new rows of which not all were stored.
+    """Missing steps among new rows of which not all were stored.
 
-    ``trajectories`` begin with a missing row; ``last_before`` are the places, among the rows that were stored, of those
-    after which the next row of their trajectory is missing, int64 ``[n]``.
+    Attributes:
+        trajectories: those that begin with a missing row.
+        last_before: places, among the stored rows, of those whose next row is missing, int64 ``[n]``.
     """
 
     trajectories: list[int | None]

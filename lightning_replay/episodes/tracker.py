@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes of a storage: links kept up to date from its columns, n-step rows drawn along them."""
+"""Episodes of a storage: links updated from its columns, and n-step rows drawn along them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,15 @@ from lightning_replay.validation import checked_count, checked_share
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """The running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
+    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
     rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
     trajectory = trajectory_of(rows)
     return None if trajectory is None else trajectory[index].flatten()
 
 
-def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) -> None:
-    """Refuses rows ``[N]`` without ``("next", name)`` for each of these names, or with another than one value a row.
-
-    Args:
-        names: of ``"reward"``, ``"terminated"`` and ``"done"``; the latter two are flags.
-        purpose: what needs them, for the error.
-
-    Raises:
-        ValueError: names the first that is missing or of another shape or dtype.
-    """
-    for name in names:
+def require_columns(rows: TensorDictBase, purpose: str) -> None:
+    """Raises ``ValueError`` for rows ``[N]`` without one reward, terminated and done each; ``purpose`` needs them."""
+    for name in ("reward", "terminated", "done"):
         require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
     trajectory = trajectory_of(rows)
     if trajectory is not None and trajectory.numel() != rows.shape[0]:
@@ -48,11 +40,7 @@ def require_columns(rows: TensorDictBase, names: tuple[str, ...], purpose: str) 
 
 
 def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
-    """Refuses rows ``[N]`` without one number, or one flag, for each row under ``key``.
-
-    Raises:
-        ValueError: what is given, and what is needed and for what purpose.
-    """
+    """Raises ``ValueError`` for rows ``[N]`` without one number, or one flag, for each row under ``key``."""
     column, count = rows.get(key, None), rows.shape[0]
     if column is None:
         raise ValueError(
@@ -117,7 +105,7 @@ class EpisodeTracker:
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses the first rows ``[N]`` when they lack what a return is formed of; later ones have their columns."""
         if self.links is None:
-            require_columns(rows, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+            require_columns(rows, f"returns over {self.n_steps} steps")
 
     def mark_update(self, index: Tensor, storage: Storage) -> None:
         """Links the rows just written into the slots ``index``, int64 ``[N]`` in insertion order.
@@ -130,51 +118,45 @@ class EpisodeTracker:
         (done,) = read_columns(storage, index, [("next", "done")])
         self.links.write(index, read_trajectory(storage, index), done.flatten())
 
-    def draw(
-        self, data: TensorDictBase, index: Tensor, storage: Storage, n_steps: int, discount: float
-    ) -> TensorDictBase:
-        """The rows ``data`` drawn at ``index``, as n-step rows.
+    def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
+        """Turns the rows drawn at ``index`` into n-step rows.
 
         Args:
             data: TensorDict of the shape of ``index``, ``[B]`` or ``[B, 2]``.
-            n_steps: rewards summed into one return.
-            discount: γ per environment step.
 
         Returns:
             ``data`` with ``next`` taken from the last step, the summed ``("next", "reward")``, ``discount``
             float32 ``[..., 1]`` (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
         """
-        self._link_stored(index, storage)
-        slots, last, steps_used = self._chain(index, n_steps)
-        returns = _summed(slots, steps_used, storage, discount)
+        slots, last, steps_used = self._chain(index, storage)
         shape = (*index.shape, 1)
         following = storage.get(last.view(index.shape)).get("next")
         if following.is_locked:  # TorchRL's memory-mapped rows
             following = following.copy()
-        following.set("reward", returns.view(shape))
+        following.set("reward", self._summed(slots, steps_used, storage).view(shape))
         data.set("next", following)
-        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), discount)
+        remaining = bootstrap_discounts(steps_used, following.get("terminated").flatten(), self.discount)
         data.set("discount", remaining.to(torch.float32).view(shape))
         data.set("steps_to_next_obs", steps_used.view(shape))
         return data
 
     def returns(self, index: Tensor, storage: Storage) -> Tensor:
-        """The returns over up to :attr:`n_steps` steps of the rows ``index``, int64 ``[N]``: ``[N]``; draws nothing."""
-        self._link_stored(index, storage)
-        assert self.links is not None
-        slots, steps_used = self.links.chain(index, self.n_steps)
-        return _summed(slots, steps_used, storage, self.discount)
+        """Returns the sums ``[N]`` over up to :attr:`n_steps` rewards from the rows ``index`` on, int64 ``[N]``."""
+        slots, _, steps_used = EpisodeTracker._chain(self, index, storage)  # a subclass may draw the lengths
+        return self._summed(slots, steps_used, storage)
 
-    def _link_stored(self, index: Tensor, storage: Storage) -> None:
-        """Links rows that were stored before the tracker came, where none were linked yet."""
-        if self.links is None:
-            self.mark_update(occupancy_of(storage).slots().to(index.device), storage)
-
-    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
+        if self.links is None:  # rows were stored before the tracker came
+            self.mark_update(occupancy_of(storage).slots().to(index.device), storage)
         assert self.links is not None
-        slots, steps_used = self.links.chain(index.flatten(), n_steps)
+        slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
         return slots, slots[:, -1], steps_used
+
+    def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
+        """Returns discounted sums ``[N]`` of the first ``steps_used`` rewards in ``slots``, int64 ``[N, n]``."""
+        (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
+        return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots."""
@@ -182,12 +164,12 @@ class EpisodeTracker:
             self.links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Returns what comes next of these trajectories follows no stored row."""
+        """Makes what comes next of these trajectories follow no stored row."""
         if self.links is not None:
             self.links.break_episodes(trajectories)
 
     def on_evict(self, index: Tensor) -> None:
-        """Cuts off rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
+        """Unlinks rows that left without being overwritten, int64 ``[n]``: no return goes through them."""
         if self.links is not None:
             self.links.release(index)
 
@@ -196,18 +178,12 @@ class EpisodeTracker:
         self.links = None
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the links."""
+        """Returns the state of the links."""
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self.links = None
         if state_dict["links"] is not None:
             self.links = EpisodeLinks(storage.max_size, device=device_of(storage) or "cpu")
             self.links.load_state_dict(state_dict["links"])
-
-
-def _summed(slots: Tensor, steps_used: Tensor, storage: Storage, discount: float) -> Tensor:
-    """Discounted sums ``[N]`` of the rewards in ``slots``, int64 ``[N, n]``, of which ``steps_used`` count."""
-    (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
-    return n_step_returns(reward.reshape(slots.shape), steps_used, discount)

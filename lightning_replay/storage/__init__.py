@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of transitions: packed arrays in memory or in a file, frames once each, which slots hold a row."""
+"""Rows of transitions, packed in memory or in a file, frames stored once each, and the slots that hold a row."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def device_of(storage: Storage) -> torch.device | None:
 
 
 def stored_before(storage: Storage, new: Tensor) -> Tensor:
-    """Slots that held a row before those in ``new``, int64 ``[N]``, were written; ascending, on the device of these."""
+    """Returns the slots stored before those in ``new``, int64 ``[N]``; ascending, on the device of these."""
     earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
     earlier[occupancy_of(storage).slots().to(new.device)] = True
     earlier[new] = False
@@ -37,7 +37,7 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
 
 
 def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
-    """Single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
+    """Returns single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
 
     Raises:
         KeyError: a key is not stored; the message names the stored ones.

@@ -15,25 +15,20 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
-    """Returns a device of torch that keeps data.
-
-    Raises:
-        TypeError: no device and no name of one.
-        ValueError: an unknown name, or a device without data.
-    """
-    if not isinstance(device, str | torch.device):
-        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
+    """Returns a device of torch that keeps data; raises ``TypeError`` or ``ValueError`` for anything else."""
     try:
-        known = torch.device(device)
+        known = torch.device(device) if isinstance(device, str | torch.device) else None
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'") from error
+    if known is None:
+        raise TypeError(f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda'")
     if known.type == "meta":
         raise ValueError(f"device is {device!r}, which keeps no data; it must be a device such as 'cpu' or 'cuda'")
     return known
 
 
 def check_present(device: torch.device) -> None:
-    """Refuses a CUDA device that is not there: torch would raise an ``AssertionError``, or fail at the first rows."""
+    """Refuses a missing CUDA device, for which torch would raise an ``AssertionError`` or fail at the first rows."""
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

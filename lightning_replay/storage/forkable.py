@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage whose lock, snapshots and file are its process's own: what a forked process may read and write."""
+"""A storage in forked processes: its lock and snapshots, and which rows may be read and written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ class ForkableStorage(LazyTensorStorage):
     fork_rank = 1  # buffers hold their locks while they write here
     _memmap: str | None
 
-    @property
-    def _has_rows(self) -> bool:
-        raise NotImplementedError
-
     def _begin_life(self) -> None:
-        """Sets what belongs to this object in this process alone: a lock, and what a fork changes."""
+        """Sets the attributes of this object in this process: a lock and what a fork changes."""
         self.snapshots = Snapshots()
         self._shared_writes = None if self._memmap is None else forking.SharedWrites()
         self._refusal: str | None = None
@@ -32,13 +28,13 @@ class ForkableStorage(LazyTensorStorage):
         forking.register(self)
 
     def before_fork(self) -> None:
-        """Called in the thread that forks: waits until no row is half-written."""
+        """Waits, in the thread that forks, until no row is half-written."""
         self._is_held = forking.acquired(self.snapshots.lock)
         if self._shared_writes is not None:
             self._shared_writes.before_fork()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Called in parent and child after a fork."""
+        """Releases the lock in parent and child; the child may not write into a file of the parent."""
         if self._is_held:
             self.snapshots.lock.release()
         if in_child:
@@ -48,7 +44,7 @@ class ForkableStorage(LazyTensorStorage):
                     f"this process was forked while another thread was writing into this {type(self).__name__}, whose "
                     "rows are half-written here. Fork when nobody writes, or build a storage in this process"
                 )
-            elif self._shared_writes is not None and self._has_rows:
+            elif self._shared_writes is not None and self.initialized:
                 self._shared_writes.forked()
                 self._refusal = (
                     f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "

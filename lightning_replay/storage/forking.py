@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers in processes that are forked: the child gets them whole, with locks that it can take.
+"""Buffers in forked processes, which get them whole, with locks that they can take.
 
 A fork copies the forking thread alone. What another thread held or was writing at that moment would stay locked or
 half-written in the child, so the forking thread takes every lock before the fork and releases it in both processes.
@@ -43,15 +43,15 @@ class SharedWrites:
         self._at_fork: int | None = None
 
     def add(self) -> None:
-        """Counts a write; call it before anything is changed."""
+        """Counts a write; to be called before anything is changed."""
         self._count[0] += 1
 
     def before_fork(self) -> None:
-        """Called where nobody writes; afterwards the parent may write before the forked process gets on."""
+        """Notes the count while nobody writes: the parent may write before the child runs :meth:`forked`."""
         self._before_fork = int(self._count[0])
 
     def forked(self) -> None:
-        """Called in the forked process."""
+        """Takes the noted count as that of the fork, in the forked process."""
         if self._at_fork is None:
             self._at_fork = self._before_fork
 
@@ -68,18 +68,18 @@ _forking = threading.RLock()  # of the thread that forks: a second one would ove
 
 
 def register(one: Forkable) -> None:
-    """Stops an object before each fork of this process and lets it go on after, for as long as it lives."""
+    """Calls an object's ``before_fork`` and ``after_fork`` at each fork of this process, for as long as it lives."""
     with _registering:
         _living.add(one)
 
 
 def acquired(lock: Any) -> bool:
-    """Takes a lock; ``False`` where another thread holds it for too long."""
+    """Acquires a lock; returns False where another thread holds it for too long."""
     return bool(lock.acquire(timeout=_PATIENCE_S))
 
 
 def finished(futures: Iterable[Future[Any]]) -> bool:
-    """Waits until futures are done and nobody holds their locks; ``False`` where it takes too long."""
+    """Waits until futures are done and nobody holds their locks; returns False where it takes too long."""
     done, not_done = wait(tuple(futures), timeout=_PATIENCE_S)
     # The thread that finishes one wakes the waiter while it holds the lock, which done() has to take.
     return not not_done and all(future.done() for future in done)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots of a storage hold a row: all below its length, a set of them, or those that tables refer to."""
+"""The slots of a storage that hold a row: all below its length, a set of them, or those that tables refer to."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SlotSet(Occupancy):
         return torch.from_numpy(self._order[places.cpu().numpy()])
 
     def add(self, slots: np.ndarray) -> None:
-        """Puts slots, int64 ``[n]``, into the set, where they are not in it."""
+        """Adds slots, int64 ``[n]``, that are not in the set yet."""
         for slot in slots.tolist():
             if self._place[slot] < 0:
                 self._order[self.count] = slot
@@ -101,7 +101,7 @@ class SlotSet(Occupancy):
                 self.count += 1
 
     def remove(self, slots: np.ndarray) -> None:
-        """Takes slots, int64 ``[n]``, all in the set, out of it; the last takes the place of each."""
+        """Removes slots, int64 ``[n]``, all in the set; the last takes the place of each."""
         for slot in slots.tolist():
             place = self._place[slot]
             self.count -= 1
@@ -110,7 +110,7 @@ class SlotSet(Occupancy):
             self._place[slot] = -1
 
     def state(self) -> Tensor:
-        """Returns the set, int64 ``[count]``, in the order in which places number it."""
+        """Returns the set, int64 ``[count]``, in its own order."""
         return torch.from_numpy(self._order[: self.count].copy())
 
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,32 +30,25 @@ from lightning_replay.storage.transition_check import Column, ColumnsCheck, Tran
 from lightning_replay.validation import checked_count
 
 
-class EntryState(NamedTuple):
-    """Whether a storage has columns, and where rows come from."""
-
-    is_new: bool
-    given_device: torch.device | None
-
-
 @recorded
 class PackedStorage(ForkableStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
     A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
-    (``reshape`` them rather than ``view`` across the batch dimension). The columns are fixed by the first rows
-    written; rows with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and
-    refused if less is free.
+    (``reshape`` them rather than ``view`` across the batch dimension). The first rows written fix the columns; rows
+    with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and refused if less is
+    free.
 
-    A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds
-    ``generation``, int64: how often its slot has been written or emptied, so that a late priority update for a slot
-    that was reused meanwhile can be told apart. It goes on counting through ``empty``, saving and loading; after a load
-    into a storage that was used, new rows have larger ones than any row before.
+    A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds ``generation``, int64:
+    how often its slot has been written or emptied, by which late priority updates for reused slots are recognised. It
+    goes on counting through ``empty``, saving and loading; after a load into a used storage, new rows have larger
+    generations than any row before.
 
     Args:
         capacity: rows.
         device: where the rows are kept.
         memmap: a directory for a scratch file that holds the rows, for buffers larger than memory; the file
-            disappears with the process (``save`` is what lasts).
+            disappears with the process, unlike what ``save`` writes.
 
     Raises:
         MemoryError: at the first rows, when the rows do not fit.
@@ -70,10 +63,9 @@ class PackedStorage(ForkableStorage):
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
         known = checked_device(device)
-        kind = known.type
         if memmap is not None and not isinstance(memmap, str | Path):
             raise TypeError(f"memmap is {memmap!r}; it must be a directory, or None")
-        if memmap is not None and kind != "cpu":
+        if memmap is not None and known.type != "cpu":
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
         check_present(known)
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
@@ -87,8 +79,7 @@ class PackedStorage(ForkableStorage):
         self._columns: list[StoredColumn] | None = None
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
-        #: Called with the columns of new rows by key; what it raises refuses them. Set by a ``Replay``.
-        self.row_check: TransitionCheck | None = None  # set before rows come
+        self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
         self._columns_check: ColumnsCheck | None = None
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
@@ -99,10 +90,6 @@ class PackedStorage(ForkableStorage):
 
     def __len__(self) -> int:
         return self._len  # TorchRL's disables torch.compile around it, which costs 5 us a call
-
-    @property
-    def _has_rows(self) -> bool:
-        return self._rows is not None
 
     @property
     def nbytes(self) -> int:
@@ -123,29 +110,29 @@ class PackedStorage(ForkableStorage):
 
     @property
     def layout(self) -> RowLayout | None:
-        """Returns where each column lies in a row; ``None`` before the first rows."""
+        """Places of the columns in a row; ``None`` before the first rows."""
         return self._layout
 
     @property
     def occupancy(self) -> Occupancy:
-        """Returns which slots hold a row: those below the length, unless a writer's tables refer to them."""
+        """The slots that hold a row: those below the length, or those that a writer's tables refer to."""
         return FirstSlots(self._len) if self._held_by is None else self._held_by
 
     def hold_by(self, occupancy: Occupancy) -> None:
-        """Leaves to ``occupancy`` which slots hold a row; a writer into tables calls it."""
+        """Sets :attr:`occupancy`; a writer into tables calls it."""
         self._held_by = occupancy
 
     @property
     def num_held(self) -> int:
         """Rows that are stored; fewer than the length where some below it were released."""
-        return self._len
+        return self._len if self._held_by is None else self._held_by.count
 
     def build_options(self) -> dict[str, Any]:
-        """Returns what a saved state presumes beside the class and the capacity: names by option."""
+        """Returns the options that a saved state presumes beside class and capacity, names by option."""
         return {}
 
     def stats(self) -> dict[str, Any]:
-        """Returns what ``Replay.stats`` reports of this storage."""
+        """Returns the entries of this storage in ``Replay.stats``."""
         return {}
 
     @property
@@ -159,11 +146,9 @@ class PackedStorage(ForkableStorage):
         return self.capacity
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """One column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
         column = self.all_rows.get(key, None)
-        if column is None:
-            return None
-        values = column[index]
+        values = None if column is None else column[index]
         self.check_read()
         return values
 
@@ -207,7 +192,9 @@ class PackedStorage(ForkableStorage):
 
         Raises:
             IndexError: an int that is no slot; nothing is written.
-            ValueError: keys, shapes, dtypes or device are not those of the first rows; nothing is written.
+            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses;
+                nothing is written.
+            RuntimeError: see :meth:`check_writable`.
         """
         if isinstance(data, list):
             data = torch.stack(data)
@@ -215,59 +202,50 @@ class PackedStorage(ForkableStorage):
             if not 0 <= cursor < self.capacity:
                 raise IndexError(f"cursor is {cursor}; it must be a slot from 0 to {self.capacity - 1}")
             data, cursor = data.unsqueeze(0), slice(cursor, cursor + 1)
-        slots = _as_slots(cursor, self.capacity)
+        slots = range(*cursor.indices(self.capacity)) if isinstance(cursor, slice) else cursor
+        if isinstance(slots, range) and slots.step == 1:
+            slots = slice(slots.start, slots.stop)
+        else:
+            slots = torch.as_tensor(slots, dtype=torch.int64)
         values = self.checked_values(data)
         if set_cursor:
             self._set_last_cursor(cursor)
         self.write(slots, values, grow=set_cursor)
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
-        """Returns the values of rows ``[N]`` in the order of the columns, once they are known to fit.
-
-        Raises:
-            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses.
-            RuntimeError: see :meth:`check_writable`.
-        """
+        """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
         if self._refusal is not None:
             self.check_writable()
-        if self.has_columns:
-            return self._values_of(data)
-        before = self.entry_state()
+        may_change, is_new = self._given_device is None, self._columns is None
         try:
-            if before.is_new:
+            if is_new:
                 self._init(data)
-            return self._values_of(data)
+            if self._given_device is None:
+                self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
+            assert self._reader is not None
+            values = self._reader.read(data, self._given_device)
+            if values is None:
+                raise self._mismatch(data)
+            if self.row_check is not None:
+                if self._columns_check is None:
+                    self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+                self._columns_check(values)
+            return values
         except BaseException:
-            self.undo_entry(before)
+            if may_change:
+                self.undo_entry(is_new)
             raise
 
     @property
     def has_columns(self) -> bool:
-        """Whether rows have fixed the columns, and where they come from."""
-        return self._columns is not None and self._given_device is not None
+        """Whether rows have fixed the columns and the device that rows come from."""
+        return self._given_device is not None  # set after the columns
 
-    def entry_state(self) -> EntryState:
-        """Returns what rows that are offered may change although they are refused, for :meth:`undo_entry`."""
-        return EntryState(self._columns is None, self._given_device)
-
-    def undo_entry(self, before: EntryState) -> None:
-        """Forgets the columns and the device of rows that were refused."""
-        self._given_device = before.given_device
-        if before.is_new and not self._reached:
+    def undo_entry(self, has_new_columns: bool) -> None:
+        """Forgets the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
+        self._given_device = None
+        if has_new_columns and not self._reached:
             self._forget_columns()
-
-    def _values_of(self, data: TensorDictBase) -> list[Column]:
-        if self._given_device is None:
-            self._given_device = next((leaf.device for leaf in data.values(True, True)), None)
-        assert self._reader is not None
-        values = self._reader.read(data, self._given_device)
-        if values is None:
-            raise self._mismatch(data)
-        if self.row_check is not None:
-            if self._columns_check is None:
-                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
-            self._columns_check(values)
-        return values
 
     def _forget_columns(self) -> None:
         self._layout = self._rows = self._columns = self._storage = None
@@ -281,7 +259,10 @@ class PackedStorage(ForkableStorage):
         with self.snapshots.lock:
             self.begin_write(slots)
             for column, value in zip(self._columns, values, strict=True):
-                column.put(slots, value)
+                if column.array is None or isinstance(value, Tensor):
+                    column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
+                else:
+                    column.array[slots if isinstance(slots, slice) else slots.numpy()] = value
             self._next_generation(slots)
             highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             self._reached = max(self._reached, highest)
@@ -290,7 +271,7 @@ class PackedStorage(ForkableStorage):
         self._bump_mutation_revision()
 
     def begin_write(self, slots: slice | Tensor) -> None:
-        """Called with the lock of the snapshots held, before rows in these slots are changed."""
+        """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
         if self.snapshots:
             self.snapshots.keep(slots)
         if self._shared_writes is not None:
@@ -309,9 +290,7 @@ class PackedStorage(ForkableStorage):
                 generation[index] = np.maximum(generation[index], self._least_generation) + 1
         else:
             assert self._generation is not None
-            self._generation[slots] += 1
-            if self._least_generation:
-                self._generation[slots] = self._generation[slots].clamp_min(self._least_generation + 1)
+            self._generation[slots] = self._generation[slots].clamp_min(self._least_generation) + 1
 
     def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
         """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay."""
@@ -330,20 +309,14 @@ class PackedStorage(ForkableStorage):
 
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
-        words = layout.row_bytes // WORD_BYTES
         device = torch.device(self.device)
-        self._rows = allocate_rows(self.capacity, words, device, self._memmap, breakdown)
+        self._rows = allocate_rows(self.capacity, layout.row_bytes // WORD_BYTES, device, self._memmap, breakdown)
         self._layout = layout
-        slots = layout.unpack(self._rows, torch.Size([self.capacity]))
-        self._storage = slots
+        self._storage = slots = layout.unpack(self._rows, torch.Size([self.capacity]))
         self._generation = slots.get("generation")
         self._generations = self._generation.numpy() if device.type == "cpu" else None
-        self._columns = [
-            StoredColumn(key, column.dtype, column.shape, slots.get(key))
-            for key, column in layout.columns.items()
-            if key != GENERATION
-        ]
-        self._expect({column.key: (column.dtype, column.shape) for column in self._columns})
+        self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
+        self._expect({column.key: (column.tensor.dtype, column.tensor.shape[1:]) for column in self._columns})
         self.initialized = True
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
@@ -369,28 +342,16 @@ class PackedStorage(ForkableStorage):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy) and the layout of their bytes."""
-        if self._layout is None or self._rows is None or self._generation is None:
-            return {
-                "capacity": self.capacity,
-                "length": 0,
-                "layout": None,
-                "rows": None,
-                "emptied": None,
-                "least_generation": self._least_generation,
-            }
-        return {
-            "capacity": self.capacity,
-            "length": self._len,
-            "layout": self._layout.description(),
-            "rows": self._rows[: self._len],
+        state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
+        if self._layout is not None and self._rows is not None and self._generation is not None:
+            state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
             # Generations of slots that held rows once: they go on from there.
-            "emptied": self._generation[self._len : self._reached].clone(),
-            "least_generation": self._least_generation,
-        }
+            state["emptied"] = self._generation[self._len : self._reached].clone()
+        return state | {"least_generation": self._least_generation}
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
-        """Context manager for :meth:`state_dict` as it is now, however rows are written meanwhile.
+        """Gives the body the present :meth:`state_dict`, however rows are written meanwhile.
 
         Rows are a :class:`~lightning_replay.saving.snapshot.Snapshot`, to be read once in the body.
         """
@@ -405,7 +366,7 @@ class PackedStorage(ForkableStorage):
                 self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave.
+        """Restores what :meth:`state_dict` returned.
 
         Raises:
             ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed then.
@@ -413,15 +374,24 @@ class PackedStorage(ForkableStorage):
         """
         self.check_writable()
         layout = self._saved_layout(state_dict)
-        least = max(self._least_generation, self._largest_generation(), state_dict.get("least_generation", 0))
+        least = max(self._least_generation, state_dict.get("least_generation", 0))
+        if self._generation is not None and self._reached:  # above all that were handed out
+            least = max(least, int(self._generation[: self._reached].max()))
         with self.snapshots.lock:
-            if layout is not None:
-                if self._layout is None or self._layout.description() != layout.description():
-                    self._allocate(layout)
-                self._take_rows(state_dict)
-            elif self._generation is not None:
+            if layout is not None and (self._layout is None or self._layout.description() != layout.description()):
+                self._allocate(layout)
+            if self._rows is not None and self._generation is not None:
                 self.begin_write(slice(0, self._reached))
-                self._generation[: self._reached] += 1  # these rows leave, and none comes in their place
+                reached = 0
+                if layout is not None:
+                    reached = length = state_dict["length"]
+                    self._rows[:length] = state_dict["rows"].to(self._rows.device)
+                    emptied = state_dict.get("emptied")  # early saves have none
+                    if emptied is not None:
+                        reached += len(emptied)
+                        self._generation[length:reached] = emptied.to(self._generation.device)
+                self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
+                self._reached = max(self._reached, reached)
             self._least_generation = least
             self._given_device = None
             self._len = state_dict["length"]
@@ -435,11 +405,8 @@ class PackedStorage(ForkableStorage):
             )
         if state_dict["layout"] is None:
             return None
-        layout, length, rows = (
-            RowLayout.from_description(state_dict["layout"]),
-            state_dict["length"],
-            state_dict["rows"],
-        )
+        layout = RowLayout.from_description(state_dict["layout"])
+        length, rows = state_dict["length"], state_dict["rows"]
         if not 0 <= length <= self.capacity or rows.shape != (length, layout.row_bytes // WORD_BYTES):
             raise ValueError(
                 f"the saved rows {list(rows.shape)} are not {length} of {layout.row_bytes} bytes in a storage of "
@@ -453,22 +420,6 @@ class PackedStorage(ForkableStorage):
             )
         return layout
 
-    def _largest_generation(self) -> int:
-        """Returns the largest generation of all rows that this storage has handed out."""
-        return 0 if self._generation is None or not self._reached else int(self._generation[: self._reached].max())
-
-    def _take_rows(self, state_dict: dict[str, Any]) -> None:
-        assert self._rows is not None and self._generation is not None
-        length, emptied = state_dict["length"], state_dict.get("emptied")  # early saves have none
-        self.begin_write(slice(0, self._reached))
-        self._rows[:length] = state_dict["rows"].to(self._rows.device)
-        reached = length
-        if emptied is not None and len(emptied):
-            reached += len(emptied)
-            self._generation[length:reached] = emptied.to(self._generation.device)
-        self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
-        self._reached = max(self._reached, reached)
-
     def dumps(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``."""
         with self.frozen_state() as state:
@@ -481,14 +432,14 @@ class PackedStorage(ForkableStorage):
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             raise RuntimeError(
-                "PackedStorage cannot be shared between processes; use TorchRL's LazyMemmapStorage for that, "
-                "or keep the buffer in one process"
+                "PackedStorage cannot be shared between processes; use TorchRL's LazyMemmapStorage for that, or keep "
+                "the buffer in one process"
             )
         state = super().__getstate__()
         state["packed"] = self.state_dict()
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
-        # Views do not survive a copy as views: they are laid out anew.
+        # Views do not survive a copy as views: they are created again.
         unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")
         return state | dict.fromkeys(unset) | {"_reached": 0}
 
@@ -509,12 +460,3 @@ class PackedStorage(ForkableStorage):
 
     def __repr__(self) -> str:
         return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
-
-
-def _as_slots(cursor: Any, capacity: int) -> slice | Tensor:
-    """Returns a slice of consecutive slots with a start and a stop, or int64 ``[N]``."""
-    if isinstance(cursor, slice):
-        cursor = range(*cursor.indices(capacity))
-    if isinstance(cursor, range) and cursor.step == 1:
-        return slice(cursor.start, cursor.stop)
-    return torch.as_tensor(cursor, dtype=torch.int64)

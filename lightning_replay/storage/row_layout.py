@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each column of a transition lies inside one packed row of bytes."""
+"""Places of the columns of a transition inside one packed row of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -20,19 +19,13 @@ ROW_ALIGNMENT_BYTES = 64
 _assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One leaf of a transition: its key, its dtype, its shape per row and its first byte in the row."""
 
     key: Key
     dtype: torch.dtype
     shape: torch.Size
     offset_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of this column in one row."""
-        return self.shape.numel() * self.dtype.itemsize
 
 
 class RowLayout:
@@ -48,7 +41,7 @@ class RowLayout:
         columns: dict[Key, Column] = {}
         for key, dtype, shape in by_width:
             columns[key] = Column(key, dtype, shape, offset)
-            offset += columns[key].num_bytes
+            offset += shape.numel() * dtype.itemsize
         self.columns = {key: columns[key] for key, _, _ in leaves}
         self.row_bytes = -(-offset // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
         self.tree = nest(self.columns)
@@ -58,7 +51,7 @@ class RowLayout:
         ]
 
     def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
-        """The TensorDict whose leaves are views of packed rows.
+        """Returns the TensorDict whose leaves are views of packed rows.
 
         Args:
             rows: int64 ``[N, words]``, contiguous.
@@ -68,14 +61,14 @@ class RowLayout:
         return gather_branch(self.tree, self.leaves(rows, batch_size), batch_size, rows.device, extra)
 
     def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
-        """The columns of packed rows by key, as views; see :meth:`unpack`."""
+        """Returns the columns of packed rows by key, as views; see :meth:`unpack`."""
         leaves: dict[Key, Tensor] = {}
         for group in self._groups:
             group.split(rows, batch_size, leaves)
         return leaves
 
     def description(self) -> list[dict[str, Any]]:
-        """Plain values from which :meth:`from_description` builds the same layout."""
+        """Returns plain values from which :meth:`from_description` builds the same layout."""
         return [
             {"key": list(column.key), "dtype": str(column.dtype).removeprefix("torch."), "shape": list(column.shape)}
             for column in self.columns.values()
@@ -88,12 +81,12 @@ class RowLayout:
         Raises:
             TypeError: a dtype that is none.
         """
-        leaves = [
-            (tuple(leaf["key"]), getattr(torch, leaf["dtype"]), torch.Size(leaf["shape"])) for leaf in description
-        ]
-        for key, dtype, _ in leaves:
+        leaves = []
+        for leaf in description:
+            dtype = getattr(torch, leaf["dtype"])
             if not isinstance(dtype, torch.dtype):
-                raise TypeError(f"the column {'/'.join(key)} has no dtype of torch")
+                raise TypeError(f"the column {'/'.join(leaf['key'])} has no dtype of torch")
+            leaves.append((tuple(leaf["key"]), dtype, torch.Size(leaf["shape"])))
         return cls(leaves)
 
 
@@ -106,7 +99,7 @@ class _Group:
         before = columns[0].offset_bytes // itemsize
         sizes = [column.shape.numel() for column in columns]
         after = row_bytes // itemsize - before - sum(sizes)
-        # Parts of nothing are left out: each costs as much as a column.
+        # Empty parts are left out: each costs as much as a column.
         self._sizes = [*([before] if before else []), *sizes, *([after] if after else [])]
         self._first = 1 if before else 0
         self._columns = [(column.key, column.shape, len(column.shape) == 1) for column in columns]
@@ -119,14 +112,19 @@ class _Group:
         if self._scalar_at is not None:
             leaves[self._columns[0][0]] = typed.select(-1, self._scalar_at)
             return
-        # "Unsafe" for autograd only, which rows copied out of a storage have no part in; a third cheaper.
+        # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
         parts = typed.unsafe_split_with_sizes(self._sizes, dim=-1)
         for (key, shape, is_vector), part in zip(self._columns, parts[self._first :], strict=False):
             leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
 
+def shown(key: Key) -> str:
+    """Returns a key for an error: a name alone, or a tuple of nested names."""
+    return repr(key if len(key) > 1 else key[0])
+
+
 def nest(columns: Iterable[Key]) -> dict[str, Any]:
-    """The tree of keys: a branch is a dictionary, a leaf its full key."""
+    """Returns the tree of keys: a branch is a dictionary, a leaf its full key."""
     tree: dict[str, Any] = {}
     for key in columns:
         branch = tree
@@ -143,7 +141,7 @@ def gather_branch(
     device: torch.device,
     extra: dict[str, Tensor] | None = None,
 ) -> TensorDict:
-    """The TensorDict of a tree of :func:`nest` whose leaves are given by their keys."""
+    """Returns the TensorDict of a tree of :func:`nest` whose leaves are given by their keys."""
     source: dict[str, Any] = {}
     for name, node in tree.items():
         source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
@@ -153,7 +151,7 @@ def gather_branch(
 
 
 def leaves_of(row: TensorDictBase) -> list[tuple[Key, torch.dtype, torch.Size]]:
-    """Key, dtype and shape of every leaf of a single transition (batch size ``[]``).
+    """Returns key, dtype and shape of every leaf of a single transition (batch size ``[]``).
 
     Raises:
         TypeError: a leaf is not a dense tensor of a fixed-size dtype.

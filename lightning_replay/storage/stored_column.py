@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a packed storage as they are written: where each goes, and whether new rows have them all."""
+"""Columns of a packed storage, and new rows read column by column if they have the right ones."""
 
 from __future__ import annotations
 
@@ -21,24 +21,14 @@ _WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 class StoredColumn:
     """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
 
-    def __init__(self, key: Key, dtype: torch.dtype, shape: torch.Size, tensor: Tensor) -> None:
-        self.key = key
-        self.dtype = dtype
-        self.shape = shape
-        self.tensor = tensor
-        has_array = tensor.device.type == "cpu" and dtype not in _WITHOUT_NUMPY
+    def __init__(self, key: Key, tensor: Tensor) -> None:
+        self.key, self.tensor = key, tensor
+        has_array = tensor.device.type == "cpu" and tensor.dtype not in _WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
-
-    def put(self, slots: slice | Tensor, value: Tensor | np.ndarray) -> None:
-        """Writes the values ``[N, ...]`` of this column into a slice or int64 ``[N]`` of slots."""
-        if self.array is None or isinstance(value, Tensor):
-            self.tensor[slots] = torch.as_tensor(value, device=self.tensor.device)
-        else:
-            self.array[slots if isinstance(slots, slice) else slots.numpy()] = value
 
 
 class RowReader:
-    """Takes the columns out of new rows, if these are the columns they must have.
+    """Reads the columns of new rows, which must be those of the storage.
 
     Args:
         columns: dtype and shape per row by key.
@@ -47,7 +37,8 @@ class RowReader:
 
     def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
         self._kinds = [
-            (dtype, shape, _array_dtype(dtype) if key in arrays else None) for key, (dtype, shape) in columns.items()
+            (dtype, shape, torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
+            for key, (dtype, shape) in columns.items()
         ]
         self._tree = _places({key: place for place, key in enumerate(columns)})
 
@@ -66,7 +57,7 @@ class RowReader:
             value: Tensor = values[place]
             if takes_arrays and array_dtype is not None and value.is_cpu:
                 array = value.detach().numpy() if value.requires_grad else value.numpy()
-                # Cheaper to look at than the tensor's own.
+                # The attributes of an array are cheaper to read than those of a tensor.
                 if array.dtype is not array_dtype or array.shape[1:] != shape:
                     return None
                 values[place] = array
@@ -75,10 +66,6 @@ class RowReader:
             elif value.requires_grad:
                 values[place] = value.detach()
         return values
-
-
-def _array_dtype(dtype: torch.dtype) -> np.dtype:
-    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def _places(columns: Mapping[Key, int]) -> list[tuple[str, Any]]:
@@ -105,9 +92,5 @@ def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any
             return False
     if len(entries) == len(tree):
         return True
-    names = {name for name, _ in tree}
-    return all(name in names or name == GENERATION[0] or _is_empty(value) for name, value in entries.items())
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, TensorDictBase) and not is_non_tensor(value) and value.is_empty()
+    others = [value for name, value in entries.items() if name != GENERATION[0] and name not in dict(tree)]
+    return all(isinstance(one, TensorDictBase) and not is_non_tensor(one) and one.is_empty() for one in others)

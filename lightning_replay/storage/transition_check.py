@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy import vdot
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.row_layout import Key, shown
 
 __all__ = ["Column", "ColumnsCheck", "TransitionCheck", "with_done"]
 
@@ -42,23 +42,20 @@ class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
     * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would run on over the end of an episode.
-    * ``trajectory`` is not of an integer dtype: episodes could not be told apart.
-    * NaN or infinity in the reward or an observation: any column that also stands under ``"next"``, or is named so. One
+      histories would cross the end of an episode.
+    * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
+    * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN.
 
     Args:
-        check_finite: whether to look for NaN and infinity.
+        check_finite: whether to refuse NaN and infinity.
     """
 
     def __init__(self, check_finite: bool = True) -> None:
         self.check_finite = check_finite
 
     def __call__(self, columns: Mapping[Key, Column]) -> None:
-        """Checks rows.
-
-        Args:
-            columns: ``[N, ...]`` by key, tensors or arrays.
+        """Checks columns ``[N, ...]``, tensors or arrays by key.
 
         Raises:
             TypeError: ``trajectory`` is not of an integer dtype.
@@ -67,28 +64,24 @@ class TransitionCheck:
         self.of(columns)(list(columns.values()))
 
     def of(self, columns: Mapping[Key, Column]) -> ColumnsCheck:
-        """Returns the check of further rows with columns of these names, dtypes and shapes.
-
-        Raises:
-            TypeError: ``trajectory`` is not of an integer dtype.
-            ValueError: ``trajectory`` is not one number for each row.
-        """
-        for key in _TRAJECTORY:
-            if key in columns and prod(columns[key].shape[1:]) != 1:
+        """Returns the check of further rows with columns of these names, dtypes and shapes; refuses ``trajectory``."""
+        for key in (key for key in _TRAJECTORY if key in columns):
+            given = torch.as_tensor(columns[key])
+            if given.numel() != len(given):
                 raise ValueError(
-                    f"the column {_shown(key)} has shape {list(columns[key].shape)}; it names the episode of each row "
-                    "and must be [N] or [N, 1]. Nothing was stored"
+                    f"the column {shown(key)} has shape {list(given.shape)}; it names the episode of each row and "
+                    "must be [N] or [N, 1]. Nothing was stored"
                 )
-            if key in columns and not _is_integer(columns[key]):
+            if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
                 raise TypeError(
-                    f"the column {_shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
+                    f"the column {shown(key)} is {columns[key].dtype}; it names the episode of each row and must be "
                     "of an integer dtype, as int64. Nothing was stored"
                 )
         place_of = {key: place for place, key in enumerate(columns)}
         flags = [key for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
         shapes = {(str(columns[key].dtype).endswith("bool"), columns[key].shape[1:]) for key in flags}
         are_alike = len(shapes) == 1 and next(iter(shapes))[0]
-        finite = [key for key, value in columns.items() if self.check_finite and _is_learned_from(key, columns, value)]
+        finite = [key for key, value in columns.items() if self.check_finite and _must_be_finite(key, columns, value)]
         arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
         return ColumnsCheck(
             list(columns),
@@ -99,7 +92,7 @@ class TransitionCheck:
 
 
 class ColumnsCheck:
-    """What a :class:`TransitionCheck` looks for in rows of known columns.
+    """A :class:`TransitionCheck` of rows of known columns.
 
     Args:
         names: of the columns.
@@ -117,9 +110,17 @@ class ColumnsCheck:
     def __call__(self, columns: Sequence[Column]) -> None:
         """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
         if self._ends:
-            _check_flags(columns[self._done], [columns[place] for place in self._ends])
+            done, ended = columns[self._done], columns[self._ends[0]]
+            for place in self._ends[1:]:
+                ended = ended | columns[place]
+            if isinstance(done, np.ndarray):
+                contradicts = bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
+            else:
+                contradicts = bool((ended > done).any())
+            if contradicts:
+                raise _contradiction(done, ended)
         for one, other in self._arrays:
-            # A sum of products is finite only if every factor is; it may overflow, so that a second look decides.
+            # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
             if not isfinite(vdot(columns[one], columns[other])):
                 self._check_each(columns, (one, other))
         if self._tensors:
@@ -133,7 +134,7 @@ class ColumnsCheck:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    """Returns arrays of one shape two by two, which are then looked through at once; the others beside themselves."""
+    """Returns arrays of one shape and dtype two by two, to check each pair at once; others are paired with itself."""
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
@@ -146,21 +147,15 @@ def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key,
     return pairs + [(key, key) for key in alone.values()]
 
 
-def _check_flags(done: Any, ends: list[Any]) -> None:
-    ended = ends[0] if len(ends) == 1 else ends[0] | ends[1]
-    if isinstance(done, np.ndarray):
-        if not np.count_nonzero(ended) or not np.count_nonzero(ended > done):
-            return
-    elif not bool((ended > done).any()):
-        return
+def _contradiction(done: Any, ended: Any) -> ValueError:
     rows = torch.as_tensor(ended > done).reshape(len(done), -1).any(1).nonzero().flatten().tolist()
-    raise ValueError(
+    return ValueError(
         f"rows {rows[:10]} are terminated or truncated, and ('next', 'done') is false there; done must be true where "
         "an episode ended, for either reason. Nothing was stored; store done = terminated | truncated"
     )
 
 
-def _is_learned_from(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
+def _must_be_finite(key: Key, columns: Mapping[Key, Column], value: Column) -> bool:
     is_floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
     own = key[1:] if key[0] == "next" else key
     is_state = own in columns and ("next", *own) in columns
@@ -168,22 +163,12 @@ def _is_learned_from(key: Key, columns: Mapping[Key, Column], value: Column) -> 
     return is_floating and (is_state or is_named)
 
 
-def _is_integer(column: Column) -> bool:
-    if isinstance(column, np.ndarray):
-        return column.dtype.kind in "iu"
-    return not (column.is_floating_point() or column.is_complex() or column.dtype == torch.bool)
-
-
 def _not_finite(key: Key, value: Tensor) -> ValueError:
     finite = value.isfinite().reshape(len(value), -1).all(1)
     rows = (~finite).nonzero().flatten().tolist()
     first = value[rows[0]].reshape(-1)
     return ValueError(
-        f"{_shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
+        f"{shown(key)} is {float(first[~first.isfinite()][0])} in rows {rows[:10]} of "
         f"{len(value)}; it must be finite. Nothing was stored. Look for a diverging policy or environment, or build "
         "the buffer with check_finite=False to store such rows"
     )
-
-
-def _shown(key: Key) -> str:
-    return repr(key if len(key) > 1 else key[0])

@@ -79,7 +79,7 @@ class NStepTransitions(ReplayTransform):
                 f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
                 "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
             )
-        require_columns(tensordict, ("reward", "terminated", "done"), f"returns over {self.n_steps} steps")
+        require_columns(tensordict, f"returns over {self.n_steps} steps")
         given = _columns_of(tensordict)
         if self._given is not None and given != self._given:
             raise ValueError(

@@ -1,26 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows just written, and rows among them that were not stored, passed on to the buffers of a storage."""
+"""Functions of writers that choose rows: their storage, the chosen rows, and calls of the buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers import Storage, Writer
 
 from lightning_replay.episodes.links import missing_steps, trajectory_of
 from lightning_replay.parts import BufferHooks
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.transition_check import Column
+
+
+def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
+    """Returns a ``PackedStorage`` itself; raises ``TypeError`` for another storage of a writer."""
+    if not isinstance(storage, PackedStorage):
+        raise TypeError(
+            f"{type(writer).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which counts how "
+            f"often a slot was written. Use PackedStorage({capacity})"
+        )
+    return storage
+
+
+def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
+    """Returns the values ``[n, ...]`` of the chosen rows, int64 ``[n]``, of columns ``[N, ...]``."""
+    if len(rows) == len(values[0]):
+        return values
+    index = torch.from_numpy(rows)
+    return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorDictBase) -> None:
-    """Calls the buffers of a storage with rows just written, and with where steps between them are missing.
-
-    No return and no partner then goes from a row over a missing step to a later one.
+    """Informs the buffers of a storage of rows just written, and of missing steps, over which no return may go.
 
     Args:
-        storage: the rows are in.
+        storage: of the rows.
         index: int64 ``[n]``, their slots.
-        entered: int64 ``[n]`` ascending, which of the rows that were given they are.
+        entered: int64 ``[n]`` ascending, their places among the rows that were given.
         data: the rows that were given, TensorDict ``[N]``, in time order within each trajectory.
     """
     missing = missing_steps(trajectory_of(data), entered, data.shape[0]) if len(entered) < data.shape[0] else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every step goes to the default table, and what led to an event to the table of that event as well."""
+"""Writing every step to the default table, and the steps that led to an event to the event's table as well."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NONE = np.zeros(0, dtype=np.int64)
 class EventTableWriter(TableWriter):
     """Stratified Sampling from Event Tables: an event's table gets the last ``history_length`` steps up to the event.
 
-    An event is tested on the step that led to it: conditions see rows with their ``next`` state, never a reset state.
-    The event's own step counts as one of the history. A step goes to a table once, however many events follow it, even
-    if it has left that table since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode a
-    row belongs to, without it the rows are one environment in order; ``("next", "done")`` ends an episode. All tables
-    are first in, first out. Needs no feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+    An event is tested on the step that led to it, a row with its ``next`` state, never a reset state. This step counts
+    as one of the history. A step goes to a table once, however many events follow it, even if it has left that table
+    since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode of a row, without it the rows
+    are one environment in order; ``("next", "done")`` ends an episode. All tables are first in, first out. Needs no
+    feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
     Args:
         capacity: most entries of the default table.
@@ -97,12 +97,27 @@ class EventTableWriter(TableWriter):
         Raises:
             TypeError: a ``trajectory`` that is not of an integer dtype.
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
-                does not answer one bool per row, or too many running episodes. Nothing is stored then.
+                does not return one bool per row, or too many running episodes. Nothing is stored then.
         """
         trajectory, done = episodes_of(data)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
-        values, fired, keys = self._test(data, trajectory, done, parts)
+        states = [state_of(event.condition) for event in self._events]
+        happened: list[Tensor] = []
+        try:  # all that may refuse the rows, before any is stored
+            for event, table in zip(self._events, self._table_of_event, strict=True):
+                try:
+                    happened.append(holds(event.condition, data))
+                except ConditionError as error:
+                    name = self._event_tables[table].name
+                    raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
+            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
+            values = self._storage.checked_values(data)
+        except BaseException:
+            self._restore_conditions(states)
+            raise
+        fired = torch.stack(happened).cpu().numpy()
         for rows in parts:
             values_now = values if len(parts) == 1 else [value[rows] for value in values]
             index = self._write(values_now, fired[:, rows], trajectory[rows], done[rows], keys and keys[rows])
@@ -119,7 +134,7 @@ class EventTableWriter(TableWriter):
         done: np.ndarray,
         keys: list[bytes] | None,
     ) -> Tensor:
-        """Stores at most as many rows as the default table takes; returns their slots."""
+        """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
             self._end_conditions(self._histories.make_room(trajectory, done))
         slots = self.tables.append_new(0, len(done))
@@ -133,36 +148,13 @@ class EventTableWriter(TableWriter):
         for episode in episodes:
             self._histories.follow(episode, slots[episode.rows])
         self._write_count += len(slots)
-        return self.announce(slots)
-
-    def _test(
-        self, data: TensorDictBase, trajectory: np.ndarray, done: np.ndarray, parts: Sequence[slice]
-    ) -> tuple[Sequence[Column], np.ndarray, list[bytes] | None]:
-        """Asks everything that may refuse the rows, before any is stored; where one does, conditions forget the rows.
-
-        Returns:
-            The values of the columns, what the conditions say, bool ``[E, N]``, and what Lemma 2 counts.
-        """
-        remembered = [state_of(event.condition) for event in self._events]
-        try:
-            answers = [self._ask(event, data) for event in range(len(self._events))]
-            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
-            keys = None if self.tables.state_action_counts is None else state_action_keys(data)
-            values = self._storage.checked_values(data)
-        except BaseException:
-            self._remind(remembered)
-            raise
-        return values, torch.stack(answers).cpu().numpy(), keys
-
-    def _ask(self, event: int, data: TensorDictBase) -> Tensor:
-        try:
-            return holds(self._events[event].condition, data)
-        except ConditionError as error:
-            name = self._event_tables[self._table_of_event[event]].name
-            raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+        index = torch.from_numpy(slots).to(self._storage.device)
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return index
 
     def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
-        """Appends what led to events in rows just written to their tables, in the order in which it was sent."""
+        """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""
         tables, sent = [], []
         for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
             parts = [self._led_to_events(number, fired, episode, slots) for episode in episodes]
@@ -173,7 +165,7 @@ class EventTableWriter(TableWriter):
             self._sent[number, steps] = True
             tables.append(np.full(len(steps), number + 1))
             sent.append(steps)
-            # Lemma 2 speaks of tables that are drawn from; a share of 0 is an ablation
+            # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
             if self.tables.state_action_counts is not None and self._event_tables[number].share != 0:
                 self.tables.state_action_counts.send(np.unique(steps))
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
@@ -181,7 +173,7 @@ class EventTableWriter(TableWriter):
     def _led_to_events(
         self, number: int, fired: np.ndarray, episode: Stretch, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of one episode that events in its new rows send to a table, and the row of each one's event."""
+        """Returns the slots of an episode that events in its new rows add to a table, and the row of each event."""
         happened = fired[self._table_of_event == number][:, episode.rows]
         if not happened.any():
             return _NONE, _NONE
@@ -208,21 +200,21 @@ class EventTableWriter(TableWriter):
             )
 
     def event_shares(self) -> dict[str, float]:
-        """Share of the tested steps that were events, by table; of several events into one table, their sum."""
+        """Returns the share of tested steps that were events, by table; of several events into one, their sum."""
         counts = np.bincount(self._table_of_event, weights=self._fired) / max(self._rows_tested, 1)
         return {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
 
     @property
     def histories_forgotten(self) -> int:
-        """Running episodes whose history was given up, see ``forget_stale``."""
+        """Running episodes whose history was dropped, see ``forget_stale``."""
         return self._histories.forgotten
 
     def forget_oldest(self) -> bool:
-        """Forgets the history of the episode that was continued longest ago; whether there was one."""
+        """Releases the oldest episode history; returns False if there is none."""
         return self._histories.forget_oldest() is not None
 
     def cut(self, index: Tensor) -> None:
-        """Forgets the episodes that were interrupted after the rows in these slots: histories and conditions."""
+        """Forgets the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
         trajectory = trajectory_of(self._storage.all_rows)
@@ -232,7 +224,7 @@ class EventTableWriter(TableWriter):
         self._end_conditions(names)
 
     def _end_conditions(self, names: Sequence[int | None]) -> None:
-        """Drops what conditions keep of episodes that do not continue, such as those of lost workers."""
+        """Ends episodes that do not continue, such as those of lost workers, in the conditions."""
         if names:
             for table in self._event_tables:
                 table.end_episodes(names)
@@ -242,7 +234,7 @@ class EventTableWriter(TableWriter):
         self._start()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tables, running episodes with what was sent of them, the states of conditions, and counters."""
+        """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
             "sent": torch.from_numpy(self._sent.copy()),
@@ -252,11 +244,7 @@ class EventTableWriter(TableWriter):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave.
-
-        Raises:
-            ValueError: tables of other events were saved; nothing is changed then.
-        """
+        """Restores what :meth:`state_dict` returned; tables of other events are refused, and nothing is changed."""
         if len(state_dict["conditions"]) != len(self._events):
             raise ValueError(
                 f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "
@@ -267,21 +255,15 @@ class EventTableWriter(TableWriter):
         self._sent[:] = state_dict["sent"].numpy()
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._rows_tested = int(state_dict["rows_tested"])
-        self._remind(state_dict["conditions"])
+        self._restore_conditions(state_dict["conditions"])
 
-    def _remind(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the conditions back to what they remembered."""
+    def _restore_conditions(self, states: Sequence[Mapping[str, Any]]) -> None:
         for event, state in zip(self._events, states, strict=True):
             load_state_of(event.condition, dict(state))
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
-    """Refuses event tables that cannot stand beside each other; ``name`` is that of the option.
-
-    Raises:
-        ValueError: none, or a name that is taken twice.
-        TypeError: something else than an :class:`~lightning_replay.events.EventTable`.
-    """
+    """Refuses no event tables, a name that is taken twice, and other objects; ``name`` is that of the option."""
     if isinstance(event_tables, EventTable):
         raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oldest transition leaves."""
+"""Writing in a ring, where the oldest transition leaves."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lightning_replay.storage.transition_check import Column
 class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes transitions in a ring: when the storage is full, the oldest ones are overwritten.
 
-    More transitions at once than the storage holds keep the last ones. Rows that do not fit the storage's
-    columns are refused before anything is written, by :class:`~lightning_replay.storage.PackedStorage`; over TorchRL's
-    storages this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.storage.frames.FrameStorage`
-    has no room for new frames, the oldest transitions leave until it has. Needs no feedback.
+    Of more transitions than the storage holds the last ones are kept. Rows that do not fit the columns of a
+    :class:`~lightning_replay.storage.PackedStorage` are refused before anything is written; over TorchRL's storages
+    this is TorchRL's own round-robin writer. Where a :class:`~lightning_replay.storage.frames.FrameStorage` is full
+    of frames, the oldest transitions leave until new ones fit. Needs no feedback.
     """
 
     checks_rows = True
@@ -72,7 +72,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         index = torch.arange(start, start + kept, device=storage.device)
         if start + kept > capacity:
             index %= capacity
-        if storage.num_held < kept:  # the first of them made room for the last
+        if storage.num_held < kept:  # the first of them left for the last
             index = index[-storage.num_held :]
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
@@ -98,11 +98,11 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         while lacking := storage.frames_missing(values, slots):
             held = storage.num_held
             overwritten = max(0, held + len(slots) - storage.capacity)
-            # A row has at most so many frames, so fewer rows would never do.
+            # A row has at most this many frames, so that fewer rows would never do.
             leaving = min(-(-lacking // (2 * storage.frame_stack)), held - overwritten)
             oldest = self._cursor - held + overwritten
             storage.release(torch.arange(oldest, oldest + leaving) % storage.capacity)
-            if storage.num_held == held:  # rows in between were released by somebody else
+            if storage.num_held == held:  # rows in between were released by another caller
                 others = torch.from_numpy(np.setdiff1d(storage.held_slots(), slots.numpy()))
                 storage.release(others[self.age_of(others).argmax()])
 
@@ -121,6 +121,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return {"cursor": self._cursor, "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self._cursor = state_dict["cursor"] % self._storage.max_size
         self._write_count = state_dict["write_count"]

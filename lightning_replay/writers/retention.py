@@ -25,11 +25,11 @@ from lightning_replay.retention.feedback import Factors, first_surprise, read_fa
 from lightning_replay.retention.index import RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnPolicyness
 from lightning_replay.saving.spec import recorded
+from lightning_replay.seeded import seeded_generator
 from lightning_replay.storage.frames.storage import FrameStorage
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import Column
-from lightning_replay.validation import check_callable, check_kind, checked_flag, checked_seed
-from lightning_replay.writers.announcement import announce
+from lightning_replay.validation import check_callable, check_kind, checked_flag
+from lightning_replay.writers.announcement import announce, chosen, packed_storage
 
 logger = logging.getLogger(__name__)
 
@@ -39,26 +39,26 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @recorded
 class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
-    """When the storage is full, the row of the lowest retention priority leaves; a candidate that is lowest is refused.
+    """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 
     The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
     which a sampler draws, and any sampler may be used: a candidate takes the slot of the row that leaves.
     A new row has on-policyness 1 and the surprise that ``initial_surprise`` computes; it enters a full buffer when some
     stored priority is lower than its own. Without ``initial_surprise`` it gets the largest priority seen (1 before any)
-    and is never refused, because nothing is known of it. ``Replay.update_priority(index, td_error, generation=...,
-    action_values=..., action=..., surprise=...)`` sets both priorities. Priorities are float32 and kept by the CPU.
-    Algorithm 1 of "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022),
+    and is never refused. ``Replay.update_priority(index, td_error, generation=..., action_values=..., action=...,
+    surprise=...)`` sets both priorities. Priorities are float32 and kept by the CPU. Algorithm 1 of "Memory-efficient
+    reinforcement learning with priority based on surprise and on-policyness" (2022),
     https://openreview.net/forum?id=SPRHpBKzJE.
 
     Rows are final once stored: form n-step transitions before, with ``NStepTransitions``, as
     :func:`~lightning_replay.recipes.surprise_retention` does.
 
     Args:
-        rule: what the priority is made of, and how the victim is found by it.
+        rule: of the priority, and of the row that it evicts.
         initial_surprise: from the new rows ``TensorDict [M]`` to their surprise ``[M]``, not negative; called once for
-            each ``extend``, unless the rule has priorities without surprise. May be set later, as
-            :attr:`initial_surprise`. A function that cannot be imported by name, such as a lambda or an agent's method,
-            is not saved: a buffer that ``load_replay`` builds has none until it is set again, and logs so.
+            each ``extend``, unless the rule has priorities without surprise. May be set later, as an attribute. A
+            function that cannot be imported by name, such as a lambda or an agent's method, is not saved: a buffer
+            that ``load_replay`` builds has none until it is set again, and logs so.
         always_admit: candidates always enter, as the paper's prose has it and its listing not.
         seed: of stochastic rules; ``None`` seeds from torch's global generator.
 
@@ -93,13 +93,11 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             )
         if initial_surprise is not None:
             check_callable("initial_surprise", initial_surprise, "a function TensorDict [M] -> [M]")
-        seed = checked_seed(seed)
         self.rule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)  # it may follow a schedule
         self.initial_surprise = initial_surprise
         self.always_admit = checked_flag("always_admit", always_admit)
         self.insert_nothing()
-        self._generator = torch.Generator()
-        self._generator.manual_seed(int(torch.randint(2**62, ()).item()) if seed is None else seed)
+        self._generator = seeded_generator(seed)
         self._rows: RetainedRows
         self._offered = self._refused = self._evicted = 0
         self._has_warned = False
@@ -115,16 +113,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return 0 if self._storage is None else self._rows.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Called by the buffer.
+        """Attaches the storage; called by the buffer.
 
         Raises:
             TypeError: another storage than a ``PackedStorage``, or TorchRL's own buffer of TensorDicts.
         """
-        if not isinstance(storage, PackedStorage):
-            raise TypeError(
-                f"RetentionWriter got a {type(storage).__name__}; it writes into a PackedStorage, which knows when a "
-                f"slot was written. Use PackedStorage({storage.max_size})"
-            )
+        storage = packed_storage(storage, self, storage.max_size)
         for buffer in storage._attached_entities:
             if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):
                 raise TypeError(
@@ -142,7 +136,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Offers transitions ``[M]``, oldest first, as if one at a time.
 
         Returns:
-            The slots of those that are stored afterwards, in the order of the rows, and which rows these are, also in
+            The slots of those that are stored afterwards, in the order of the rows, and these rows, also in
             :attr:`entered`; :attr:`evicted` has the slots whose earlier rows left.
 
         Raises:
@@ -155,11 +149,15 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._offered = self._rows.renumber()
         were_stored = self._rows.occupancy()
         if isinstance(self._storage, FrameStorage) and not self._storage.room_for(values):
-            decisions, left = self._make_room(values, factors)
+            decisions, left = self._store_one_by_one(values, factors)
         else:
             decisions = self._rows.offer(factors, self._offered, self._admits_all)
-            self._store(values, decisions)
-            left = decisions.slots
+            left = slots = decisions.slots
+            if len(slots):
+                values, first, num = chosen(values, decisions.entered), int(slots[0]), len(slots)
+                is_run = num == 1 or (slots[-1] - first == num - 1 and (np.diff(slots) == 1).all())  # written faster
+                where = slice(first, first + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
+                self._storage.write(where, values)
         self._evicted_slots = left[were_stored(left)]
         self._offered += count
         self._write_count += decisions.num_admitted
@@ -174,34 +172,17 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def evicted(self) -> Tensor:
         """Slots of the rows that were stored before the last ``extend`` and left in it, int64 ``[n]``.
 
-        For those who mirror the buffer: these rows are gone, and those in the slots that ``extend`` returned are new.
+        To mirror the buffer: these rows are gone, and those in the slots that ``extend`` returned are new.
         """
         return torch.from_numpy(self._evicted_slots)
 
     def insert_nothing(self) -> None:
-        """Nothing entered and nothing left: the last ``extend`` kept its rows until others follow, or there is none."""
+        """Notes that nothing entered and left in the last ``extend``."""
         self.entered = torch.zeros(0, dtype=torch.int64)
         self._evicted_slots = np.zeros(0, dtype=np.int64)
 
-    def _store(self, values: Sequence[Column], decisions: Decisions) -> None:
-        rows, slots = decisions.entered, decisions.slots
-        if not len(rows):
-            return
-        if len(rows) < len(values[0]):
-            entered = torch.from_numpy(rows)
-            values = [value[entered.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
-        first, count = int(slots[0]), len(slots)
-        if count == 1 or (slots[-1] - first == count - 1 and (np.diff(slots) == 1).all()):  # written faster
-            self._storage.write(slice(first, first + count), values)
-        else:
-            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
-
-    def _make_room(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
-        """Stores rows one by one where a storage has room for slots but not for all that is in the rows.
-
-        Returns:
-            the decisions, and the slots of all rows that left, int64 ascending.
-        """
+    def _store_one_by_one(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
+        """Stores rows where frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
         storage: Any = self._storage
         count = len(values[0])
         owner = np.full(count, -1)
@@ -227,41 +208,37 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
 
     @property
     def needs_initial_surprise(self) -> bool:  # type: ignore[override]
-        """Whether the rule takes surprise and there is no function for that of new rows."""
+        """Whether the rule uses surprise and there is no function for that of new rows."""
         return self.rule.takes_surprise and self.initial_surprise is None
 
     def set_initial_surprise(self, measure: InitialSurprise) -> None:
-        """Takes ``measure`` as :attr:`initial_surprise` from the next rows on."""
+        """Sets :attr:`initial_surprise` from the next rows on."""
         self.initial_surprise = measure
 
     def build_options(self) -> dict[str, Any]:
-        """Returns the rule, to which saved priorities belong."""
+        """Returns the rule of the saved priorities."""
         return {"rule": type(self.rule).__name__ + (" with a schedule" if self.rule.schedule is not None else "")}
-
-    @property
-    def _asks_for_surprise(self) -> bool:
-        return self.rule.takes_surprise and self.initial_surprise is not None
 
     @property
     def _admits_all(self) -> bool:
         return self.always_admit or self.rule.always_admits
 
     def _first_factors(self, data: TensorDictBase) -> Factors:
-        """Surprise (NaN where unknown) and on-policyness of new rows, or the priority that the rule gives them."""
+        """Returns surprise (NaN where unknown) and on-policyness of new rows, or the priority from the rule."""
         count = data.shape[0]
         priority = self.rule.first_priority(data)
         if priority is None and self.initial_surprise is None:
             return Factors.unknown(count)
+        weight = torch.ones(count)
         if priority is not None:
-            known = not self.rule.learns
-            return Factors(priority.detach().cpu(), torch.ones(count), priority.detach().cpu(), is_known=known)
+            priority = priority.detach().cpu()
+            return Factors(priority, weight, priority, is_known=not self.rule.learns)
         assert self.initial_surprise is not None
         given = first_surprise(self.initial_surprise(data), count)
-        weight = torch.ones(count)
         return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-        """Returns what feedback for a batch holds for its rows; changes nothing.
+        """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
 
         Args:
             count: B, rows of the batch.
@@ -283,7 +260,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return factors
 
     def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
-        """Sets the priorities of rows by what :meth:`read_feedback` gave; of several for one slot the last counts.
+        """Sets the priorities of rows to those of :meth:`read_feedback`; of several for one slot the last counts.
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]``; -1 is skipped.
@@ -301,7 +278,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._rows.update(slots, factors)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Tells the rule's schedule the time; where that changes priorities, all are computed anew."""
+        """Sets the clock of the rule's schedule; where that changes priorities, all are recomputed."""
         schedule = self.rule.schedule
         if schedule is None:
             return
@@ -310,7 +287,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._rows.recompute()
 
     def reseed(self, seed: int) -> None:
-        """Starts the draws of stochastic rules anew from ``seed``."""
+        """Restarts the draws of stochastic rules from ``seed``."""
         self._generator.manual_seed(seed)
 
     def age_of(self, index: Tensor) -> Tensor:
@@ -319,11 +296,11 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return torch.from_numpy(self._offered - 1 - arrival)
 
     def retention_priority(self, index: Tensor) -> Tensor:
-        """Priorities of stored rows, float32 of the shape of ``index``."""
+        """Returns priorities of stored rows, float32 of the shape of ``index``."""
         return torch.from_numpy(self._rows.order.priority(index.cpu().numpy()))
 
     def stats(self) -> dict[str, Any]:
-        """Rows admitted, refused and evicted so far, ages of those stored, and quantiles of their priorities."""
+        """Returns rows admitted, refused and evicted, ages of the stored ones, and quantiles of their priorities."""
         stored = self._rows.stored()
         ages = self._offered - 1 - self._rows.order.arrival(stored)
         stats: dict[str, Any] = {
@@ -348,7 +325,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             self._refused = self._evicted = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Priorities, order of arrival, counters and the generator's state."""
+        """Returns priorities, order of arrival, counters and the generator's state."""
         return {
             "rows": self._rows.state_dict(),
             "offered": self._offered,
@@ -356,12 +333,12 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             "evicted": self._evicted,
             "write_count": self._write_count,
             "surprise_exponent": self.rule.surprise_exponent,
-            "asks_for_surprise": self._asks_for_surprise,
+            "asks_for_surprise": self.rule.takes_surprise and self.initial_surprise is not None,
             "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         rule: Any = self.rule
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
@@ -372,6 +349,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._generator.set_state(state_dict["generator"].cpu().to(torch.uint8))
         if state_dict.get("asks_for_surprise", False) and self.initial_surprise is None:
             logger.warning(
-                "the saved buffer asked a function for the surprise of new rows, and this one has none: they get the "
+                "the saved buffer had a function for the surprise of new rows, and this one has none: they get the "
                 "largest priority seen until replay.writer.initial_surprise is set"
             )

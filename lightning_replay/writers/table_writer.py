@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writers into tables have in common: slots, ages and the tables' state."""
+"""Writing into tables: slots, ages and the tables' state, shared by the writers that choose the tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import ReplayWriter, declared_sampler
 from lightning_replay.storage.frames.storage import FrameStorage
-from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.tables import Tables
+from lightning_replay.writers.announcement import packed_storage
 
-_STRETCHES = 3  # measured: more of them are written faster as single rows
+_MOST_RUNS = 3  # measured: more of them are written faster as single rows
 
 
 class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
@@ -44,17 +44,13 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
-        """Called by the buffer.
+        """Attaches the storage; called by the buffer.
 
         Raises:
             TypeError: another storage than a ``PackedStorage``, or a sampler that does not draw from tables.
             ValueError: a storage with fewer rows than ``num_slots``.
         """
-        if not isinstance(storage, PackedStorage):
-            raise TypeError(
-                f"{type(self).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which knows "
-                f"when a slot was written. Use PackedStorage({self.num_slots})"
-            )
+        storage = packed_storage(storage, self, self.num_slots)
         if storage.capacity < self.num_slots:
             raise ValueError(
                 f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
@@ -62,7 +58,12 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 f"PackedStorage({self.num_slots})"
             )
         for buffer in storage._attached_entities:
-            _refuse_other_samplers(buffer._sampler, self)
+            if not declared_sampler(buffer._sampler).draws_from_tables:
+                raise TypeError(
+                    f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
+                    f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "
+                    "a sampler of pairs"
+                )
         super().register_storage(storage)
         storage.hold_by(self.tables)
         if isinstance(storage, FrameStorage):
@@ -75,16 +76,16 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> None:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
 
-        Of frames there must be room for: while there is not, the oldest entries leave the table that is fullest, by the
-        share of its capacity, and at last running episodes are forgotten.
+        While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
+        at last the histories of running episodes.
         """
         if isinstance(self._storage, FrameStorage):
             self._make_room(self._storage, slots, values)
             self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
             return
-        # Freed in order, slots are mostly taken in order: stretches of memory are written much faster than single rows.
+        # Freed in order, slots are mostly taken in order: runs of slots are written much faster than single rows.
         starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1).tolist()]
-        if len(starts) > _STRETCHES:
+        if len(starts) > _MOST_RUNS:
             self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
             return
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
@@ -110,13 +111,6 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Releases the oldest episode history; returns False if there is none."""
         return False
 
-    def announce(self, slots: np.ndarray) -> Tensor:
-        """Passes rows just written on to the buffers; returns their slots on the device of the storage."""
-        index = torch.from_numpy(slots).to(self._storage.device)
-        for buffer in self._storage._attached_entities:
-            buffer.mark_update(index)
-        return index
-
     def age_of(self, index: Tensor) -> Tensor:
         """Returns how many transitions were written after those in the slots ``index``, int64 of its shape."""
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
@@ -126,20 +120,10 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self.tables.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tables and counters."""
+        """Returns tables and counters."""
         return {"tables": self.tables.state_dict(), "write_count": self._write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self.tables.load_state_dict(state_dict["tables"])
         self._write_count = int(state_dict.get("write_count", self.tables.rows_written))  # early saves have none
-
-
-def _refuse_other_samplers(sampler: Any, writer: TableWriter) -> None:
-    """Refuses samplers that take every slot below the storage's length for a row that is held."""
-    if not declared_sampler(sampler).draws_from_tables:
-        raise TypeError(
-            f"the sampler is a {type(sampler).__name__}, which would draw slots that no table of "
-            f"{type(writer).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of a "
-            "sampler of pairs"
-        )

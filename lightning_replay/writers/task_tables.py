@@ -14,7 +14,7 @@ from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
-from lightning_replay.writers.announcement import announce
+from lightning_replay.writers.announcement import announce, chosen
 from lightning_replay.writers.table_writer import TableWriter
 
 SHARED_TABLE = "all tasks"
@@ -53,7 +53,7 @@ class TaskTableWriter(TableWriter):
         """Writes transitions ``[N]``, oldest first.
 
         Returns:
-            The slots of the rows that are stored afterwards, in the order of the rows, and which rows these are.
+            The slots of the rows that are stored afterwards, in the order of the rows, and these rows.
 
         Raises:
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
@@ -63,10 +63,7 @@ class TaskTableWriter(TableWriter):
         table = np.zeros_like(task) if self._shares_one_table else task
         values = self._storage.checked_values(data)
         entered = self._kept(table)
-        if len(entered) < len(table):
-            table = table[entered]
-            chosen = torch.from_numpy(entered)
-            values = [value[chosen.to(value.device) if isinstance(value, Tensor) else entered] for value in values]
+        table, values = table[entered], chosen(values, entered)
         count, at_once = len(table), self._storage.rows_at_once
         if count <= at_once:
             slots = self.tables.append_new_to_each(table)
@@ -77,22 +74,18 @@ class TaskTableWriter(TableWriter):
                 part = slice(start, min(start + at_once, count))
                 slots[part] = self.tables.append_new_to_each(table[part])
                 self.write(slots[part], [value[part] for value in values])
-            stayed = self._stayed(slots)
+            # Of rows written part by part, those that did not leave to make room for later ones.
+            is_last = np.zeros(count, dtype=np.bool_)
+            is_last[count - 1 - np.unique(slots[::-1], return_index=True)[1]] = True
+            stayed = is_last & (self.tables.pool.references[slots] > 0)
             slots, entered = slots[stayed], entered[stayed]
         self._write_count += data.shape[0]
         index = torch.from_numpy(slots).to(self._storage.device)
         announce(self._storage, index, entered, data)
         return Insertion(index, torch.from_numpy(entered))
 
-    def _stayed(self, slots: np.ndarray) -> np.ndarray:
-        """Returns which of rows written part by part did not leave to make room for later ones, bool ``[N]``."""
-        last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
-        is_last = np.zeros(len(slots), dtype=np.bool_)
-        is_last[last] = True
-        return is_last & (self.tables.pool.references[slots] > 0)
-
     def _kept(self, table: np.ndarray) -> np.ndarray:
-        """Returns which rows are written, int64 ascending: of more than a table takes, its last ones."""
+        """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""
         capacities = self.tables.capacity
         if (np.bincount(table, minlength=len(capacities)) <= capacities).all():
             return np.arange(len(table))
@@ -118,12 +111,7 @@ class TaskTableWriter(TableWriter):
 
 
 def check_tasks(tasks: Sequence[str]) -> None:
-    """Refuses tasks that cannot be told apart.
-
-    Raises:
-        TypeError: no sequence of names.
-        ValueError: none, or a name that is taken twice.
-    """
+    """Raises ``TypeError`` for no sequence of names, ``ValueError`` for none or a name that is taken twice."""
     check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
     for place, name in enumerate(tasks):
         check_kind(f"tasks[{place}]", name, str, "the name of a task")

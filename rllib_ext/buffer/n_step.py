@@ -61,11 +61,11 @@ class SampledReturns(Seeded, EpisodeTracker):
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
         self._shortest, self.n_steps, self.discount = lengths[0], lengths[-1], gamma
 
-    def _chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        slots, last, steps_used = EpisodeTracker._chain(self, index, n_steps)
-        if self._shortest == n_steps:
+    def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
+        slots, last, steps_used = EpisodeTracker._chain(self, index, storage)
+        if self._shortest == self.n_steps:
             return slots, last, steps_used
-        drawn = torch.randint(self._shortest, n_steps + 1, index.shape[:1], generator=self._generator)
+        drawn = torch.randint(self._shortest, self.n_steps + 1, index.shape[:1], generator=self._generator)
         drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
         steps_used = torch.minimum(steps_used, drawn.flatten())
         return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used

@@ -26,7 +26,6 @@ ORDER = (
         "locking",
         "checkpoint",
         "assembled",
-        "episode_ends",
         "replay",
     ),
     *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),

@@ -172,9 +172,8 @@ def test_n_step_rows() -> None:
     """
     replay = recipes.uniform(capacity=20, batch_size=8, n_steps=3, discount=0.5, seed=0)
     replay.extend(numbered_steps(0, 10, done_every=4))
-    batch = replay._episodes.draw(
-        replay.storage.get(torch.tensor([1, 3, 4, 9])), torch.tensor([1, 3, 4, 9]), replay.storage, 3, 0.5
-    )
+    index = torch.tensor([1, 3, 4, 9])
+    batch = replay._episodes.draw(replay.storage.get(index), index, replay.storage)
     assert batch["next", "reward"].flatten().tolist() == [2.75, 3.0, 8.0, 9.0]
     assert batch["discount"].flatten().tolist() == [0.0, 0.0, 0.125, 0.5]
     assert batch["steps_to_next_obs"].flatten().tolist() == [3, 1, 3, 1]

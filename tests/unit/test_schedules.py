@@ -8,7 +8,7 @@ import math
 import pytest
 
 from lightning_replay.saving.spec import build, describe
-from lightning_replay.schedules import Constant, Linear, as_schedule
+from lightning_replay.schedules import Constant, Linear, checked_schedule
 
 
 def test_constant() -> None:
@@ -24,8 +24,8 @@ def test_linear_goes_straight_and_stays() -> None:
 
 def test_a_number_becomes_a_constant_and_a_schedule_stays() -> None:
     anneal = Linear(1.0, 0.0, duration=2)
-    assert as_schedule(anneal) is anneal
-    assert as_schedule(0.5)(7) == 0.5
+    assert checked_schedule("share", anneal) is anneal
+    assert checked_schedule("share", 0.5)(7) == 0.5
 
 
 def test_a_schedule_can_be_described_and_built_again() -> None:
@@ -36,7 +36,7 @@ def test_a_schedule_can_be_described_and_built_again() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0.4", True, None])
 def test_values_must_be_finite_numbers(value: object) -> None:
     with pytest.raises(ValueError if isinstance(value, float) else TypeError, match="value is .*a finite number"):
-        as_schedule(value)  # type: ignore[arg-type]
+        Constant(value)  # type: ignore[arg-type]
 
 
 def test_bad_clock_and_duration() -> None:

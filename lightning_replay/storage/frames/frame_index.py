@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which frames of new stacks are stored already: by hash, and then by every byte."""
+"""Search for frames of new stacks that are stored already: by hash, and then by every byte."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.in
 
 
 class Found(NamedTuple):
-    """Frames of two stacks ``[N, k, ...]`` each.
+    """Frames of two stacks ``[N, k, ...]`` each, as they were found in a pool.
 
-    ``frames`` is int32 ``[N, 2 k]``, the place in the pool, or ``-1 - number`` for a new frame; ``sources`` int64
-    ``[new]`` where each new one is found first in it, flattened; ``hashes`` int64 ``[new]``.
+    Attributes:
+        frames: int32 ``[N, 2 k]``, the place in the pool, or ``-1 - number`` for a new frame.
+        sources: int64 ``[new]``, where each new one comes first in it, flattened.
+        hashes: int64 ``[new]``.
     """
 
     frames: np.ndarray
@@ -41,7 +43,7 @@ class FrameIndex:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As the loops take them."""
+        """The arguments that the loops take."""
         return self.hashes, self.heads, self.following
 
     @property
@@ -50,7 +52,7 @@ class FrameIndex:
         return sum(array.nbytes for array in self.arrays)
 
     def chain(self, key: int) -> list[int]:
-        """The frames with this hash."""
+        """Returns the frames with this hash."""
         found, frame = [], int(self.heads[key & (self.heads.size - 1)])
         while frame:
             if int(self.hashes[frame]) == key:
@@ -64,7 +66,7 @@ class FrameIndex:
 
 
 class TorchSearch:
-    """On any device: hashes and comparisons by torch, chains by the CPU.
+    """Searches on any device: hashes and comparisons by torch, chains by the CPU.
 
     Args:
         pool: uint8 ``[F, bytes]``.
@@ -81,7 +83,7 @@ class TorchSearch:
         self._factors = factors.to(pool.device)
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
-        """Hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
+        """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
         words = frames.contiguous().view(self._dtype).to(torch.int64)
         mixed = ((words ^ (words >> 29)) * self._factors).sum(1)
         return (mixed ^ (mixed >> 32)).cpu().numpy()
@@ -106,7 +108,7 @@ class TorchSearch:
     def _match(
         self, given: Tensor, keys: list[int], index: FrameIndex, *, careful: bool
     ) -> tuple[Found, list[tuple[int, int]], list[tuple[int, int]]]:
-        """Also returns which given frames were taken for which of the pool, and for which given before."""
+        """Returns also the pairs of given frames and equal ones in the pool, and of those given before."""
         frames = np.empty(len(keys), dtype=np.int32)
         sources: list[int] = []
         numbers: dict[int, list[int]] = {}
@@ -144,7 +146,7 @@ class TorchSearch:
 
 
 class NumbaSearch:
-    """On the CPU, compiled.
+    """Searches on the CPU with compiled loops.
 
     Args:
         pool: uint8 ``[F, bytes]``.
@@ -158,7 +160,7 @@ class NumbaSearch:
         self._pool = self._words(pool)
 
     def _words(self, frames: Tensor) -> np.ndarray:
-        """uint8 ``[..., bytes]`` as the widest words that its bytes make up."""
+        """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
         words = np.ascontiguousarray(frames.numpy()).view(self._dtype)
         return words if words.flags.aligned else words.copy()
 
@@ -166,7 +168,7 @@ class NumbaSearch:
         return self._words(stack.cpu().reshape(*stack.shape[:2], -1))
 
     def hash_each(self, frames: Tensor) -> np.ndarray:
-        """Hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
+        """Returns hashes, int64 ``[M]``, of frames, uint8 ``[M, bytes]``."""
         return self.loops.hash_each(self._words(frames))
 
     def find(self, first: Tensor, second: Tensor, index: FrameIndex) -> Found:
@@ -179,6 +181,6 @@ class NumbaSearch:
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
-    """The compiled one on the CPU where numba is installed."""
+    """Returns the compiled search on the CPU where numba is installed."""
     has_numba = importlib.util.find_spec("numba") is not None
     return NumbaSearch(pool) if has_numba and pool.device.type == "cpu" else TorchSearch(pool)

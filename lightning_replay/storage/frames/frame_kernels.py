@@ -10,7 +10,7 @@ import numpy as np
 
 
 def hold(frames: np.ndarray, references: np.ndarray) -> None:
-    """One more reference to each of ``frames``, int32 ``[M]``, several to one that is named several times."""
+    """Adds a reference to each of ``frames``, int32 ``[M]``, several to one that is named several times."""
     for place in range(frames.size):
         if frames[place] > 0:
             references[frames[place]] += 1
@@ -25,7 +25,7 @@ def let_go(
     heads: np.ndarray,
     following: np.ndarray,
 ) -> int:
-    """One reference less to each of ``frames``, int32 ``[M]``; frames without any leave the index and are free.
+    """Removes a reference to each of ``frames``, int32 ``[M]``; those without any leave the index and become free.
 
     Returns:
         How many frames are free now.
@@ -65,7 +65,7 @@ def enter(
 
 
 def count_freed(held: np.ndarray, given_up: np.ndarray, references: np.ndarray) -> int:
-    """How many frames would be free if ``held`` got a reference each and ``given_up`` lost one; changes nothing.
+    """Counts frames that would be free if ``held`` got a reference each and ``given_up`` lost one; changes nothing.
 
     Args:
         held: int32 ``[M]``, frames to which new rows refer; new ones are negative and not counted.

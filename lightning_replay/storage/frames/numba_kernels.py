@@ -11,7 +11,7 @@ from numba import njit
 
 from lightning_replay.storage.frames import frame_kernels
 
-_BLOCK = 64  # words compared between looks at the result
+_BLOCK = 64  # words compared at once
 
 
 def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def _turned(value):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _hash(frame):  # type: ignore[no-untyped-def]
-    """Four chains side by side; each word is mixed in, turned so that its high bits count, and multiplied."""
+    """Mixes words into four chains, each turned so that its high bits count and multiplied."""
     factor = np.uint64(0x9E3779B97F4A7C15)
     a, b = np.uint64(1), np.uint64(2)
     c, d = np.uint64(3), np.uint64(4)
@@ -69,7 +69,7 @@ def _hash(frame):  # type: ignore[no-untyped-def]
 
 @_compiled
 def hash_each(frames):  # type: ignore[no-untyped-def]
-    """Hashes, int64 ``[M]``, of frames ``[M, words]``."""
+    """Returns hashes, int64 ``[M]``, of frames ``[M, words]``."""
     hashed = np.empty(frames.shape[0], dtype=np.int64)
     for place in range(frames.shape[0]):
         hashed[place] = _hash(frames[place])
@@ -78,17 +78,15 @@ def hash_each(frames):  # type: ignore[no-untyped-def]
 
 @_compiled
 def find(first, second, pool, hashes, heads, following):  # type: ignore[no-untyped-def]
-    """For every frame of two stacks the equal one in the pool, or the number of a new frame.
+    """Finds the equal frame in the pool for every frame of two stacks, or numbers a new one.
 
     Args:
         first, second: unsigned words ``[N, k, W]``.
         pool: unsigned words ``[F, W]``.
-        hashes, heads, following: the index of the pool.
+        hashes, heads, following: index of the pool.
 
     Returns:
-        frames: int32 ``[N, 2 k]``; ``-1 - number`` for new ones.
-        sources: int64 ``[new]``, where in ``[N, 2 k]``, flattened, each new one is found first.
-        new_hashes: int64 ``[new]``.
+        ``frames``, ``sources`` and ``hashes`` of :class:`~lightning_replay.storage.frames.frame_index.Found`.
     """
     rows, depth = first.shape[0], first.shape[1]
     most = rows * 2 * depth

@@ -15,9 +15,8 @@ from lightning_replay.storage.frames.frame_index import Found, FrameIndex, searc
 class FramePool:
     """Frames by number, no two alike, each kept while something refers to it.
 
-    Frames are recognised by their bytes alone: a hash finds candidates, and every byte is compared before two frames
-    are taken for one. So no claim about episodes can mix frames up, and frames of different trajectories are shared
-    as well. Frame 0 is none; its bytes are 0.
+    Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
+    byte is compared. Frame 0 is none; its bytes are 0.
 
     Args:
         capacity: most frames.
@@ -65,7 +64,7 @@ class FramePool:
 
     @property
     def num_used(self) -> int:
-        """Frames up to the highest that is held, frame 0 included: what a save has to hold."""
+        """Frames up to the highest that is held, frame 0 included, which a save has to hold."""
         held = np.flatnonzero(self.references)
         return int(held[-1]) + 1 if len(held) else 1
 
@@ -88,12 +87,7 @@ class FramePool:
         return self._search.find(first, second, self._index)
 
     def missing(self, found: Found, given_up: np.ndarray) -> int:
-        """Frames that are lacking to store what was found while ``given_up``, int32, lose a reference each; 0 if none.
-
-        Args:
-            found: of :meth:`find`, with nothing changed since.
-            given_up: frames of rows that are overwritten.
-        """
+        """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
             lacking -= self._search.loops.count_freed(found.frames.ravel(), given_up.ravel(), self.references)
@@ -104,7 +98,7 @@ class FramePool:
 
         Args:
             found: of :meth:`find`, with nothing changed since.
-            given_up: int32, frames of rows that are overwritten; 0 is none.
+            given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
 
         Returns:
             Their frames, int32 ``[N, 2 k]``.
@@ -118,21 +112,32 @@ class FramePool:
                 f"{lacking} more frames are needed than the {self.capacity:,} the pool has room for; nothing was "
                 "written. Release rows first, or raise frame_capacity"
             )
-        frames = found.frames
-        self._search.loops.hold(frames.ravel(), self.references)
+        loops, count = self._search.loops, len(found.sources)
+        loops.hold(found.frames.ravel(), self.references)
         self.release(given_up)
-        if len(found.sources):
-            frames = self._take(found, first, second)
+        if not count:
+            return found.frames
+        self.num_free -= count
+        new = self._free[self.num_free : self.num_free + count][::-1].copy()
+        if self.snapshots:
+            with self.snapshots.lock:
+                self.snapshots.keep(new)
+        self._search.store(new, found, first, second)
+        self._written = max(self._written, int(new.max()) + 1)
+        loops.enter(new, found.hashes, *self._index.arrays)
+        is_new = found.frames < 0
+        frames = np.where(is_new, new[np.where(is_new, -1 - found.frames, 0)], found.frames)
+        loops.hold(frames[is_new], self.references)
         return frames
 
     def release(self, frames: np.ndarray) -> None:
-        """One reference less to each of ``frames``, int32 of any shape; 0 is none."""
+        """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
         self.num_free = self._search.loops.let_go(
             frames.ravel(), self.references, self._free, self.num_free, *self._index.arrays
         )
 
     def gather(self, frames: Tensor) -> Tensor:
-        """The frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
+        """Returns the frames of int32 ``[...]``, on the device, uint8 ``[..., *shape]``; one gather."""
         drawn = self.frames.index_select(0, frames.reshape(-1))
         return drawn.view(*frames.shape, *self.shape)
 
@@ -144,7 +149,7 @@ class FramePool:
         self.num_free = self.capacity
 
     def restore(self, frames: Tensor, referred: np.ndarray) -> None:
-        """Takes over frames that were saved.
+        """Restores frames that were saved.
 
         Args:
             frames: uint8 ``[num_used, bytes]``.
@@ -165,19 +170,3 @@ class FramePool:
             at = torch.from_numpy(part).to(self.frames.device)
             hashes = self._search.hash_each(self.frames.index_select(0, at))
             self._search.loops.enter(part, hashes, *self._index.arrays)
-
-    def _take(self, found: Found, first: Tensor, second: Tensor) -> np.ndarray:
-        """Stores the new frames; returns all frames with these in the place of their numbers."""
-        count = len(found.sources)
-        self.num_free -= count
-        new = self._free[self.num_free : self.num_free + count][::-1].copy()
-        if self.snapshots:
-            with self.snapshots.lock:
-                self.snapshots.keep(new)
-        self._search.store(new, found, first, second)
-        self._written = max(self._written, int(new.max()) + 1)
-        self._search.loops.enter(new, found.hashes, *self._index.arrays)
-        is_new = found.frames < 0
-        frames = np.where(is_new, new[np.where(is_new, -1 - found.frames, 0)], found.frames)
-        self._search.loops.hold(frames[is_new], self.references)
-        return frames

@@ -37,22 +37,19 @@ logger = logging.getLogger(__name__)
 class FrameStorage(PackedStorage):
     """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
 
-    Rows come and are drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
-    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. Inside, a row holds 2 k numbers of frames. A
-    stack and its successor share k - 1 frames; at the start of an episode the stack is one frame k times. Which frames
-    are equal is found by their bytes, never taken from ``trajectory`` or from the order of rows, so this works with any
-    writer, any order of eviction, environments side by side and n-step successors, and wrong claims mix nothing up.
+    Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
+    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. Inside, a row holds 2 k numbers of frames, the
+    column ``frames_of_stacks`` of ``all_rows``. Equal frames are found by their bytes, not by ``trajectory`` or the
+    order of rows: this works with any writer, any order of eviction, environments side by side and n-step successors.
     A frame leaves with the last row that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks
-    are built by one gather and are contiguous; what is drawn is a copy.
-
-    In ``all_rows`` the stacks are missing, and ``frames_of_stacks`` holds the numbers of their frames.
+    are built by one gather and are contiguous copies.
 
     Args:
         capacity: rows.
         frame_stack: k, frames of a stack.
         image_key: the stacks' key; their successors are ``("next", image_key)``.
-        frame_capacity: most frames kept. They take ``frame_capacity`` times the bytes of a frame and 25 or so more
-            each, a CPU's memory as they come; when they are full, writers release rows until new ones fit.
+        frame_capacity: most frames kept, each for its bytes and about 25 more; a CPU's memory is taken as they come.
+            When they are full, writers release rows until new ones fit.
         device: where rows and frames are kept; the counts are kept by the CPU.
         memmap: a directory for scratch files that hold rows and frames.
 
@@ -98,16 +95,16 @@ class FrameStorage(PackedStorage):
     def _forget_pool(self) -> None:
         self._pool: FramePool | None = None
         self._was_full = False
-        self._live: SlotSet | None = None  # from the first release on, unless tables know which rows are held
+        self._live: SlotSet | None = None  # from the first release on, unless tables hold the rows
         self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
+        self._order: list[Key] = []  # columns in the order in which rows were given
         self._outer_tree: dict[str, Any] = {}
         self._looked_up: tuple[Tensor, Tensor, Found] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all rows, references and index and, on the CPU, of the most frames held so far; 0 before any."""
-        pool = 0 if self._pool is None else self._pool.nbytes
-        return super().nbytes + pool + (0 if self._live is None else self._live.nbytes)
+        return super().nbytes + sum(0 if part is None else part.nbytes for part in (self._pool, self._live))
 
     @property
     def frames_held(self) -> int:
@@ -121,12 +118,12 @@ class FrameStorage(PackedStorage):
 
     @property
     def num_held(self) -> int:
-        """Rows stored and not released; of tables, rows that are referred to."""
+        """Rows stored and not released; with tables, rows that these refer to."""
         return self.occupancy.count
 
     @property
     def occupancy(self) -> Occupancy:
-        """Returns which slots hold a row: those not released, or those that a writer's tables refer to."""
+        """The slots that hold a row: those not released, or those that a writer's tables refer to."""
         if self._held_by is not None:
             return self._held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
@@ -143,17 +140,17 @@ class FrameStorage(PackedStorage):
         return min(self.capacity, self.frame_capacity // (2 * self.frame_stack))
 
     def build_options(self) -> dict[str, Any]:
-        """Returns the number of frames in a stack, their key and the room for frames, to which saved rows belong."""
+        """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
         options = {"frame_stack": self.frame_stack, "image_key": list(self.image_key)}
         return {"frames": options | {"frame_capacity": self.frame_capacity}}
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows held, at least 1: memory for frames is taken as they come."""
+        """Rows held, at least 1: memory for frames is taken when they are stored."""
         return max(self.num_held, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Returns frames held, room for them, bytes of one, and frames held per transition held."""
+        """Returns frames held, their capacity, bytes of one, and frames held per transition held."""
         return {
             "frames_held": self.frames_held,
             "frame_capacity": self.frame_capacity,
@@ -175,18 +172,18 @@ class FrameStorage(PackedStorage):
             raise
 
     def room_for(self, data: TensorDictBase | Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
-        """Whether the frames of these rows fit.
-
-        Args:
-            data: rows ``[N]``, or their values from :meth:`checked_values`.
-            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
-                hold nothing.
-        """
+        """Returns whether the frames of rows ``[N]``, or of their values, fit; see :meth:`frames_missing`."""
         values = self.checked_values(data) if isinstance(data, TensorDictBase) else data
         return self.frames_missing(values, slots) == 0
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
-        """Frames lacking to write the values of :meth:`checked_values` into ``slots``; see :meth:`room_for`."""
+        """Returns how many frames lack to write the values of :meth:`checked_values`; 0 if they fit.
+
+        Args:
+            values: columns ``[N, ...]``.
+            slots: int64 ``[N]``, where they are to be written, whose frames become free then; ``None`` for slots that
+                hold nothing.
+        """
         assert self._pool is not None
         first, second = _stacks_of(values)
         if len(first) * 2 * self.frame_stack <= self._pool.num_free:
@@ -199,12 +196,12 @@ class FrameStorage(PackedStorage):
         return missing
 
     def release(self, slots: Tensor | np.ndarray) -> None:
-        """Gives up rows without overwriting them: their frames are free unless others refer to them.
+        """Evicts rows without overwriting them: their frames become free unless others refer to them.
 
-        Samplers and episodes of the buffer learn of it; updates on their way to these rows are late.
+        Calls :meth:`~lightning_replay.parts.BufferHooks.on_evict` of the buffers; pending updates of the rows are late.
 
         Args:
-            slots: int64 ``[n]``, all different; those that hold nothing are passed over.
+            slots: int64 ``[n]``, all different; empty ones are skipped.
         """
         if self._pool is None or self._frames_of is None:
             return
@@ -246,10 +243,10 @@ class FrameStorage(PackedStorage):
             self._looked_up = None
             super().write(slots, [*others, frames], grow=grow)
             if self._live is not None:
-                self._live.add(_as_array(slots))
+                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy())
 
     def _find(self, first: Tensor, second: Tensor) -> Found:
-        """Looks frames up, once for a question about their room and the write that follows it."""
+        """Looks frames up, once for :meth:`frames_missing` and the write that follows it."""
         assert self._pool is not None
         if self._looked_up is None or self._looked_up[0] is not first or self._looked_up[1] is not second:
             self._looked_up = (first, second, self._pool.find(first, second))
@@ -266,14 +263,7 @@ class FrameStorage(PackedStorage):
         return np.ascontiguousarray(self._frames_of[slots].cpu().numpy())
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Rows at ``index``, their stacks rebuilt.
-
-        Args:
-            index: int64 ``[B]`` or ``[B, 2]``, or anything else that indexes a TensorDict.
-            extra: further entries of the TensorDict; for int64 indices.
-
-        Returns:
-            TensorDict with batch size of the shape of ``index``, a copy.
+        """Returns rows, their stacks rebuilt, as a copy; see :class:`~lightning_replay.storage.PackedStorage`.
 
         Raises:
             RuntimeError: the storage is empty, or a row was released.
@@ -287,35 +277,30 @@ class FrameStorage(PackedStorage):
         rows = self._rows.index_select(0, slots)
         leaves = self._layout.leaves(rows, index.shape)
         frames = leaves.pop(FRAMES).reshape(len(slots), 2, self.frame_stack).transpose(0, 1)
-        # A look at every draw would wait for a GPU; nothing but a release leaves rows without frames.
+        # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.
         if isinstance(self.occupancy, SlotSet) and frames.device.type == "cpu" and not bool(frames.all()):
             raise RuntimeError(
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
             )
-        stacks = self._rebuilt(frames)
+        stacks = self._pool.gather(frames)
         self.check_read()
         leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
         return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """One column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
-        if name not in (self.image_key, self.next_key) or self._frames_of is None:
+        if name not in (self.image_key, self.next_key) or self._frames_of is None or self._pool is None:
             return super().column(key, index)
-        index = index.to(self._frames_of.device)
-        return self._rebuilt(self._frames_of[index].unflatten(-1, (2, -1))[..., int(name == self.next_key), :])
-
-    def _rebuilt(self, frames: Tensor) -> Tensor:
-        """Stacks ``[..., k, H, W]`` of int32 ``[..., k]``."""
-        assert self._pool is not None
-        return self._pool.gather(frames)
+        frames = self._frames_of[index.to(self._frames_of.device)].unflatten(-1, (2, -1))
+        return self._pool.gather(frames[..., int(name == self.next_key), :])
 
     def _init(self, data: TensorDictBase) -> None:
         self._allocate_all(self._stacks.checked(data))
 
     def _allocate_all(self, leaves: list[tuple[Key, torch.dtype, torch.Size]]) -> None:
-        """Takes memory for frames and rows of these columns, or for neither."""
+        """Allocates memory for frames and rows of these columns, or for neither."""
         images = (self.image_key, self.next_key)
         shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
         pool = FramePool(self.frame_capacity, shape, self.device, self._memmap)
@@ -328,26 +313,26 @@ class FrameStorage(PackedStorage):
         self._frames_of = self._storage.get(FRAMES)
         stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
         self._expect({key: (dtype, size) for key, dtype, size in packed} | dict.fromkeys(images, stack))
-        # In the order in which rows were given.
-        self._outer_tree = nest([*(leaf[0] for leaf in leaves), GENERATION])
-        said = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
-        logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *said)
+        self._order = [*(leaf[0] for leaf in leaves), GENERATION]
+        self._outer_tree = nest(self._order)
+        sizes = [f"{number:,}" for number in (self.frame_capacity, pool.frame_bytes, pool.most_nbytes)]
+        logger.info("room for %s frames of %s bytes takes at most %s bytes with its index, as frames come", *sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns that of packed rows, and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
+        """Returns the state of packed rows and the frames that are used, uint8 ``[F, bytes]`` (a view, not a copy)."""
         state = super().state_dict()
         if self._pool is None:
             return state | {"frames": None, "frame_shape": None, "live": None}
         return state | {
             "frames": self._pool.frames[: self._pool.num_used],
             "frame_shape": list(self._pool.shape),
-            "order": [list(key) for key in _keys_of(self._outer_tree)],
+            "order": [list(key) for key in self._order],
             "live": None if self._live is None else self._live.state(),
         }
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
-        """Context manager for :meth:`state_dict` as it is now; rows and frames are snapshots."""
+        """Gives the body the present :meth:`state_dict`; rows and frames are snapshots."""
         with ExitStack() as taken:
             with self.snapshots.lock:
                 state = taken.enter_context(super().frozen_state())
@@ -358,18 +343,15 @@ class FrameStorage(PackedStorage):
             yield state
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Called in parent and child after a fork."""
+        """Releases the lock in parent and child; see ``ForkableStorage``."""
         super().after_fork(in_child=in_child)
         if in_child and self._pool is not None:
             self._pool.snapshots = Snapshots()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave.
+        """Restores what :meth:`state_dict` returned; see :class:`~lightning_replay.storage.PackedStorage`.
 
-        Raises:
-            ValueError: another capacity or another number of frames in a stack was saved, or more frames than there is
-                room for; nothing is changed then.
-            MemoryError: rows and frames do not fit; nothing is changed then.
+        Other stacks and more frames than ``frame_capacity`` are refused as well.
         """
         self.check_writable()
         self._saved_layout(state_dict)
@@ -412,18 +394,7 @@ class FrameStorage(PackedStorage):
 
 
 def _stacks_of(values: Sequence[Column]) -> tuple[Tensor, Tensor]:
-    """Returns the two stacks, which come last and are tensors."""
+    """Returns the two stacks, the last columns, which are tensors."""
     first, second = values[-2:]
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
     return first, second
-
-
-def _as_array(slots: slice | Tensor) -> np.ndarray:
-    return np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy()
-
-
-def _keys_of(tree: dict[str, Any]) -> list[Key]:
-    keys: list[Key] = []
-    for node in tree.values():
-        keys += _keys_of(node) if isinstance(node, dict) else [node]
-    return keys

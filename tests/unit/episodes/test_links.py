@@ -77,7 +77,7 @@ def test_a_running_episode_whose_newest_row_was_overwritten_is_not_continued() -
     write(links, [1, 0], trajectory=[1, 1])
     write(links, [1], trajectory=[0])
     assert successors(links) == [-1, -1]
-    assert sorted(links.running_slots().tolist()) == [0, 1]
+    assert sorted(links._newest_slot.values()) == [0, 1]
 
 
 def test_a_batch_longer_than_the_ring() -> None:
@@ -114,9 +114,9 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
     links = EpisodeLinks(4)
     for step in range(100):
         write(links, [step % 4], trajectory=[step])
-    assert len(links.running_slots()) == 4
+    assert len(links._newest_slot) == 4
     links.clear()
-    assert len(links.running_slots()) == 0 and successors(links) == [-1] * 4
+    assert not links._newest_slot and successors(links) == [-1] * 4
 
 
 def test_state_is_restored_and_goes_on() -> None:
