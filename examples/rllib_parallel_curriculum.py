@@ -2,7 +2,7 @@
 """A parallel curriculum with SAC in RLlib: one task for each EnvRunner, the scheduler in the replay buffer.
 
     python examples/rllib_parallel_curriculum.py           # 16,000 steps in a maze, about two minutes on two cores
-    python examples/rllib_parallel_curriculum.py --fast    # 800 steps on one EnvRunner, to see it run
+    python examples/rllib_parallel_curriculum.py --fast    # 400 steps on one EnvRunner, to see it run
     python examples/rllib_parallel_curriculum.py --scheduler UniformTasks
 
 Four EnvRunners push a ball through the same maze, starting at four distances from the goal; the reward is 1 there.
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
     torch.set_num_threads(1)  # networks this small lose by more
-    total_steps, warmup_steps, batch_size, runners = (800, 200, 32, 1) if options.fast else (16_000, 1_000, 128, 4)
+    total_steps, warmup_steps, batch_size, runners = (400, 100, 32, 1) if options.fast else (16_000, 1_000, 128, 4)
 
     # Each remote EnvRunner asks for one CPU; say that there are enough, or Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)

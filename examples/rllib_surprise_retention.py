@@ -2,7 +2,7 @@
 """RLlib's DQN on Atari frames from a small buffer that keeps what is surprising, each frame stored once.
 
 python examples/rllib_surprise_retention.py                     # 100,000 steps of Breakout, rows for 10,000: hours
-python examples/rllib_surprise_retention.py --fast              # 500 steps on one EnvRunner, to see it run
+python examples/rllib_surprise_retention.py --fast              # 300 steps on one EnvRunner, to see it run
 python examples/rllib_surprise_retention.py --recipe uniform    # first in, first out, to compare
 
 A full buffer evicts the row of the lowest surprise times on-policyness, and refuses a candidate that is itself lowest.
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run of a tiny network")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    steps, capacity, network, runners = (500, 150, TINY, 1) if options.fast else (100_000, 10_000, NATURE, 2)
+    steps, capacity, network, runners = (300, 100, TINY, 1) if options.fast else (100_000, 10_000, NATURE, 2)
 
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     algorithm = make_config(options.recipe, options.game, steps, capacity, network, runners).build_algo()

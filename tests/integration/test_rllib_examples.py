@@ -92,9 +92,10 @@ def test_a_curriculum(run_example: Any) -> None:
     lines = run_example("rllib_parallel_curriculum.py")
     table = rows(lines, "env_steps")
     assert (
-        len(table) == 10 and int(table[-1][0]) >= 800 and sum(map(float, table[-1][5:])) == pytest.approx(1, abs=0.02)
+        len(table) == 10 and int(table[-1][0]) >= 400 and sum(map(float, table[-1][5:])) == pytest.approx(1, abs=0.02)
     )
-    assert lines[-1] == "rows of each task: {'target': 200, 'far': 200, 'near': 200, 'nearest': 200}"
+    each = int(table[-1][0]) // 4
+    assert lines[-1] == f"rows of each task: {{'target': {each}, 'far': {each}, 'near': {each}, 'nearest': {each}}}"
 
 
 def test_retention_of_atari_frames(run_example: Any) -> None:
@@ -102,10 +103,10 @@ def test_retention_of_atari_frames(run_example: Any) -> None:
     lines = run_example("rllib_surprise_retention.py")
     table = rows(lines, "env_steps  return  stored  admitted  refused")
     env_steps, _, stored, admitted, refused, frames, _ = (float(cell.replace(",", "")) for cell in table[-1])
-    assert len(table) == 10 and env_steps >= 500 and stored == 150 and refused > 0
+    assert len(table) == 10 and env_steps >= 300 and stored == 100 and refused > 0
     assert env_steps - 2 * 4 <= admitted + refused <= env_steps  # the last steps wait for their returns
     assert 0.5 < frames < 8
-    assert lines[-1] == f"would take {150 * 8 * 84 * 84:,} bytes"
+    assert lines[-1] == f"would take {100 * 8 * 84 * 84:,} bytes"
 
 
 ENVIRONMENT = """
