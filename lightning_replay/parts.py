@@ -254,9 +254,10 @@ def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
 class ReplayWriter(_Saved, WriterHooks, Writer):
     """Stores rows and chooses which ones leave; base class of the writers of this library.
 
-    A subclass defines :meth:`insert`; :func:`lightning_replay.writers.write_rows` writes rows into the storage. One that
-    always stores the last n rows may define TorchRL's ``extend(data)`` instead, which writes into ``self._storage``,
-    calls ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns the slots ``[n]``.
+    A subclass defines :meth:`insert`; :func:`lightning_replay.writers.write_rows` writes rows into the storage. If it
+    always stores the last n rows, it may define TorchRL's ``extend(data)`` instead, which writes into
+    ``self._storage``, calls ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns
+    the slots ``[n]``.
     All that decides which rows stay belongs to the state; see :class:`ReplaySampler`.
 
     Raises:
