@@ -74,6 +74,9 @@ class Drawing:
         """Returns the state of the part's generator, uint8; ``None`` where it has none."""
         return None
 
+    def set_generator_state(self, state: Tensor) -> None:
+        """Restores what :meth:`generator_state` returned."""
+
 
 class EpisodeHooks:
     """Calls by which buffers and samplers follow rows and episodes beside TorchRL's ``mark_update``; no effect here."""
@@ -202,16 +205,35 @@ class ReplayTransform(Drawing, Transform):
         """Forgets the rows kept back; called when the buffer is emptied."""
 
 
-class _Saved:
-    """A part that is saved in a directory of its own, as TorchRL's buffers do it."""
+class _Saved(Drawing):
+    """A part with a state, which is saved in a directory of its own, as TorchRL's buffers do it."""
+
+    saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the generator's state and copies of :attr:`saved_attributes`, beside the state of TorchRL's class."""
+        state = dict(super().state_dict() or {})  # type: ignore[misc]
+        for name in self.saved_attributes:
+            value = vars(self)[name]
+            state[name] = value.clone() if isinstance(value, Tensor) else value
+        generator = self.generator_state()
+        return state if generator is None else {**state, "generator": generator}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        for name in self.saved_attributes:
+            setattr(self, name, state_dict[name])
+        if "generator" in state_dict:
+            self.set_generator_state(state_dict["generator"])
 
     def dumps(self, path: str | Path) -> None:
         """Writes ``state_dict()`` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)  # type: ignore[attr-defined]
+        write_state(path, self.state_dict(), of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:
         """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)  # type: ignore[attr-defined]
+        load_state(path, self.load_state_dict)
 
 
 class ReplaySampler(_Saved, SamplerHooks, Sampler):
@@ -219,21 +241,30 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
     dictionary of further columns ``[B, ...]`` for the batch, and of the inherited methods those that it needs.
-    ``state_dict`` returns all that decides the next draws.
+    All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or define ``state_dict``
+    and ``load_state_dict``.
     """
+
+
+def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:
+    """Stores rows, TensorDict ``[N]``, oldest first; returns their slots, int64 ``[n]``."""
+    return self.insert(data).slots
 
 
 class ReplayWriter(_Saved, WriterHooks, Writer):
     """Stores rows and chooses which ones leave; base class of the writers of this library.
 
-    A subclass defines TorchRL's ``extend(data)`` for rows ``[N]``, which writes into ``self._storage``, calls
-    ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns the slots ``[n]``. One
-    that may store others than the last n rows defines :meth:`insert`, and ``extend`` returns its slots; a subclass of
-    it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``.
+    A subclass defines :meth:`insert`, for which :func:`lightning_replay.writers.write_rows` writes rows into the
+    storage; a subclass of it that overrides ``extend`` alone, which ``Replay`` does not call, is a ``TypeError``. If it
+    always stores the last n rows, it may define TorchRL's ``extend(data)`` instead, which writes into
+    ``self._storage``, calls ``mark_update(index)`` of the buffers in ``self._storage._attached_entities`` and returns
+    the slots ``[n]``. All that decides which rows stay belongs to the state; see :class:`ReplaySampler`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "insert" in vars(cls) and "extend" not in vars(cls):
+            cls.extend = _extend_by_insert  # type: ignore[method-assign]  # TorchRL's, abstract or another, stores otherwise
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(
                 f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "

@@ -64,11 +64,3 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Ignored: a uniform draw has no priorities."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the generator."""
-        return {"generator": self.generator_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read."""
-        self.set_generator_state(state_dict["generator"])

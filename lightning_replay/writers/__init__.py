@@ -13,6 +13,7 @@ from lightning_replay.retention.rules import (
     SurpriseOnly,
     SurpriseOnPolicyness,
 )
+from lightning_replay.writers.announcement import write_rows
 from lightning_replay.writers.event_tables import EventTableWriter
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 from lightning_replay.writers.retention import RetentionWriter
@@ -31,4 +32,5 @@ __all__ = [
     "SurpriseOnPolicyness",
     "SurpriseOnly",
     "TaskTableWriter",
+    "write_rows",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, Writer
 
 from lightning_replay.episodes.links import missing_steps, trajectory_of
-from lightning_replay.parts import BufferHooks
+from lightning_replay.parts import BufferHooks, Insertion
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import Column
 
@@ -53,3 +53,21 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorD
             buffer.mark_update(index)
         if missing is not None and hooks is not None:
             hooks.cut(index[missing.last_before.to(index.device)])
+
+
+def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:
+    """Writes some of the given rows into slots of any storage, and calls its buffers with the new rows.
+
+    Args:
+        storage: of the writer.
+        data: the rows that were given, TensorDict ``[N]``, oldest first.
+        slots: int64 ``[n]``, each at most once.
+        rows: int64 ``[n]`` ascending, the places of the rows to write in ``data``.
+
+    Returns:
+        What a writer's ``insert`` returns.
+    """
+    if len(slots):
+        storage.set(slots, data[rows])
+    announce(storage, slots, rows.numpy(), data)
+    return Insertion(slots, rows)
