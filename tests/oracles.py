@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor, float64
 
 
 class PriorityOracle:
@@ -36,3 +37,9 @@ class PriorityOracle:
         cumulative = np.cumsum(self.weights)
         last_positive = np.nonzero(self.weights > 0)[0][-1]
         return np.minimum(np.searchsorted(cumulative, prefix_sum, side="right"), last_positive)
+
+
+def probabilities(priority: Tensor, priority_exponent: float, priority_offset: float) -> Tensor:
+    """Equation 1 of prioritized experience replay in float64; Schaul et al. 2016."""
+    powered = (priority.to(float64) + priority_offset) ** priority_exponent
+    return powered / powered.sum()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What samplers of tables share: the tables over a storage, and how often rows are drawn from them."""
+"""The tables over a storage, and how often rows are drawn from them."""
 
 from __future__ import annotations
 

@@ -70,5 +70,5 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         return {"generator": self.generator_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read."""
+        """Restores what :meth:`state_dict` returned."""
         self.set_generator_state(state_dict["generator"])
