@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.episodes.tracker import episodes_of
-from lightning_replay.events.event_table import ConditionError, EventTable, holds, load_state_of, state_of
+from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
+from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
