@@ -56,7 +56,11 @@ class SameActionLists:
     def write(self, index: Tensor, features: Tensor, action: Tensor) -> None:
         """Stores rows with ``features`` ``[n, d]`` and ``action`` ``[n, ...]`` at the slots ``index`` ``[n]``."""
         slots = index.cpu()
-        self._free_slots(slots)
+        held = slots[self._group[slots] >= 0]
+        for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
+            self._slot_of[group][number] = -1
+            self._free[group].append(number)
+        self._group[held] = -1
         values, row_group = action.reshape(len(index), -1).cpu().long().unique(dim=0, return_inverse=True)
         for position, value in enumerate(values.tolist()):
             group = self._group_of(tuple(value))
@@ -118,13 +122,6 @@ class SameActionLists:
             self._free.append([])
             self._used.append(0)
         return self._actions[value]
-
-    def _free_slots(self, slots: Tensor) -> None:
-        held = slots[self._group[slots] >= 0]
-        for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
-            self._slot_of[group][number] = -1
-            self._free[group].append(number)
-        self._group[held] = -1
 
     def _take_numbers(self, group: int, count: int) -> Tensor:
         free = self._free[group]

@@ -91,7 +91,14 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
             return super().sample(storage, batch_size)
-        return self._sweep(batch_size), {}
+        parts: list[Tensor] = []
+        while batch_size:
+            if self._cursor < 0:
+                drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
+                self._cursor = self._goals.slot(int(drawn))
+            parts.append(self._walk(batch_size))
+            batch_size -= len(parts[-1])
+        return torch.cat(parts), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
@@ -183,7 +190,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             self._goals.put(episode[reached], index[reached])
 
     def _number(self, index: Tensor) -> Tensor:
-        """The episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
+        """Returns the episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
         assert self._links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
@@ -207,22 +214,10 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         generator, self._cursor = state
         super().undo_draw(generator)
 
-    def _sweep(self, count: int) -> Tensor:
-        """The next ``count`` slots, backwards."""
-        generator = self._generator
-        parts: list[Tensor] = []
-        while count:
-            if self._cursor < 0:
-                drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
-                self._cursor = self._goals.slot(int(drawn))
-            parts.append(self._walk(count))
-            count -= len(parts[-1])
-        return torch.cat(parts)
-
     def _walk(self, count: int) -> Tensor:
-        """Up to ``count`` slots from the cursor on, which moves behind them.
+        """Returns up to ``count`` slots from the cursor on, backwards, and moves the cursor.
 
-        The steps of an episode lie equally far apart in most rings, so that distance is guessed and then checked.
+        The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
         """
         assert self._links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)

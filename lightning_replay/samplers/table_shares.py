@@ -75,7 +75,9 @@ class TableShares(WithinTables):
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
-        _check_shares(table_shares)
+        total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
+        if abs(total - 1.0) > ROUNDING:
+            raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")
         self.table_shares = dict(table_shares)
         self.min_sizes = {
             name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in (min_sizes or {}).items()
@@ -151,7 +153,10 @@ class TableShares(WithinTables):
         beta = self.beta
         weight = None if drawn is None or beta == 0 else drawn.importance(beta)
         if self.correction is not None or self.return_probabilities:
-            shares = self._drawn_shares(tables, table)
+            if self.multinomial and not self.at_least_one:
+                shares = self.ready_shares(tables)
+            else:  # rounding makes the shares of the batch differ from the configured ones
+                shares = np.bincount(table, minlength=len(tables)) / len(table)
             correction = np.ones(len(table)) if self.correction is None else self.correction(tables, shares, slots)
             if self.return_probabilities:
                 raw = correction if drawn is None else correction * drawn.ratio**-beta
@@ -163,13 +168,6 @@ class TableShares(WithinTables):
             largest = weight.max() if self.normalize_over_batch else 1.0
             info["priority_weight"] = torch.from_numpy(weight / largest).float()
         return info
-
-    def _drawn_shares(self, tables: Tables, table: np.ndarray) -> np.ndarray:
-        """Returns the probability that a draw of this batch comes from each table, float64 ``[L]``."""
-        if self.multinomial and not self.at_least_one:
-            return self.ready_shares(tables)
-        # With a fixed number of rows from each table, rounding makes the drawn shares differ from the configured ones.
-        return np.bincount(table, minlength=len(tables)) / len(table)
 
     def _drawable(self, tables: Tables) -> np.ndarray:
         return self._share > 0
@@ -210,9 +208,3 @@ def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
             rows[richest] -= 1
             rows[table] += 1
     return rows
-
-
-def _check_shares(table_shares: Mapping[str, float]) -> None:
-    total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
-    if abs(total - 1.0) > ROUNDING:
-        raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")

@@ -240,20 +240,11 @@ class Tables(Occupancy):
         if taken.any():
             tables, leaving = table[taken], self.entries[self.offset[table[taken]] + places[taken]]
             self.position[tables, leaving] = -1
-            if (tables == tables[0]).all():
-                self.pool.release(leaving)  # all different, and free in order of age
-            else:
-                self._release_from_several(leaving)
+            if not ((tables == tables[0]).all() or (self.pool.references[leaving] == 1).all()):
+                leaving, times = np.unique(leaving, return_counts=True)  # a slot may leave several tables at once
+                self.pool.references[leaving] -= (times - 1).astype(np.int32)
+            self.pool.release(leaving)  # of one table free in order of age
         return places
-
-    def _release_from_several(self, slots: np.ndarray) -> None:
-        """Removes a reference for each time a slot is given."""
-        if (self.pool.references[slots] == 1).all():
-            self.pool.release(slots)  # none can be named twice
-            return
-        once, times = np.unique(slots, return_counts=True)
-        self.pool.references[once] -= (times - 1).astype(np.int32)
-        self.pool.release(once)
 
     def _place(self, table: np.ndarray, places: np.ndarray, slots: np.ndarray) -> None:
         self.entries[self.offset[table] + places] = slots

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
+from tensordict.utils import unravel_key
 from torch import Tensor
 
 _NOTHING: dict[str, Any] = {}
@@ -67,17 +67,11 @@ def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
     return tree
 
 
-def as_path(key: NestedKey) -> tuple[str, ...]:
-    """Returns the names of a key, from the outermost on."""
-    key = unravel_key(key)
-    return key if isinstance(key, tuple) else (key,)
-
-
 def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Tensor]]:
     """Returns the columns at or under ``path``, each with its own path; none where it is missing."""
     found = batch.get(path, None)
     if isinstance(found, TensorDictBase):
-        return [((*path, *as_path(key)), value) for key, value in found.items(True, True)]
+        return [(unravel_key((*path, key)), value) for key, value in found.items(True, True)]
     return [] if found is None else [(path, found)]
 
 

@@ -103,13 +103,20 @@ class NStepTransitions(ReplayTransform):
         Args:
             trajectories: ids of the episodes that will not continue; ``None`` for all.
         """
-        if self._waiting is None:
+        steps = self._waiting
+        if steps is None:
             return None
-        steps, self._waiting = self._waiting, None
+        remaining = None
         if trajectories is not None:
-            steps, self._waiting = _divided(steps, trajectories)
-            if steps is None:
+            trajectory = trajectory_of(steps)
+            if trajectory is None:
+                raise ValueError("steps without trajectory ids are of one environment; flush all of them")
+            named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
+            chosen = torch.isin(trajectory.reshape(-1), named)
+            steps, remaining = steps[chosen], None if bool(chosen.all()) else steps[~chosen]
+            if not len(steps):
                 return None
+        self._waiting = remaining
         slots, steps_used, complete = self._chain(steps)
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
@@ -160,14 +167,3 @@ class NStepTransitions(ReplayTransform):
 def _columns_of(steps: TensorDictBase) -> frozenset[_Column]:
     """Returns name, dtype and shape per row of every column."""
     return frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True))
-
-
-def _divided(steps: TensorDictBase, trajectories: Iterable[int]) -> tuple[TensorDictBase | None, TensorDictBase | None]:
-    """Returns the steps of these trajectories, and the others; ``None`` for none."""
-    trajectory = trajectory_of(steps)
-    if trajectory is None:
-        raise ValueError("steps without trajectory ids are of one environment; flush all of them")
-    named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
-    chosen = torch.isin(trajectory.reshape(-1), named)
-    parts = steps[chosen], steps[~chosen]
-    return parts[0] if len(parts[0]) else None, parts[1] if len(parts[1]) else None
