@@ -67,8 +67,7 @@ class NeighborCache:
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
         """Enters the rows ``arriving`` ``[q]``, in no list but each other's, into the lists whose radius reaches them.
 
-        Args:
-            closest: for each slot its squared distance to the closest of them, ``[limit]``.
+        ``closest`` ``[limit]`` is the squared distance of each slot to the closest of them.
         """
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):

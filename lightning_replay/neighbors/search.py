@@ -22,15 +22,10 @@ _EXACT = "or use backend='exact'"
 
 
 class PointTable:
-    """Standardised rows, laid out so that one matrix product gives squared distances.
+    """Standardised rows of ``capacity`` slots, laid out so that one matrix product gives squared distances.
 
     Row i is ``[z, |z|², 1]`` and a query is ``[-2z, 1, |z|²]``. A row that is not stored has an infinite square, so
     it is infinitely far from everything. Row ``capacity`` is never stored: short lists refer to it.
-
-    Args:
-        capacity: slots.
-        width: features of a row.
-        device: where the table lives and the search runs.
     """
 
     def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
@@ -177,13 +172,9 @@ def search_by_name(backend: str) -> Search:
 
 
 def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Finds neighbours by the definition: distances by differences in float64, every row compared.
+    """Finds the ``count`` rows nearest to those at ``index`` ``[q]`` by the definition: by differences in float64.
 
-    Args:
-        rows: stored rows ``[N, d]``.
-        std: of the features ``[d]``; those with 0 are ignored.
-        index: positions of the queries in ``rows``, int64 ``[q]``, left out of their own neighbours.
-        count: of neighbours, at most ``N - 1``.
+    Every pair of ``rows`` ``[N, d]`` is compared; features of ``std`` 0 are ignored.
 
     Returns:
         Distances, nearest first, and positions, both ``[q, count]``.

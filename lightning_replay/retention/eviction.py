@@ -60,8 +60,7 @@ def resolve_evictions(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Decides on the rows ``keys``, numbered from ``first`` on, against ``stored`` keys in ``slots``, lowest first.
 
-    Returns:
-        slots that new rows take, which rows these are, and how many rows were evicted.
+    Returns the slots that new rows take, which rows these are, and how many rows were evicted.
     """
     heap = list(zip(stored, slots, strict=True))  # sorted, which is a heap; as many rows as can leave at most
     taken: dict[int, int] = {}

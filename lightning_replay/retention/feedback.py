@@ -40,7 +40,8 @@ class Factors(NamedTuple):
 
     def twice(self) -> Factors:
         """Returns the factors of all rows, and of all again."""
-        return Factors(*(torch.cat((part, part)) for part in self[:3]), self.is_known)
+        surprise, weight, priority = (torch.cat((part, part)) for part in self[:3])
+        return Factors(surprise, weight, priority, self.is_known)
 
 
 def first_surprise(given: Any, count: int) -> Tensor:

@@ -22,19 +22,14 @@ from lightning_replay.storage.access import read_columns
 class ContinuousTransitionSampler(LinkedSampler, PairSampler):
     """Pairs each drawn row with the next step of its episode; with itself where there is none.
 
-    The last row of an episode and the newest row of a running one have no next step, whatever the slot after them
-    holds, and stay unmixed. Rows of several environments need ``trajectory`` (or ``("collector", "traj_ids")``) to be
-    told apart; without it all rows are one environment in order. Continuous Transition, Lin et al. 2021,
-    https://arxiv.org/abs/2011.14487, without its tuning of the mixing temperature, as in the NMER paper.
+    The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
+    environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
+    order. Continuous Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
+    temperature, as in the NMER paper.
 
     Args:
-        first: draws the first of each pair; uniform by default.
-        update_partners: give the TD error of a pair to both rows.
         done_key: the flag of rows that ended their episode, terminated or truncated.
-        seed: of the sampler's own generator.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
@@ -60,7 +55,7 @@ class ContinuousTransitionSampler(LinkedSampler, PairSampler):
         self._set_done_key(done_key)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """The next step of each row, int64 ``[B]``; the row itself where there is none."""
+        """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
         assert self._links is not None
         following = self._links.successor[index]
         return torch.where(following < 0, index, following)

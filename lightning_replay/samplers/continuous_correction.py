@@ -67,10 +67,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         self._empty()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and the sampled keys.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device.
 
         Raises:
             RuntimeError: the default table holds fewer than ``min_size`` rows.

@@ -32,17 +32,12 @@ class NeighborhoodMixupSampler(PairSampler):
 
     Args:
         num_neighbors: k; 10 in the paper, 25 for Ant.
-        first: draws the first of each pair; uniform by default.
         refresh_interval: new rows that may wait before they enter the neighbour lists; 1 is the paper's definition.
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
         feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
             observations, stand for all columns under them. All are floating, the last one may be a discrete action.
-        update_partners, seed: as in :class:`PairSampler`.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
-        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: integer, bool or image features, NaN or infinite features; before anything is stored by ``Replay``.
@@ -113,12 +108,12 @@ class NeighborhoodMixupSampler(PairSampler):
             self._lists.write(index, features)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """One of the nearest other rows of each row, int64 ``[B]``."""
+        """Returns one of the nearest other rows of each row, int64 ``[B]``."""
         assert self._lists is not None
         return self._lists.draw(index, self._generator)
 
     def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
-        """Share of the true k nearest rows that the lists hold now, over ``sample`` random rows; 1 is exact."""
+        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact."""
         if self._lists is None:
             raise RuntimeError("recall_at needs stored rows; call extend first.")
         generator = torch.Generator().manual_seed(0)

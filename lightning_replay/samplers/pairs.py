@@ -105,10 +105,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         declared_sampler(self.first).break_episodes(trajectories)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs.
-
-        Returns:
-            int64 ``[B, 2]``, and the columns that ``first`` returns.
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
         Raises:
             RuntimeError: the storage is empty.
@@ -156,12 +153,9 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return self.first.default_priority
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives the priorities of drawn pairs to ``first``; ignored when that is not prioritized.
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; ignored if not prioritized.
 
-        Args:
-            index: int64 ``[B, 2]`` as drawn, or ``[B]`` for single rows.
-            priority: ``[B]``; for a row in several pairs the priority of a pair in which it is the first counts.
-            storage: the buffer's.
+        For a row in several pairs the priority of a pair in which it is the first counts.
         """
         if not self.uses_priorities:
             return
@@ -259,12 +253,7 @@ class RandomPairSampler(PairSampler):
     Naive mixup, the baseline of the NMER paper; Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
 
     Args:
-        first: draws the first of each pair; uniform by default.
-        update_partners: give the TD error of a pair to both rows.
-        seed: of the sampler's own generator.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Example:
         >>> from tensordict import TensorDict

@@ -110,11 +110,7 @@ class PrioritizedSampler(TorchRLNames):
         self._tree.remove(index.to(self._tree.device))
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device (a tuple of them where the storage has more than one dimension),
-            and ``priority_weight``, float32 ``[B]``.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
 
         Raises:
             RuntimeError: the storage is empty, or every priority is zero.
@@ -172,8 +168,8 @@ class PrioritizedSampler(TorchRLNames):
         if storage is None:
             return
         device = device_of(storage)
-        moves = device is not None and device.type == "cuda" and self._tree.device.type != "cuda"
-        if moves and self._backend != "numba":
+        may_move = self._tree.device.type != "cuda" and self._backend != "numba"
+        if may_move and device is not None and device.type == "cuda":
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(leaves)

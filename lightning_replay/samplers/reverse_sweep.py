@@ -77,10 +77,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         return len(self._goals)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots: uniform, or the next ones of the sweep.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and no further information.
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device: uniform, or the next ones of the sweep.
 
         Raises:
             RuntimeError: the storage is empty.
@@ -151,7 +148,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._episode = self._place = torch.empty(0, dtype=torch.int64)
         self._next_episode = 0
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
-        self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
+        self._cursor: int = -1  # the slot to be drawn next, -1 where a new sweep starts
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:

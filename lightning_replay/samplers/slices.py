@@ -20,11 +20,7 @@ _DONE = ("next", "done")
 
 
 def check_slice_writer(sampler: SliceSampler, writer: WriterHooks, name: str) -> None:
-    """Refuses a writer, called ``name``, whose slots are not in order of time.
-
-    Raises:
-        ValueError: such a writer, unless the sampler is ``fragmented``: finds the steps of an episode by their numbers.
-    """
+    """Refuses a writer, called ``name``, without slots in order of time, unless the sampler is ``fragmented``."""
     if not (sampler.fragmented or writer.keeps_order):
         raise ValueError(
             f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
@@ -45,11 +41,7 @@ class SliceCheck:
         self._written: int | None = None  # rows written before the last check
 
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
-        """Checks the rows that ``sampler`` will draw ``batch_size`` from, if they have a column of trajectories.
-
-        Raises:
-            ValueError: interleaved rows.
-        """
+        """Raises ValueError for interleaved rows, if they have a column of trajectories."""
         newest = (writer._cursor - 1) % storage.max_size
         storage._set_last_cursor(newest)  # no slice goes on from the newest row to the oldest
         written, stored = writer._write_count, len(storage)

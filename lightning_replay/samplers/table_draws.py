@@ -29,11 +29,7 @@ class DrawnRatios(NamedTuple):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables over a storage.
-
-    Raises:
-        TypeError: its writer keeps none.
-    """
+    """Returns the tables over a storage; raises TypeError where its writer keeps none."""
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)

@@ -106,10 +106,7 @@ class WithinTables(TorchRLNames):
             self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, table after table, and the columns of :meth:`describe`.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.
 
         Raises:
             RuntimeError: no table can be drawn from.
@@ -139,12 +136,9 @@ class WithinTables(TorchRLNames):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
-        """Returns what a batch carries besides its rows.
+        """Returns further columns of a batch, from ``table`` and ``slots`` of its rows, int64 ``[B]``.
 
         Args:
-            tables: drawn from.
-            table: int64 ``[B]``, of each row.
-            slots: int64 ``[B]``.
             drawn: how often each row is drawn; ``None`` without priorities.
         """
         beta = self.beta
@@ -179,16 +173,10 @@ class WithinTables(TorchRLNames):
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Sets priorities, in every table that refers to a row; of several for one slot the last counts.
+        """Sets priorities, in every table that refers to a row.
 
-        Args:
-            index: slots, int or int64 ``[n]``; -1 is skipped.
-            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: the buffer's.
-
-        Raises:
-            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
-            IndexError: a slot does not exist. In every case nothing has changed.
+        Arguments and errors are those of
+        :meth:`PrioritizedSampler.update_priority <lightning_replay.samplers.PrioritizedSampler.update_priority>`.
         """
         if not self.uses_priorities or storage is None:
             return

@@ -134,11 +134,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
 
 def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) -> Tensor:
-    """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once.
-
-    Raises:
-        ValueError: no storage, or a storage of several dimensions.
-    """
+    """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once."""
     if storage is None:
         raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
     index = torch.as_tensor(index)

@@ -44,10 +44,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         self._seed_generator(seed)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and no further information.
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
 
         Raises:
             RuntimeError: the storage is empty.

@@ -38,11 +38,7 @@ class Slots:
         return self.references.nbytes + self._free.nbytes
 
     def take(self, count: int) -> np.ndarray:
-        """Returns ``count`` free slots, int64, free for longest first; nothing refers to them yet.
-
-        Raises:
-            RuntimeError: fewer are free.
-        """
+        """Returns ``count`` free slots, int64, free for longest first; nothing refers to them yet."""
         if count > self.num_free:
             raise RuntimeError(
                 f"{count} rows are to be written and {self.num_free} of {self.count} slots are free; build the storage "

@@ -111,11 +111,7 @@ class Tables(Occupancy):
         return sum(part.nbytes for part in (self.entries, self.position, self._written_at, self.pool))
 
     def number(self, name: str) -> int:
-        """Returns the number of the table of this name.
-
-        Raises:
-            KeyError: no such table; the message names those there are.
-        """
+        """Returns the number of the table of this name; raises KeyError, with all names, where there is none."""
         if name not in self.names:
             raise KeyError(f"there is no table {name!r}; there are {', '.join(map(repr, self.names))}")
         return self.names.index(name)
@@ -144,11 +140,7 @@ class Tables(Occupancy):
         self.pool.release(leaving)
 
     def append_new(self, table: int, count: int) -> np.ndarray:
-        """Takes slots for new rows and appends them to a table, at most its capacity; the oldest entries leave first.
-
-        Returns:
-            Slots, int64 ``[count]``.
-        """
+        """Appends new rows, at most the capacity, to a table, whose oldest entries leave first; returns their slots."""
         if count == 1:
             return np.array([self._append_one(table)])
         capacity, offset, first = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])

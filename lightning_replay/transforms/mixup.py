@@ -198,7 +198,9 @@ class MixStates(RandomTransform):
         shape = tensordict.batch_size
         observation: Any = None
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
-        columns = [found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]]
+        columns: list[Any] = [
+            found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]
+        ]
         for path, observation in columns:
             following = tensordict.get(("next", *path), None)
             missing = [key for key, value in ((path, observation), (("next", *path), following)) if value is None]

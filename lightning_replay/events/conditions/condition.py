@@ -96,11 +96,7 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column.
-
-    Raises:
-        ConditionError: the steps have no such column; the message names those they have.
-    """
+    """Reads a column; raises ConditionError, with the names of all columns, where there is none."""
     value = steps.get(key, None)
     if not isinstance(value, Tensor):
         raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
