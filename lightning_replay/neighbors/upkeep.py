@@ -25,11 +25,8 @@ class NeighborUpkeep:
     A pass searches the lists of the waiting rows, those with fewer rows than neighbours, and, after a
     restandardisation, all others, a few per pass. Where at least half of all rows wait, every list is rebuilt.
 
-    Args:
-        rows: features of the stored rows.
-        cache: the lists.
-        search: of a rebuild.
-        refresh_interval, drift_tolerance: as in :class:`~lightning_replay.neighbors.NeighborLists`.
+    ``search`` finds the lists of a rebuild; ``refresh_interval`` and ``drift_tolerance`` are those of
+    :class:`~lightning_replay.neighbors.NeighborLists`.
     """
 
     def __init__(

@@ -12,19 +12,12 @@ from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 
 
 class Decisions(NamedTuple):
-    """Outcome for new rows, decided on one after the other.
+    """Outcome for new rows, decided on one after the other."""
 
-    Attributes:
-        slots: int64 ``[n]``, of the new rows that no later one evicted.
-        entered: which rows these are, int64 ``[n]`` ascending.
-        num_admitted: new rows that entered, also for a short time.
-        num_evicted: rows that left for them.
-    """
-
-    slots: np.ndarray
-    entered: np.ndarray
-    num_admitted: int
-    num_evicted: int
+    slots: np.ndarray  #: int64 ``[n]``, of the new rows that no later one evicted.
+    entered: np.ndarray  #: Which rows these are, int64 ``[n]`` ascending.
+    num_admitted: int  #: New rows that entered, also those that a later one evicted.
+    num_evicted: int  #: Rows that left for them.
 
 
 FIRST_ROW = np.zeros(1, dtype=np.int64)
@@ -38,17 +31,13 @@ def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool
 
 
 class Candidates(NamedTuple):
-    """New rows that compete for slots.
+    """New rows that compete for slots."""
 
-    Priorities float32 and arrivals int64 ``[M]``; whether they enter whatever their priority, and on equal terms; the
-    slot of each, int64 ``[M]``, -1 where it has none.
-    """
-
-    priority: np.ndarray
-    arrival: np.ndarray
-    always_admits: bool
-    ties_enter: bool
-    slots: np.ndarray
+    priority: np.ndarray  #: float32 ``[M]``.
+    arrival: np.ndarray  #: int64 ``[M]``.
+    always_admits: bool  #: Whether they enter whatever their priority.
+    ties_enter: bool  #: Whether they evict rows of equal priority.
+    slots: np.ndarray  #: int64 ``[M]``, the slot of each, -1 where it has none.
 
     def enters(self, key: int, lowest: int) -> bool:
         """Returns whether one of them evicts the lowest row, by keys."""

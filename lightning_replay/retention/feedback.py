@@ -45,12 +45,7 @@ class Factors(NamedTuple):
 
 
 def first_surprise(given: Any, count: int) -> Tensor:
-    """Returns the result of ``initial_surprise`` for ``count`` new rows as float32 ``[count]``.
-
-    Raises:
-        TypeError: complex numbers or flags.
-        ValueError: another shape than one number per row, NaN, infinite or negative.
-    """
+    """Returns the result of ``initial_surprise`` for ``count`` new rows, validated, as float32 ``[count]``."""
     if not isinstance(given, Tensor):
         raise ValueError(
             f"initial_surprise returned {type(given).__name__} for {count} rows; a torch tensor [{count}] is accepted. "
@@ -66,12 +61,7 @@ def first_surprise(given: Any, count: int) -> Tensor:
 
 
 def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-    """Returns the factors in feedback for ``count`` rows; TD errors that are not finite are refused elsewhere.
-
-    Raises:
-        ValueError: NaN or negative surprise, shapes that do not fit, or a signal that is missing.
-        IndexError: an action that does not exist.
-    """
+    """Returns the factors in feedback for ``count`` rows, validated; only TD errors may still be infinite or NaN."""
     if signals.get("surprise") is not None:
         given = real_numbers("surprise", signals["surprise"], "No priority was changed")
         if given.shape not in ((count,), (count, 1)):

@@ -88,13 +88,13 @@ class RetainedRows:
             where it was refused.
         """
         priority = self._first_priorities(factors.rows(torch.tensor([row])))
-        new = Candidates(priority, np.array([arrival]), always_admits, not factors.is_known, np.full(1, -1))
-        key = int(key_of(new.priority, new.arrival)[0])
+        key = single_key(float(priority[0]), arrival)
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
         victims = np.zeros(0, dtype=np.int64) if has_free else self._victims(np.zeros(0, dtype=np.int64))
         while True:
-            if len(victims) and not new.enters(key, self.order.key(int(victims[-1]))):
+            highest = self.order.key(int(victims[-1])) if len(victims) else None
+            if highest is not None and not enters(key, highest, always_admits, not factors.is_known):
                 return None
             if len(victims) >= stored or fits(victims):
                 break
@@ -105,7 +105,7 @@ class RetainedRows:
             if self._chances is not None:
                 self._chances.remove(torch.from_numpy(victims))
         self._holes += [int(victim) for victim in victims if victim != slot]
-        self._place(np.array([slot]), priority, new.arrival)
+        self._place(np.array([slot]), priority, np.array([arrival]))
         self._keep_factors(np.array([slot]), factors, np.array([row]))
         return slot, victims
 

@@ -34,6 +34,9 @@ class RetentionRule:
     is_stochastic = False
     surprise_exponent: float | None = None
 
+    def __init__(self) -> None:
+        pass  # not that of object, which takes any arguments: recorded rules refuse them by name
+
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns priorities ``[M]`` of new rows where they depend on these alone; ``None`` where on feedback."""
         return None
@@ -100,7 +103,7 @@ class _Weighing:
 
     weighs_actions = True
 
-    def __init__(self, q_inverse_temperature: float, greedy_epsilon: float | None) -> None:
+    def __init__(self, q_inverse_temperature: float = 1.0, greedy_epsilon: float | None = None) -> None:
         self.q_inverse_temperature = checked_number("q_inverse_temperature", q_inverse_temperature, 0.0)
         self.greedy_epsilon = None if greedy_epsilon is None else checked_share("greedy_epsilon", greedy_epsilon)
 
@@ -155,9 +158,6 @@ class SurpriseOnly(_Surprising):
         surprise_exponent: of the surprise; it changes no order of stored rows.
     """
 
-    def __init__(self, surprise_exponent: float | Schedule = 1.0) -> None:
-        super().__init__(surprise_exponent)
-
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         """``surprise ** surprise_exponent``."""
         return super().priority(surprise, torch.ones_like(surprise))
@@ -171,18 +171,12 @@ class OnPolicynessOnly(_WeighingAlone):
         q_inverse_temperature, greedy_epsilon: as in :class:`SurpriseOnPolicyness`.
     """
 
-    def __init__(self, q_inverse_temperature: float = 1.0, greedy_epsilon: float | None = None) -> None:
-        super().__init__(q_inverse_temperature, greedy_epsilon)
-
 
 @recorded
 class OldestLeaves(RetentionRule):
     """First in, first out: all priorities are alike, and of equal ones the oldest leaves. Ignores feedback."""
 
     always_admits = True
-
-    def __init__(self) -> None:
-        pass
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns 0 for each row."""
@@ -195,15 +189,8 @@ class SmallestReturnLeaves(RetentionRule):
 
     always_admits = True
 
-    def __init__(self) -> None:
-        pass
-
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns the rewards.
-
-        Raises:
-            ValueError: rows without rewards, or with several each, or a NaN among them.
-        """
+        """Returns the rewards; raises ValueError for rows without one number each, or with NaN."""
         reward = rows.get(("next", "reward"), None)
         if reward is None or reward.numel() != rows.shape[0]:
             given = "none" if reward is None else f"shape {list(reward.shape)}"
@@ -254,7 +241,7 @@ class StochasticExploration(_WeighingAlone):
     always_admits = is_stochastic = True
 
     def __init__(self, exponent: float = 0.6, q_inverse_temperature: float = 1.0) -> None:
-        super().__init__(q_inverse_temperature, None)
+        super().__init__(q_inverse_temperature)
         self.exponent = checked_number("exponent", exponent, 0.0)
 
     def chance(self, priority: Tensor) -> Tensor:

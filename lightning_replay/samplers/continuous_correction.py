@@ -45,7 +45,6 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     Raises:
         ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
-        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     draws_from_tables = True
@@ -87,20 +86,13 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
-            info |= self._probabilities(tables, table)
+            holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
+            priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
+            mass = priority * np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
+            info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
+            info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
         device = storage.device
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
-
-    def _probabilities(self, tables: Tables, table: np.ndarray) -> dict[str, Tensor]:
-        """Returns the probability of each row's table, and the sum of all priorities over the row's own."""
-        holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
-        rows = np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
-        priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
-        mass = rows * priority
-        return {
-            "table_probability": torch.from_numpy((mass / mass.sum())[table]).float(),
-            "raw_weight": torch.from_numpy((mass.sum() / priority)[table]).float(),
-        }
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
         """Draws ``count`` slots below ``limit`` by rejection, which needs no index of priorities."""
@@ -130,7 +122,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn = np.zeros(0, dtype=np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the generator, and the rows drawn."""
+        """Returns the state of the generator, and the rows drawn."""
         return super().state_dict() | {"rows_drawn": self.rows_drawn.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -143,5 +135,5 @@ class ContinuousCorrectionSampler(UniformSampler):
 
 
 def _first_event_table(in_events: np.ndarray) -> np.ndarray:
-    """The number of the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
+    """Returns the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
     return np.where(in_events.any(0), in_events.argmax(0) + 1, 0)

@@ -39,8 +39,7 @@ class PrioritizedSampler(TorchRLNames):
         priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
         normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
         backend: of the :class:`~lightning_replay.priority_tree.PriorityTree`.
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
-            torch's global generator.
+        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.

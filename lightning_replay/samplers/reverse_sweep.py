@@ -27,11 +27,10 @@ from lightning_replay.validation import checked_share
 class ReverseSweepSampler(LinkedSampler, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
-    A sweep starts at the goal of an episode drawn uniformly among those that reached one, the last goal where it
-    reached several, and goes back one step at a time: each sweep batch continues where the one before stopped. At the
-    earliest stored step of the episode the next sweep starts, within the same batch if that is not full. Rows that
-    were overwritten end a sweep. Until a goal is stored every batch is uniform. Needs no feedback:
-    :meth:`update_priority` is ignored. The reverse sweep baseline of the SSET paper, which gives no numbers.
+    A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
+    at a time: each sweep batch continues where the one before stopped. At the earliest stored step of the episode the
+    next sweep starts, within the same batch if that is not full. Overwritten rows end a sweep. Until a goal is stored
+    every batch is uniform. Needs no feedback. The reverse sweep baseline of the SSET paper, which gives no numbers.
 
     Args:
         goal: condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as

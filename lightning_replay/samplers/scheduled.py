@@ -23,9 +23,8 @@ from lightning_replay.validation import check_kind, checked_count, checked_entri
 class ScheduledSampler(WithinTables):
     """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
 
-    Tasks that hold fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel
-    Curriculum Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2:
-    learner.
+    Tasks with fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel Curriculum
+    Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
 
     Args:
         tasks: names, in the order of the column ``task``.

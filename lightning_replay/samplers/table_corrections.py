@@ -41,14 +41,14 @@ def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, removes the bias.
     """
     share, outside = _outside(tables, shares, slots)
-    return np.where(_in_events(tables, shares, slots), 1.0 - share * outside, _for_others(share))
+    return _weights(tables, shares, slots, 1.0 - share * outside)
 
 
 def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
     share, outside = _outside(tables, shares, slots)
     inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
-    return np.where(_in_events(tables, shares, slots), inside, _for_others(share))
+    return _weights(tables, shares, slots, inside)
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -71,11 +71,8 @@ def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[flo
     return float(shares[1:].sum()), counts.share_outside(slots)
 
 
-def _in_events(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Returns whether an event table with a share holds each row, bool ``[B]``."""
-    drawn = np.flatnonzero(shares[1:] > 0) + 1
-    return np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
-
-
-def _for_others(share: float) -> float:
-    return 1.0 / (1.0 - share) if share < 1.0 else 1.0  # with a share of 1 none of them is drawn
+def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Returns the weights ``inside`` ``[B]`` of rows in an event table with a share, ``1 / (1 - η)`` for others."""
+    drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
+    is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
+    return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn

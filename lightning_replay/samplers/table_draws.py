@@ -13,15 +13,10 @@ from lightning_replay.tables.tables import Tables
 
 
 class DrawnRatios(NamedTuple):
-    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each.
+    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
 
-    Attributes:
-        ratio: float64 ``[B]``, ``|B| P`` of each row.
-        smallest: the least it can be for any row of any table drawn from.
-    """
-
-    ratio: np.ndarray
-    smallest: float
+    ratio: np.ndarray  #: float64 ``[B]``, ``|B| P`` of each row.
+    smallest: float  #: The least it can be for any row of any table drawn from.
 
     def importance(self, exponent: float) -> np.ndarray:
         """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""

@@ -48,15 +48,13 @@ class TableShares(WithinTables):
         index: int64 ``[B]``.
         table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
         priority_weight: float32 ``[B]``, with a correction or with priorities.
-        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table.
-            The shares of the tables that hold enough where ``multinomial`` draws with them; otherwise, and with
-            ``at_least_one``, the part of this batch that the table has.
+        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table:
+            its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
 
     Raises:
         ValueError: shares that do not sum to 1 or are negative.
-        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     def __init__(
@@ -79,9 +77,8 @@ class TableShares(WithinTables):
         if abs(total - 1.0) > ROUNDING:
             raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")
         self.table_shares = dict(table_shares)
-        self.min_sizes = {
-            name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in (min_sizes or {}).items()
-        }
+        sizes = (min_sizes or {}).items()
+        self.min_sizes = {name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in sizes}
         self.at_least_one = checked_flag("at_least_one", at_least_one)
         self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
         self.multinomial = checked_flag("multinomial", multinomial)

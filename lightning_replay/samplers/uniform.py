@@ -23,8 +23,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
     Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
 
     Args:
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
-            torch's global generator.
+        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -63,7 +62,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         """Ignored: a uniform draw has no priorities."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the generator."""
+        """Returns the state of the generator."""
         return {"generator": self.generator_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

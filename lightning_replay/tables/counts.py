@@ -68,11 +68,7 @@ class StateActionCounts:
 
 
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
-    """Returns the bytes of observation and action of each row.
-
-    Raises:
-        ValueError: rows without one of them.
-    """
+    """Returns the bytes of observation and action of each row; raises ValueError where one is missing."""
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(

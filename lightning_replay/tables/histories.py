@@ -117,14 +117,11 @@ class Histories:
         return np.array(held, dtype=np.int64)
 
     def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
-        """Refuses rows with which more than ``max_trajectories`` episodes would run at once.
+        """Raises ValueError for rows with which more than ``max_trajectories`` episodes would run at once.
 
         Args:
             parts: trajectory, int64 ``[N]``, and done, bool ``[N]``, of batches to be written in turn.
             forget_stale: whether :meth:`make_room` will forget the episodes that were continued longest ago.
-
-        Raises:
-            ValueError: with both numbers; nothing has changed.
         """
         named = sum(len(set(trajectory.tolist())) for trajectory, _ in parts)
         if not self._length or len(self._running) + named <= self._max_trajectories:

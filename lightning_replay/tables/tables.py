@@ -255,11 +255,7 @@ class Tables(Occupancy):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: other tables were saved; nothing is changed then.
-        """
+        """Restores what :meth:`state_dict` returned; raises ValueError, unchanged, for that of other tables."""
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
             raise ValueError(
@@ -284,12 +280,7 @@ class Tables(Occupancy):
 
 
 def _rank(table: np.ndarray) -> np.ndarray:
-    """Returns how many earlier entries have the same table, int64 ``[N]``.
-
-    Example:
-        >>> _rank(np.array([2, 0, 2, 2, 0]))
-        array([0, 0, 1, 2, 1])
-    """
+    """Returns how many earlier entries have the same table, int64 ``[N]``: 0 0 1 2 1 for 2 0 2 2 0."""
     steps = np.arange(len(table))
     counts = np.bincount(table)
     if len(counts) < 2 or counts[-1] == len(table):

@@ -56,11 +56,9 @@ class MixPairs(RandomTransform):
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
-        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where the first is left untouched (by
-            ``index`` for a row paired with itself).
+        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where that is left as it is.
 
     Raises:
-        TypeError: ``keys`` is no sequence of keys.
         ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
 
     Example:
@@ -167,15 +165,13 @@ class MixStates(RandomTransform):
 
     Args:
         mixup_concentration: α.
-        keys: the observations, each mixed with the entry of the same name under ``"next"``; a key stands for everything
-            under it.
+        keys: observations, each mixed with the entry of the same name under ``"next"``; a nested key stands for all.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         mixup_coefficient: float32 ``[B]``, the weight of the state.
 
     Raises:
-        TypeError: ``keys`` is no sequence of keys.
         ValueError: an observation or its next one is missing, not floating, or of another dtype or shape.
 
     Example:

@@ -35,9 +35,7 @@ class GaussianNoise(RandomTransform):
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
-        ValueError: ``sigma`` is negative or not finite, another ``kind``; when called, an entry that is missing or not
-            floating.
-        TypeError: ``sigma`` is no number, or ``keys`` is no sequence of keys.
+        ValueError: ``sigma`` is negative or not finite, another ``kind``; when called, a missing or not floating entry.
 
     Example:
         >>> from tensordict import TensorDict

@@ -104,11 +104,7 @@ def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column with one number for each step, as ``[N]``.
-
-    Raises:
-        ConditionError: there is no such column, or it has several numbers for each step.
-    """
+    """Reads a column as ``[N]``; raises ConditionError where there is none, or where it has several numbers a step."""
     value = column(steps, key)
     if value.numel() != len(steps):
         raise ConditionError(
@@ -119,11 +115,7 @@ def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
-    """Returns the condition of the option ``name``, with a memory of its own if any: it gets every step exactly once.
-
-    Raises:
-        TypeError: it cannot be called, or is the class of a condition.
-    """
+    """Returns the condition of the option ``name``, with a memory of its own; raises TypeError for anything else."""
     given: Any = condition
     if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
         raise TypeError(
