@@ -148,7 +148,7 @@ class EventTable:
         return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Ends these running episodes, given up without a done step, in the conditions."""
+        """Ends these running episodes, which got no done step, in the conditions."""
         for event in self.events:
             if isinstance(event.condition, Condition):
                 event.condition.end_episodes(trajectories)
@@ -232,7 +232,7 @@ def suggest_events(
     above = rewards[rewards > rewards.min()]
     if above.size == 0:
         raise ValueError(
-            f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold tells them apart; collect until "
+            f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold separates them; collect until "
             "another reward is seen, or name an event by hand, for instance with key_in_region"
         )
     thresholds = np.maximum(np.quantile(rewards, shares, method="higher"), above.min())

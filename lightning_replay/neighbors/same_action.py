@@ -12,7 +12,7 @@ from lightning_replay.neighbors.lists import NeighborLists
 
 
 class SameActionLists:
-    """One :class:`NeighborLists` per discrete action, so that a partner always took the same action.
+    """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
 
     The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that
     action. Until then it may still be drawn, and the drawn row gets no partner. Memory: lists of the whole capacity

@@ -30,12 +30,7 @@ class NeighborUpkeep:
     """
 
     def __init__(
-        self,
-        rows: FeatureRows,
-        cache: NeighborCache,
-        search: Search,
-        refresh_interval: int,
-        drift_tolerance: float,
+        self, rows: FeatureRows, cache: NeighborCache, search: Search, refresh_interval: int, drift_tolerance: float
     ) -> None:
         self.rows = rows
         self.cache = cache

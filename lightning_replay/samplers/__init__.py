@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots a batch is made of, and with which weights."""
+"""Samplers: the slots of a batch, and their weights."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class NeighborhoodMixupSampler(PairSampler):
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
         feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
-            observations, stand for all columns under them. All are floating, the last one may be a discrete action.
+            observations, include all columns under them. All are floating, the last one may be a discrete action.
         first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:

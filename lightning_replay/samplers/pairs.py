@@ -64,7 +64,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @abstractmethod
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """The partner of each row, int64 ``[B]``; the row itself where there is none, which leaves it unmixed."""
+        """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
@@ -265,5 +265,5 @@ class RandomPairSampler(PairSampler):
     """
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """Any stored row, int64 ``[B]``."""
+        """Returns any stored row for each row, int64 ``[B]``."""
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)

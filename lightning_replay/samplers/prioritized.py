@@ -178,7 +178,7 @@ class PrioritizedSampler(TorchRLNames):
 
     @property
     def default_priority(self) -> float | Tensor:
-        """Returns what new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""
+        """Returns the priority of new rows, before any exponent: the largest given so far, 1 where none is positive."""
         if isinstance(self._largest, Tensor):
             return torch.where(self._largest > 0, self._largest, 1.0)
         return self._largest if self._largest > 0 else 1.0

@@ -57,6 +57,8 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
+    _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
+
     def __init__(
         self,
         goal: ConditionLike,
@@ -147,7 +149,7 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
         self._episode = self._place = torch.empty(0, dtype=torch.int64)
         self._next_episode = 0
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
-        self._cursor: int = -1  # the slot to be drawn next, -1 where a new sweep starts
+        self._cursor = -1
         self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:

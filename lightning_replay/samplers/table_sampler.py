@@ -62,7 +62,7 @@ class WithinTables(TorchRLNames):
 
     @property
     def priority_exponent(self) -> float:
-        """α; set anew, it holds for all rows from the next draw on."""
+        """α; a new value holds for all rows from the next draw on."""
         return self._priority_exponent
 
     @priority_exponent.setter

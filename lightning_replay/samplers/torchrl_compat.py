@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What prioritized samplers share: the names that TorchRL's buffers, writers and schedulers use, exponents, clocks."""
+"""Base class of prioritized samplers, under the names that TorchRL's buffers, writers and schedulers use."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        """As TorchRL keeps it: ``None`` before any was given; the slot is not kept."""
+        """Largest priority in TorchRL's form: ``None`` before any was given; the slot is not kept."""
         if isinstance(self._largest, Tensor):
             return self.default_priority, None
         return (self._largest if self._largest >= 0 else None), None

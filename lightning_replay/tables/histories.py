@@ -14,7 +14,7 @@ import torch
 from lightning_replay.tables.slot_pool import Slots
 
 
-class Stretch(NamedTuple):
+class EpisodeSlice(NamedTuple):
     """Rows of one episode in a batch: their places, in order of time.
 
     ``continues`` the running episode of its number, unless that ended in the same batch; ``ended`` by its last row.
@@ -26,7 +26,7 @@ class Stretch(NamedTuple):
     ended: bool
 
 
-def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
+def episode_slices(trajectory: np.ndarray, done: np.ndarray) -> Iterator[EpisodeSlice]:
     """Divides a batch of rows by episode; after a row that is done, another one begins under the same number.
 
     Args:
@@ -34,14 +34,14 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
         done: bool ``[N]``, whether the row ended its episode.
 
     Example:
-        >>> for stretch in stretches(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
-        ...     print(stretch.trajectory, stretch.rows, stretch.continues, stretch.ended)
+        >>> for part in episode_slices(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
+        ...     print(part.trajectory, part.rows, part.continues, part.ended)
         7 [0 2] True True
         7 [3] False False
         8 [1] True False
     """
     if len(trajectory) == 1:
-        yield Stretch(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
+        yield EpisodeSlice(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
         return
     order = np.argsort(trajectory, kind="stable")
     named, ends = trajectory[order], done[order]
@@ -49,7 +49,7 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
     start = 0
     for stop in (np.flatnonzero(last) + 1).tolist():
         continues = start == 0 or bool(named[start] != named[start - 1])
-        yield Stretch(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
+        yield EpisodeSlice(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
         start = stop
 
 
@@ -111,9 +111,9 @@ class Histories:
     def __len__(self) -> int:
         return len(self._running)
 
-    def before(self, stretch: Stretch) -> np.ndarray:
-        """Returns the slots of the remembered steps before a stretch, int64, oldest first."""
-        held = self._running.get(stretch.trajectory, ()) if stretch.continues else ()
+    def before(self, part: EpisodeSlice) -> np.ndarray:
+        """Returns the slots of the remembered steps before a slice, int64, oldest first."""
+        held = self._running.get(part.trajectory, ()) if part.continues else ()
         return np.array(held, dtype=np.int64)
 
     def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
@@ -154,20 +154,20 @@ class Histories:
         is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
         return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
 
-    def follow(self, stretch: Stretch, slots: np.ndarray) -> None:
-        """Appends the slots of a stretch to its episode, or forgets the episode where it ended."""
-        if stretch.ended:
-            self.forget(stretch.trajectory)
+    def append(self, part: EpisodeSlice, slots: np.ndarray) -> None:
+        """Appends the slots of a slice to its episode, or forgets the episode where it ended."""
+        if part.ended:
+            self.forget(part.trajectory)
             return
         if not self._counts_all:
             return
-        held = self._running.pop(stretch.trajectory, None) or deque()
+        held = self._running.pop(part.trajectory, None) or deque()
         kept = slots[len(slots) - self._length :] if self._length < len(slots) else slots
         self._slots.references[kept] += 1
         held.extend(kept.tolist())
         while len(held) > self._length:
             self._slots.release_one(held.popleft())
-        self._running[stretch.trajectory] = held
+        self._running[part.trajectory] = held
 
     def forget(self, trajectory: int) -> None:
         """Releases the steps of an episode."""

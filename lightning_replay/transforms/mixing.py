@@ -67,7 +67,7 @@ def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
     return tree
 
 
-def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Tensor]]:
+def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
     """Returns the columns at or under ``path``, each with its own path; none where it is missing."""
     found = batch.get(path, None)
     if isinstance(found, TensorDictBase):

@@ -52,7 +52,7 @@ class MixPairs(RandomTransform):
     Args:
         mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
         fraction: share of the pairs that are mixed at all, drawn per pair.
-        keys: what is mixed, where it is floating; a key stands for everything under it.
+        keys: floating columns to mix; a nested key stands for all under it.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
@@ -194,9 +194,7 @@ class MixStates(RandomTransform):
         shape = tensordict.batch_size
         observation: Any = None
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
-        columns: list[Any] = [
-            found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]
-        ]
+        columns = [found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]]
         for path, observation in columns:
             following = tensordict.get(("next", *path), None)
             missing = [key for key, value in ((path, observation), (("next", *path), following)) if value is None]

@@ -10,11 +10,7 @@ from lightning_replay.seeded import Seeded
 
 
 class RandomTransform(Seeded, ReplayTransform):
-    """Draws from a generator of its own, whose state TorchRL saves with the buffer.
-
-    Args:
-        seed: of the generator; ``None`` seeds it from torch's global generator.
-    """
+    """Draws from a generator of its own, whose state TorchRL saves with the buffer."""
 
     def __init__(self, seed: int | None) -> None:
         super().__init__()

@@ -72,10 +72,7 @@ class OneAt:
     """
 
     def __init__(
-        self,
-        low: Sequence[float | None],
-        high: Sequence[float | None],
-        components: Sequence[int] | None = None,
+        self, low: Sequence[float | None], high: Sequence[float | None], components: Sequence[int] | None = None
     ) -> None:
         lows = [checked_bound(f"low[{place}]", bound) for place, bound in enumerate(checked_entries("low", low))]
         highs = [checked_bound(f"high[{place}]", bound) for place, bound in enumerate(checked_entries("high", high))]
@@ -113,7 +110,7 @@ class PotentialShaping(ReplayTransform):
         potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
             lambda works, but a saved buffer is not rebuilt with it.
         discount: γ of the agent, per step.
-        observation_key: what the potential is a function of; the next one is under ``"next"``.
+        observation_key: the argument of the potential; the next one is under ``"next"``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations

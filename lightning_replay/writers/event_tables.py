@@ -19,7 +19,7 @@ from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
-from lightning_replay.tables.histories import Histories, Stretch, led_to_events, stretches
+from lightning_replay.tables.histories import EpisodeSlice, Histories, episode_slices, led_to_events
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
@@ -128,11 +128,11 @@ class EventTableWriter(TableWriter):
         self._sent[:, slots] = False
         if self.tables.state_action_counts is not None and keys is not None:
             self.tables.state_action_counts.store(slots, keys)
-        episodes = list(stretches(trajectory, done))
+        episodes = list(episode_slices(trajectory, done))
         if fired.any():
             self._send(fired, episodes, slots)
         for episode in episodes:
-            self._histories.follow(episode, slots[episode.rows])
+            self._histories.append(episode, slots[episode.rows])
         self._write_count += len(slots)
         return self.announce(slots)
 
@@ -162,7 +162,7 @@ class EventTableWriter(TableWriter):
             name = self._event_tables[self._table_of_event[event]].name
             raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
 
-    def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
+    def _send(self, fired: np.ndarray, episodes: list[EpisodeSlice], slots: np.ndarray) -> None:
         """Appends what led to events in rows just written to their tables, in the order in which it was sent."""
         tables, sent = [], []
         for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
@@ -180,7 +180,7 @@ class EventTableWriter(TableWriter):
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
 
     def _led_to_events(
-        self, number: int, fired: np.ndarray, episode: Stretch, slots: np.ndarray
+        self, number: int, fired: np.ndarray, episode: EpisodeSlice, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Slots of one episode that events in its new rows send to a table, and the row of each one's event."""
         happened = fired[self._table_of_event == number][:, episode.rows]
