@@ -4,24 +4,26 @@
 from __future__ import annotations
 
 from lightning_replay.events.conditions.combined import AnyOf, EveryOf
-from lightning_replay.events.event_table import (
+from lightning_replay.events.conditions.condition import (
     Condition,
     ConditionError,
     ConditionLike,
-    EpisodeCondition,
+    holds,
+    load_state_of,
+    state_of,
+)
+from lightning_replay.events.conditions.episodes import EpisodeCondition
+from lightning_replay.events.event_table import (
     Event,
     EventTable,
     any_of,
     every_of,
     first_in_episode,
-    holds,
     info_key,
     key_in_region,
-    load_state_of,
     reestablished,
     reward_at_least,
     reward_below,
-    state_of,
     suggest_events,
     sustained,
     terminal_with_reward,

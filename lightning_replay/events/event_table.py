@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,13 @@ from tensordict import TensorDictBase
 from lightning_replay.events.conditions.combined import AnyOf, EveryOf
 from lightning_replay.events.conditions.condition import (
     Condition,
-    ConditionError,
     ConditionLike,
-    holds,
     load_state_of,
     one_number,
     own,
     state_of,
 )
-from lightning_replay.events.conditions.episodes import EpisodeCondition, FirstInEpisode, Reestablished, Sustained
+from lightning_replay.events.conditions.episodes import FirstInEpisode, Reestablished, Sustained
 from lightning_replay.events.conditions.steps import (
     InfoKey,
     KeyInRegion,
@@ -43,31 +40,7 @@ from lightning_replay.validation import (
 if TYPE_CHECKING:
     from torchrl.data import ReplayBuffer
 
-__all__ = [
-    "Condition",
-    "ConditionError",
-    "ConditionLike",
-    "EpisodeCondition",
-    "Event",
-    "EventTable",
-    "any_of",
-    "every_of",
-    "first_in_episode",
-    "holds",
-    "info_key",
-    "key_in_region",
-    "load_state_of",
-    "reestablished",
-    "reward_at_least",
-    "reward_below",
-    "state_of",
-    "suggest_events",
-    "sustained",
-    "terminal_with_reward",
-]
-
 HISTORY_LENGTH = 200
-_LARGEST_SHARE = math.nextafter(1.0, 0.0)
 
 reward_at_least = RewardAtLeast
 reward_below = RewardBelow
@@ -80,23 +53,23 @@ reestablished = Reestablished
 
 
 def every_of(*conditions: ConditionLike) -> EveryOf:
-    """True where all of ``conditions`` are; each is asked about every step, whatever the others say."""
+    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
     return EveryOf(conditions)
 
 
 def any_of(*conditions: ConditionLike) -> AnyOf:
-    """True where at least one of ``conditions`` is; each is asked about every step, whatever the others say."""
+    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
     return AnyOf(conditions)
 
 
 @recorded
 @dataclass(frozen=True)
 class Event:
-    """Something worth remembering in a run, and how much of what led up to it.
+    """Something worth remembering in a run, and how many of the steps that led up to it are kept.
 
     Args:
-        condition: whether the event happened, for each step: TensorDict ``[N]`` to bool ``[N]``. What a condition
-            remembers of episodes is copied, not shared, so that each event follows them by itself.
+        condition: whether the event happened, for each step: TensorDict ``[N]`` to bool ``[N]``. A condition with
+            memory is copied, not shared: each event follows the episodes by itself.
         history_length: τ, steps kept up to and *including* the event; 1 keeps the event step alone.
 
     Raises:
@@ -113,27 +86,25 @@ class Event:
 
 @recorded
 class EventTable:
-    """A named table of the steps that led up to an event: what is rare in a run is kept and replayed more often.
+    """A named table of the steps that led up to an event, so that rare events are kept and replayed more often.
 
-    At each step at which the event happens, the last ``history_length`` steps of its episode that the table has not
-    been given yet enter it, oldest first; beyond ``capacity`` the oldest leave. Give the tables to
+    At each step of the event, the last ``history_length`` steps of its episode that have not entered the table yet
+    enter it, oldest first; beyond ``capacity`` the oldest leave. Give the tables to
     :func:`lightning_replay.recipes.event_tables`. Stratified Sampling from Event Tables, section 4.
 
     Args:
         name: of the table.
         condition: of its one event; see :class:`Event`. A function that can be imported by name is saved with the
             buffer; with a lambda the buffer is saved, but must be built again by hand to be loaded.
-        history_length: τ of ``condition``; steps kept up to and including the event.
+        history_length: τ of ``condition``.
         capacity: κ, steps kept; at least ``history_length``.
-        share: η, of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave. With 0
-            the table is kept and never drawn from, and no correction counts its rows as drawn for an event: an
-            ablation.
-        min_size: d, steps the table must hold before anything is drawn from it; ``None`` takes the batch size.
-        events: several events whose histories go into this one table, instead of ``condition``. A step enters once,
-            whichever of them asks for it.
+        share: η, of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave. With
+            0, an ablation, the table is kept, never drawn from, and ignored by corrections.
+        min_size: d, steps the table must hold to be drawn from; ``None`` takes the batch size.
+        events: several events whose histories go into this one table, instead of ``condition``; a step enters once.
 
     Attributes:
-        events: tuple of :class:`Event`, whichever way they were given.
+        events: tuple of :class:`Event`.
 
     Raises:
         ValueError: an option is out of range, the table can never fill, or the events were given in both ways or in
@@ -169,21 +140,21 @@ class EventTable:
 
     @property
     def history_length(self) -> int:
-        """The longest history among the events."""
+        """Returns the longest history among the events."""
         return max(event.history_length for event in self.events)
 
     def fresh(self) -> EventTable:
-        """The same table with conditions that remember nothing, for another buffer."""
+        """Returns the same table with conditions without memory, for another buffer."""
         return type(self)(**self.init_arguments)  # type: ignore[attr-defined]
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Tells the conditions that these running episodes were given up without a done step."""
+        """Ends these running episodes, which got no done step, in the conditions."""
         for event in self.events:
             if isinstance(event.condition, Condition):
                 event.condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the conditions remember of the running episodes; tensors and plain values."""
+        """Returns the states of the conditions; tensors and plain values."""
         return {"conditions": [state_of(event.condition) for event in self.events]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,7 +177,7 @@ class EventTable:
         if self.min_size is not None and self.min_size > self.capacity:
             raise ValueError(
                 f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so "
-                "nothing could ever be drawn from it as asked; give a min_size from 1 to the capacity"
+                "nothing could ever be drawn from it; give a min_size from 1 to the capacity"
             )
 
     def __repr__(self) -> str:
@@ -224,9 +195,9 @@ def suggest_events(
 ) -> list[Event]:
     """Proposes events for an unknown domain: the reward reaching a quantile of the stored rewards.
 
-    Each threshold is a reward that was stored. The least reward is none, since every step reaches it: where a quantile
-    falls on it, as with sparse rewards, the next greater reward takes its place. Equal thresholds are one event.
-    Stratified Sampling from Event Tables recommends such thresholds for dense rewards.
+    Each threshold is a stored reward above the least one, which every step reaches: where a quantile is the least, as
+    with sparse rewards, the next greater reward takes its place. Equal thresholds are one event. Stratified Sampling
+    from Event Tables recommends such thresholds for dense rewards.
 
     Args:
         replay: a buffer that holds some steps, for instance of a random policy, or the steps themselves ``[N]``.
@@ -261,7 +232,7 @@ def suggest_events(
     above = rewards[rewards > rewards.min()]
     if above.size == 0:
         raise ValueError(
-            f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold tells them apart; collect until "
+            f"all {rewards.size} stored rewards are {rewards[0]}, so no threshold separates them; collect until "
             "another reward is seen, or name an event by hand, for instance with key_in_region"
         )
     thresholds = np.maximum(np.quantile(rewards, shares, method="higher"), above.min())
@@ -271,7 +242,7 @@ def suggest_events(
 def _events(
     name: str, condition: ConditionLike | None, history_length: int, events: Sequence[Event] | None
 ) -> tuple[Event, ...]:
-    """The events of a table, each with a memory of its own."""
+    """Returns the events of a table, each with a memory of its own."""
     if (condition is None) == (events is None):
         raise ValueError(
             f"table {name!r} was given {'neither condition nor' if events is None else 'both condition and'} events; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The neighbour list of every slot, kept up as rows come and go."""
+"""The neighbour list of every slot, updated as rows arrive and leave."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from lightning_replay.neighbors.search import PointTable, blocks_of
 
 _BLOCK = 4096  # lists worked on at once
-_NOT_STORED = -1.0
+NO_LIST = -1.0  # radius of a slot whose list rows may not enter
 
 
 class NeighborCache:
     """For every slot its nearest other rows, with spare ones for when some are overwritten.
 
     A list holds *every* stored row nearer than the slot's ``radius``, nearest first. An arriving row enters the
-    lists whose radius reaches it and pushes out the last of a full one, whose radius shrinks; a leaving row leaves
-    the radius as it is. So a list is exact for as long as ``num_neighbors`` rows are left in it.
+    lists whose radius reaches it; the last row of a full one leaves, and the radius shrinks. A row that is overwritten
+    leaves the radius as it is. So a list is exact as long as it has ``num_neighbors`` rows.
 
     Args:
         table: the standardised rows.
@@ -32,17 +32,17 @@ class NeighborCache:
         self.num_candidates = num_candidates
         self.slot = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
         self.distance = torch.full((capacity, num_candidates), torch.inf, device=device)
-        self.radius = torch.full((capacity,), _NOT_STORED, device=device)
+        self.radius = torch.full((capacity,), NO_LIST, device=device)
         # Rows to draw from; a float because it multiplies the uniform draw.
         self.choices = torch.zeros(capacity, device=device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the lists."""
-        return self.slot.nbytes + self.distance.nbytes + self.radius.nbytes + self.choices.nbytes
+        return sum(column.nbytes for column in self._columns().values())
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
-        """One of the nearest rows of each of ``index`` ``[B]``, by numbers in [0, 1); ``capacity`` for none."""
+        """Returns a nearest row of each of ``index`` ``[B]`` by numbers in [0, 1); ``capacity`` for none."""
         position = (uniform * self.choices.index_select(0, index)).long().add_(index, alpha=self.num_candidates)
         return self.slot.view(-1).index_select(0, position).long()
 
@@ -53,18 +53,10 @@ class NeighborCache:
         self.slot[slots] = slot.masked_fill(~stored, self.table.capacity).int()
         self.choices[slots] = stored.sum(1).clamp_(max=self.num_neighbors).float()
 
-    def suspend(self, slots: Tensor) -> None:
-        """Lets nothing enter the lists of ``slots``, until :meth:`complete`."""
-        self.radius[slots] = _NOT_STORED
-
-    def complete(self, slots: Tensor) -> None:
-        """Says that the lists of ``slots`` are fresh from a search of all rows."""
-        self.radius[slots] = self.distance[slots, -1]
-
     def drop(self, leaving: Tensor, limit: int) -> None:
-        """Takes the slots marked in ``leaving`` (bool ``[capacity + 1]``) out of the lists below ``limit``."""
+        """Removes the slots marked in ``leaving`` (bool ``[capacity + 1]``) from the lists below ``limit``."""
         hit = leaving.index_select(0, self.slot[:limit].flatten())
-        # Marks are looked through eight at a time: of two million bytes all but a thousand are 0.
+        # Eight marks at a time: of two million bytes all but a thousand are 0.
         slots = (hit.view(torch.int64).nonzero().squeeze(1) // (self.num_candidates // 8)).unique_consecutive()
         for block in blocks_of(slots, _BLOCK):
             kept = self.slot[block]
@@ -73,11 +65,9 @@ class NeighborCache:
             self.put(block, distance, kept.gather(1, order))
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
-        """Enters the rows ``arriving`` ``[q]`` into the lists that they are near to.
+        """Enters the rows ``arriving`` ``[q]``, in no list but each other's, into the lists whose radius reaches them.
 
-        Args:
-            arriving: slots, at present in no list but possibly each other's.
-            closest: for each slot its squared distance to the closest of them, ``[limit]``.
+        ``closest`` ``[limit]`` is the squared distance of each slot to the closest of them.
         """
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
@@ -92,7 +82,7 @@ class NeighborCache:
             self.radius[block] = torch.where(pushed_out, kept[:, -1], radius)
 
     def rerank(self, slots: Tensor) -> None:
-        """Measures the lists of ``slots`` anew after a restandardisation and scales each radius by its own list."""
+        """Computes the distances in lists anew after a restandardisation and scales each radius by its own list."""
         for block in blocks_of(slots, _BLOCK):
             slot, old = self.slot[block].long(), self.distance[block]
             new = self.table.distances(block, slot)
@@ -103,18 +93,18 @@ class NeighborCache:
             self.radius[block] *= growth.nan_to_num(nan=1.0).clamp_(1e-6, 1e6)
 
     def short(self, limit: int, required: int) -> Tensor:
-        """Slots below ``limit`` that are stored and have fewer than ``required`` rows to draw from."""
+        """Returns slots below ``limit`` that have a list, with fewer than ``required`` rows to draw from."""
         return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
 
-    def listed(self, slots: Tensor) -> Tensor:
-        """Returns which of ``slots`` have a list that rows may enter, bool ``[n]``."""
-        return self.radius[slots] >= 0
-
     def state_dict(self, limit: int) -> dict[str, Tensor]:
-        """Lists below ``limit``."""
-        return {name: getattr(self, name)[:limit].clone() for name in ("slot", "distance", "radius", "choices")}
+        """Returns the lists below ``limit``."""
+        return {name: column[:limit].clone() for name, column in self._columns().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes up what :meth:`state_dict` returned."""
+        """Restores what :meth:`state_dict` returned."""
+        columns = self._columns()
         for name, saved in state.items():
-            getattr(self, name)[: len(saved)] = saved
+            columns[name][: len(saved)] = saved
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {"slot": self.slot, "distance": self.distance, "radius": self.radius, "choices": self.choices}

@@ -22,25 +22,25 @@ from lightning_replay.validation import check_option, checked_count
 class NeighborLists:
     """Draws a partner uniformly from the k nearest *other* rows in standardised features.
 
-    Rows are compared by Euclidean distance after division by their population standard deviation over everything
-    stored now; a constant feature is ignored. A row is excluded from its own neighbours by its slot, so an exact
-    duplicate is a neighbour. With fewer than k + 1 rows all others are neighbours; a lone row is drawn itself.
-    Neighbourhood of Sander et al. 2022, https://arxiv.org/abs/2205.09117.
+    Distances are Euclidean after division by the population standard deviation over all stored rows; a constant feature
+    is ignored. A row is excluded from its own neighbours by its slot, so an exact duplicate is a neighbour. With fewer
+    than k + 1 rows all others are neighbours; a lone row is drawn itself. Neighbourhood of Sander et al. 2022,
+    https://arxiv.org/abs/2205.09117.
 
     Call :meth:`write` whenever slots are (re)written and :meth:`draw` for partners. With ``refresh_interval=1``
     every draw searches all rows under the statistics of that moment: the paper's definition, exact and slow.
 
-    Otherwise lists are cached and brought up to date by passes over all rows. A pass runs in a draw, when at least
-    ``refresh_interval`` written rows wait or a drawn row is among those that wait; it serves all of them, and
-    nothing else searches. So a row costs one search, however often rows are drawn. A row that waits is not drawn as
-    a partner. Lists are exact for the standardisation of the last refit. When a standard deviation has moved by more
-    than ``drift_tolerance`` since then, the rows are standardised anew, every list is ranked anew from its
-    ``num_neighbors + num_spare`` candidates, and the next passes renew all lists, a few at a time.
+    Otherwise lists are cached and updated by passes over all rows. A pass runs in a draw when at least
+    ``refresh_interval`` written rows wait or a drawn row waits, and searches for all that wait: one search per row,
+    however often rows are drawn. A waiting row is not drawn as a partner. Lists are exact for the standardisation of
+    the last refit. When a standard deviation has moved by more than ``drift_tolerance`` since then, the rows are
+    standardised anew, every list is ranked anew from its ``num_neighbors + num_spare`` candidates, and the next passes
+    renew all lists, a few at a time.
 
     Args:
         capacity: slots.
         num_neighbors: k of the paper.
-        refresh_interval: written rows that make a draw run a pass.
+        refresh_interval: waiting rows at which a draw runs a pass.
         backend: of rebuilds, which run where at least half of the rows are new: ``"exact"``, ``"faiss_flat"``
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
             exact with all three; Faiss runs on the GPU where the features are on one.
@@ -94,11 +94,11 @@ class NeighborLists:
 
     @property
     def standardization(self) -> Standardization:
-        """Returns what the lists were computed with, and how far the rows have moved since then as of the last pass."""
+        """Returns the standardisation of the lists, with the drift of the rows as of the last pass."""
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:
-        """Says that the slots ``index`` ``[n]`` now hold rows with ``features`` ``[n, d]``; searches nothing yet.
+        """Stores rows with ``features`` ``[n, d]`` at the slots ``index`` ``[n]``; searches nothing yet.
 
         Raises:
             ValueError: NaN, infinite or differently shaped features, or a slot named twice. Nothing is changed.
@@ -122,12 +122,9 @@ class NeighborLists:
             self._upkeep = NeighborUpkeep(self._rows, cache, self._search, self.refresh_interval, self.drift_tolerance)
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """A partner for each row of ``index``, uniform over its nearest other rows.
+        """Draws a partner for each of the stored rows ``index`` ``[B]``, uniform over its nearest other rows.
 
-        Args:
-            index: stored rows, int64 ``[B]``.
-            generator: the caller's; one number per row is taken from it, and more where a row drawn as a partner has
-                just been overwritten.
+        Takes one number per row from ``generator``, more where a row drawn as a partner was just overwritten.
 
         Returns:
             Slots, int64 ``[B]``; a row itself where it is the only one.
@@ -150,7 +147,7 @@ class NeighborLists:
         return partner
 
     def _draw_again(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """Partners among the rows left in the lists; a list that has lost all its neighbours triggers a pass."""
+        """Draws partners among the rows left in the lists; runs a pass where a list has none."""
         assert self._upkeep is not None
         neighbor = self.neighbors(index)
         if bool((neighbor[:, 0] < 0).any()):
@@ -160,7 +157,7 @@ class NeighborLists:
         return _choose(index, neighbor, uniform)
 
     def neighbors(self, index: Tensor) -> Tensor:
-        """The rows that partners of ``index`` ``[B]`` are drawn from, int64 ``[B, k]``: nearest first, -1 for none."""
+        """Returns the rows that partners of ``index`` are drawn from, int64 ``[B, k]``: nearest first, -1 for none."""
         self._rows.check_stored(index)
         if self._upkeep is None:
             return self._by_definition(index, self.num_neighbors)[1]
@@ -170,7 +167,7 @@ class NeighborLists:
         return slot.masked_fill(gone, -1).gather(1, gone.to(torch.uint8).argsort(dim=1, stable=True))
 
     def _by_definition(self, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Distances and slots ``[B, count]`` in the standardisation of this moment, padded with infinity and -1."""
+        """Returns distances and slots ``[B, count]`` in the present standardisation, padded with infinity and -1."""
         if not len(index):
             return index.new_empty(0, count).double(), index.new_empty(0, count)
         slots = self._rows.slots()
@@ -183,11 +180,11 @@ class NeighborLists:
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slots[position], missing, value=-1)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Share of the true k nearest rows, in the standardisation of this moment, that the lists hold.
+        """Returns the share of the true k nearest rows, in the present standardisation, that the lists hold.
 
         Args:
             k: at most ``num_neighbors``.
-            sample: rows looked at, drawn without replacement.
+            sample: rows compared, drawn without replacement.
             generator: of that draw; torch's global one by default.
         """
         if checked_count("k", k) > self.num_neighbors:
@@ -204,14 +201,16 @@ class NeighborLists:
         return float((true.unsqueeze(2) == listed.unsqueeze(1)).any(2).double().mean())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything stored, as tensors and plain values: the next draws are the same after loading it."""
-        state: dict[str, Any] = {"num_neighbors": self.num_neighbors, "num_spare": self.num_spare}
-        state["rows"] = self._rows.state_dict()
-        state["upkeep"] = self._upkeep.state_dict() if self._upkeep else None
-        return state
+        """Returns tensors and plain values; the next draws are the same after they are loaded."""
+        return {
+            "num_neighbors": self.num_neighbors,
+            "num_spare": self.num_spare,
+            "rows": self._rows.state_dict(),
+            "upkeep": self._upkeep.state_dict() if self._upkeep else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` returned, on the device of the saved tensors.
+        """Restores what :meth:`state_dict` returned, on the device of the saved tensors.
 
         Raises:
             ValueError: the state is of lists with other options.
@@ -232,7 +231,7 @@ class NeighborLists:
 
 
 def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
-    """One of the neighbours ``[B, k]`` of each row, which stand before the -1; the row itself where it has none."""
+    """Returns one of the neighbours ``[B, k]`` of each row, padded with -1; the row itself where it has none."""
     choices = (neighbor >= 0).sum(1)
     position = (uniform * choices).long()
     partner = neighbor.gather(1, position.unsqueeze(1)).squeeze(1)

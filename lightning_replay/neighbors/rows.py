@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features of every stored row, as they came."""
+"""The features of every stored row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from lightning_replay.neighbors.standardization import Standardization
 
 
 class FeatureRows:
-    """Features by slot, checked at the door, with their standardisation.
+    """Features of ``capacity`` slots, with their standardisation.
 
     Width, dtype and device are those of the first rows written; integers become float32.
-
-    Args:
-        capacity: slots.
     """
 
     features: Tensor
@@ -36,10 +33,10 @@ class FeatureRows:
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
     def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores ``features`` ``[n, d]`` at the slots ``index`` ``[n]``, which is left to the standardisation.
+        """Stores checked ``features`` ``[n, d]`` at the slots ``index`` ``[n]``; the standardisation stays as it is.
 
         Returns:
-            The slots among them that held other rows, and the features of those.
+            The slots that held other rows, and the features of these.
         """
         held = index[self.stored[index]]
         old = self.features[held]
@@ -50,7 +47,7 @@ class FeatureRows:
         return held, old
 
     def slots(self) -> Tensor:
-        """Stored slots in rising order, int64 ``[N]``."""
+        """Returns the stored slots, int64 ``[N]``, ascending."""
         return self.stored[: self.limit].nonzero().squeeze(1)
 
     def refit(self) -> Tensor:
@@ -64,7 +61,7 @@ class FeatureRows:
         return self.standardization.apply(self.features[slots])
 
     def allocate(self, features: Tensor) -> None:
-        """Makes room for rows like ``features`` ``[n, d]``."""
+        """Allocates memory for rows like ``features`` ``[n, d]``."""
         self.width, device = features.shape[1], features.device
         dtype = features.dtype if features.is_floating_point() else torch.float32
         self.features = torch.zeros(self.capacity, self.width, dtype=dtype, device=device)
@@ -109,7 +106,7 @@ class FeatureRows:
             raise IndexError(f"slots {index[~known].tolist()} hold no row; write them before drawing their partners")
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows below the highest slot written, and the standardisation."""
+        """Returns rows up to the highest slot written, and the standardisation."""
         if not self.count:
             return {"limit": 0}
         return {
@@ -120,7 +117,7 @@ class FeatureRows:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` returned, after :meth:`allocate` and before any write."""
+        """Restores what :meth:`state_dict` returned, after :meth:`allocate` and before any write."""
         self.limit = int(state["limit"])
         self.features[: self.limit] = state["features"]
         self.stored[: self.limit] = state["stored"]

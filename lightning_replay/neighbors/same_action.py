@@ -12,11 +12,11 @@ from lightning_replay.neighbors.lists import NeighborLists
 
 
 class SameActionLists:
-    """One :class:`NeighborLists` per discrete action, so that a partner always took the same action.
+    """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
 
-    Each action numbers its rows by itself, and a number freed by overwriting is given to the next row of that action.
-    Until then that number may still be drawn; the row is then left without a partner. Memory: one set of lists, each
-    of the whole capacity, per action.
+    The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that
+    action. Until then it may still be drawn, and the drawn row gets no partner. Memory: lists of the whole capacity
+    for each action.
 
     Args:
         capacity: slots.
@@ -54,9 +54,13 @@ class SameActionLists:
         return own + sum(lists.nbytes for lists in self._lists)
 
     def write(self, index: Tensor, features: Tensor, action: Tensor) -> None:
-        """Says that the slots ``index`` ``[n]`` hold rows with ``features`` ``[n, d]`` and ``action`` ``[n, ...]``."""
+        """Stores rows with ``features`` ``[n, d]`` and ``action`` ``[n, ...]`` at the slots ``index`` ``[n]``."""
         slots = index.cpu()
-        self._free_slots(slots)
+        held = slots[self._group[slots] >= 0]
+        for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
+            self._slot_of[group][number] = -1
+            self._free[group].append(number)
+        self._group[held] = -1
         values, row_group = action.reshape(len(index), -1).cpu().long().unique(dim=0, return_inverse=True)
         for position, value in enumerate(values.tolist()):
             group = self._group_of(tuple(value))
@@ -68,7 +72,7 @@ class SameActionLists:
             self._lists[group].write(numbers.to(features.device), features[rows.to(features.device)])
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """A partner that took the same action, uniform over its nearest; the row itself where there is none."""
+        """Returns a nearest row with the same action, each equally likely; the row itself where there is none."""
         slots = index.cpu()
         partner, groups = slots.clone(), self._group[slots]
         for group in groups.unique().tolist():
@@ -79,7 +83,7 @@ class SameActionLists:
         return partner.to(index.device)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Share of the true k nearest found in the lists, averaged over actions by their rows."""
+        """Returns the share of the true k nearest in the lists, the mean over all rows."""
         recalls = [lists.recall_at(k, sample=sample, generator=generator) for lists in self._lists]
         return sum(recall * used for recall, used in zip(recalls, self._used, strict=True)) / sum(self._used)
 
@@ -118,13 +122,6 @@ class SameActionLists:
             self._free.append([])
             self._used.append(0)
         return self._actions[value]
-
-    def _free_slots(self, slots: Tensor) -> None:
-        held = slots[self._group[slots] >= 0]
-        for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
-            self._slot_of[group][number] = -1
-            self._free[group].append(number)
-        self._group[held] = -1
 
     def _take_numbers(self, group: int, count: int) -> Tensor:
         free = self._free[group]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stored rows are nearest to given ones: exact in torch, or by a Faiss index."""
+"""Nearest stored rows: exact in torch, or by a Faiss index."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -12,22 +15,17 @@ from torch import Tensor
 from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice
 
-_GROUP = 16  # rows whose smallest distance is looked at first
+_GROUP = 16  # rows that are ranked by their smallest distance first
 _BLOCK = 256  # queries of one product
 _DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
 _EXACT = "or use backend='exact'"
 
 
 class PointTable:
-    """Standardised rows, laid out so that one matrix product gives squared distances.
+    """Standardised rows of ``capacity`` slots, laid out so that one matrix product gives squared distances.
 
     Row i is ``[z, |z|², 1]`` and a query is ``[-2z, 1, |z|²]``. A row that is not stored has an infinite square, so
-    it is infinitely far from everything. Row ``capacity`` is never stored: lists point there where they are short.
-
-    Args:
-        capacity: slots.
-        width: features of a row.
-        device: where the table lives and the search runs.
+    it is infinitely far from everything. Row ``capacity`` is never stored: short lists refer to it.
     """
 
     def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
@@ -55,12 +53,7 @@ class PointTable:
         return self._rows.index_select(0, slots)[:, : self.width]
 
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The ``count`` rows nearest to each of the stored rows ``slots``, itself left out.
-
-        Args:
-            slots: queries, int64 ``[q]``.
-            count: neighbours wanted.
-            limit: slots below it are searched.
+        """Finds the ``count`` other rows below ``limit`` that are nearest to each of the stored rows ``slots`` ``[q]``.
 
         Returns:
             Squared distances ``[q, count]``, nearest first, infinite where there are fewer; their slots
@@ -77,7 +70,7 @@ class PointTable:
         for rows in table.split(tile):
             distance = torch.mm(factors, rows.T, out=buffer[: len(slots) * len(rows)].view(len(slots), len(rows)))
             closest.append(distance.amin(0))
-            # A group is every so-manieth row of the tile, so that the minimum runs over contiguous columns.
+            # A group is strided over the tile, so that the minimum runs over contiguous columns.
             minimum.append(distance.view(len(slots), _GROUP, -1).amin(1))
         member = self._members(torch.cat(minimum, 1), count, tile, len(table))
         distance, slot = self._best(slots, point, member, count)
@@ -100,7 +93,7 @@ class PointTable:
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slot, missing, value=self.capacity)
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
-        # By differences: the products above have lost the digits that tell very close rows apart.
+        # By differences: matrix products lose the digits in which very close rows differ.
         rows = self._rows.index_select(0, member.flatten()).view(*member.shape, -1)
         distance = (rows[..., : self.width] - point.unsqueeze(1)).square_().sum(-1)
         return distance.masked_fill_(rows[..., self.width].isinf(), torch.inf)
@@ -115,83 +108,76 @@ class PointTable:
         return torch.cdist(self.points(slots), self.points(others), compute_mode=mode).square_()
 
 
-class ExactSearch:
-    """Compares every pair of rows, in blocks; CPU or CUDA as the table."""
-
-    def neighbors(self, table: PointTable, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and slots ``[N, count]`` of the neighbours of ``slots``, which are all stored rows."""
-        blocks = [table.nearest(block, count, limit)[:2] for block in slots.split(_BLOCK)]
-        distance, slot = zip(*blocks, strict=True)
-        return torch.cat(distance), torch.cat(slot)
+#: From table, slots of all N stored rows, count and limit to squared distances and slots of neighbours ``[N, count]``.
+Search = Callable[[PointTable, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
-class FaissSearch:
+def exact_search(table: PointTable, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor]:
+    """Compares every pair of rows, in blocks, on the device of the table."""
+    blocks = [table.nearest(block, count, limit)[:2] for block in slots.split(_BLOCK)]
+    distance, slot = zip(*blocks, strict=True)
+    return torch.cat(distance), torch.cat(slot)
+
+
+def faiss_search(
+    table: PointTable, slots: Tensor, count: int, limit: int, *, inverted_file: bool
+) -> tuple[Tensor, Tensor]:
     """Builds a Faiss index over all rows and queries it for all of them; on the GPU where the table is on one.
 
-    Args:
-        inverted_file: cells of similar rows, of which the nearest ones are searched: faster above about 100,000
-            rows and no longer exact. Otherwise a flat, exact index.
-        searched_share: share of the cells searched.
+    With ``inverted_file`` a tenth of its cells of similar rows is searched: faster above about 100,000 rows and no
+    longer exact. Otherwise the index is flat and exact.
     """
-
-    def __init__(self, inverted_file: bool, searched_share: float = 0.1) -> None:
-        self._faiss = _import_faiss()
-        self.inverted_file = inverted_file
-        self.searched_share = searched_share
-
-    def neighbors(self, table: PointTable, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and slots ``[N, count]`` of the neighbours of ``slots``, which are all stored rows."""
-        points = table.points(slots)
-        index = self._index(points)
-        blocks = []
-        for start in range(0, len(slots), 4096):
-            found_distance, found = index.search(points[start : start + 4096].cpu().numpy(), count + 1)
-            distance = torch.from_numpy(found_distance).to(points.device)
-            position = torch.from_numpy(found).to(points.device)
-            itself = torch.arange(start, start + len(position), device=points.device).unsqueeze(1)
-            distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
-            distance, order = distance.topk(count, dim=1, largest=False)
-            slot = slots[position.gather(1, order).clamp_(min=0)].masked_fill(distance.isinf(), table.capacity)
-            blocks.append((distance, slot))
-        distances, found_slots = zip(*blocks, strict=True)
-        return torch.cat(distances), torch.cat(found_slots)
-
-    def _index(self, points: Tensor):  # type: ignore[no-untyped-def]  # Faiss has no types
-        faiss, (number, width) = self._faiss, points.shape
-        index = faiss.IndexFlatL2(width)
-        # Faiss needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
-        cells = min(round(4 * number**0.5), number // 39)
-        if self.inverted_file and cells >= 8:
-            index = faiss.IndexIVFFlat(index, width, cells)
-            index.nprobe = max(1, round(self.searched_share * cells))
-        if points.device.type == "cuda":
-            if not hasattr(faiss, "StandardGpuResources"):
-                raise missing_extra("a Faiss index on a GPU", "Faiss with GPU support", "faiss-gpu", _EXACT)
-            index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
-        rows = points.cpu().contiguous().numpy()
-        if not index.is_trained:
-            index.train(rows)
-        index.add(rows)
-        return index
+    points = table.points(slots)
+    index = _faiss_index(points, inverted_file)
+    blocks = []
+    for start in range(0, len(slots), 4096):
+        found_distance, found = index.search(points[start : start + 4096].cpu().numpy(), count + 1)
+        distance = torch.from_numpy(found_distance).to(points.device)
+        position = torch.from_numpy(found).to(points.device)
+        itself = torch.arange(start, start + len(position), device=points.device).unsqueeze(1)
+        distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
+        distance, order = distance.topk(count, dim=1, largest=False)
+        slot = slots[position.gather(1, order).clamp_(min=0)].masked_fill(distance.isinf(), table.capacity)
+        blocks.append((distance, slot))
+    distances, found_slots = zip(*blocks, strict=True)
+    return torch.cat(distances), torch.cat(found_slots)
 
 
-def search_by_name(backend: str) -> ExactSearch | FaissSearch:
-    """The search called ``"exact"``, ``"faiss_flat"`` or ``"faiss_ivf"``."""
+def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
+    faiss, (number, width) = _import_faiss(), points.shape
+    index = faiss.IndexFlatL2(width)
+    # Faiss needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
+    cells = min(round(4 * number**0.5), number // 39)
+    if inverted_file and cells >= 8:
+        index = faiss.IndexIVFFlat(index, width, cells)
+        index.nprobe = max(1, round(0.1 * cells))
+    if points.device.type == "cuda":
+        if not hasattr(faiss, "StandardGpuResources"):
+            raise missing_extra("a Faiss index on a GPU", "Faiss with GPU support", "faiss-gpu", _EXACT)
+        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
+    rows = points.cpu().contiguous().numpy()
+    if not index.is_trained:
+        index.train(rows)
+    index.add(rows)
+    return index
+
+
+def search_by_name(backend: str) -> Search:
+    """Returns the search called ``"exact"``, ``"faiss_flat"`` or ``"faiss_ivf"``."""
     checked_choice("backend", backend, ("exact", "faiss_flat", "faiss_ivf"))
-    return ExactSearch() if backend == "exact" else FaissSearch(inverted_file=backend == "faiss_ivf")
+    if backend == "exact":
+        return exact_search
+    _import_faiss()  # where it is missing, the error comes here and not at the first search
+    return partial(faiss_search, inverted_file=backend == "faiss_ivf")
 
 
 def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The definition: distances by differences in float64, every row compared.
+    """Finds the ``count`` rows nearest to those at ``index`` ``[q]`` by the definition: by differences in float64.
 
-    Args:
-        rows: stored rows ``[N, d]``.
-        std: of the features ``[d]``; those with 0 are ignored.
-        index: positions of the queries in ``rows``, int64 ``[q]``; each is left out of its own neighbours.
-        count: neighbours wanted, at most ``N - 1``.
+    Every pair of ``rows`` ``[N, d]`` is compared; features of ``std`` 0 are ignored.
 
     Returns:
-        Distances ``[q, count]``, nearest first, and positions ``[q, count]``.
+        Distances, nearest first, and positions, both ``[q, count]``.
     """
     scale = torch.where(std > 0, 1 / std, 0.0)
     points = (rows.double() - rows[0].double()) * scale
@@ -204,7 +190,7 @@ def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tu
 
 
 def blocks_of(slots: Tensor, length: int) -> tuple[Tensor, ...]:
-    """``slots`` in blocks of at most ``length``; none where there are no slots."""
+    """Returns ``slots`` in blocks of at most ``length``; none where there are no slots."""
     return slots.split(length) if len(slots) else ()
 
 

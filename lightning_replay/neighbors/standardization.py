@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mean and standard deviation of the rows stored now, followed write by write."""
+"""Mean and standard deviation of the stored rows, updated at every write."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A variance below this share of the mean square about the shift is what rounding leaves of a constant feature.
+# A variance below this share of the mean square about the shift is the rounding error of a constant feature.
 _ROUNDING = 1e-10
 
 
 class Standardization:
-    """Divides every feature by its population standard deviation over the rows stored now.
+    """Divides each of ``width`` features by its population standard deviation over the stored rows.
 
-    Two versions are kept. The sums follow every write (:meth:`replace`), in float64 and about a shift near the mean.
-    ``mean`` and ``std`` stand still between two calls of :meth:`refit`, so that distances measured meanwhile can be
-    compared; :meth:`drift` is how far the rows have moved away from them. A feature with ``std`` 0 is ignored.
-
-    Args:
-        width: features of a row.
-        device: of the rows.
+    Every write updates the sums (:meth:`replace`), in float64 and about a shift near the mean. ``mean`` and ``std``
+    change at :meth:`refit` alone, so that distances in between can be compared; :meth:`drift` is how far the rows have
+    moved since then. A feature with ``std`` 0 is ignored.
 
     Example:
         >>> rows = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
@@ -40,14 +36,14 @@ class Standardization:
         self._square = torch.zeros_like(self.mean)
 
     def replace(self, old: Tensor, new: Tensor) -> None:
-        """Takes the rows ``old`` ``[n, d]`` out of the sums and ``new`` ``[m, d]`` in."""
+        """Removes the rows ``old`` ``[n, d]`` from the sums and adds ``new`` ``[m, d]``."""
         entering, leaving = new.double() - self.mean, old.double() - self.mean
         self.count += len(new) - len(old)
         self._total += entering.sum(0) - leaving.sum(0)
         self._square += entering.square().sum(0) - leaving.square().sum(0)
 
     def refit(self, rows: Tensor) -> None:
-        """Computes everything anew from all stored rows ``[N, d]``, in two passes and so to the last digit."""
+        """Computes all statistics anew from the stored rows ``[N, d]``, in two passes for the last digit."""
         first = rows[0].double()
         # About the first row, a constant feature has exactly the mean 0 and the variance 0.
         shifted = rows.double() - first
@@ -62,8 +58,8 @@ class Standardization:
     def drift(self) -> float:
         """Largest relative change of a standard deviation since the last :meth:`refit`.
 
-        Distances between rows do not depend on the mean; a mean that has moved by more than one standard deviation
-        counts as an infinite drift only because float32 products lose digits far from the origin.
+        Distances do not depend on the mean; it counts as infinite drift where it has moved by more than one standard
+        deviation, because float32 products lose digits far from the origin.
         """
         offset = self._total / self.count
         mean_square = self._square / self.count
@@ -75,17 +71,17 @@ class Standardization:
         return float(change.max())
 
     def apply(self, rows: Tensor) -> Tensor:
-        """Standardised ``rows`` ``[n, d]`` as float32, with the ``mean`` and ``std`` of the last :meth:`refit`."""
+        """Returns standardised ``rows`` ``[n, d]``, float32."""
         scale = torch.where(self.std > 0, 1 / self.std, 0.0)
         return ((rows.double() - self.mean) * scale).float()
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums and the standing mean and standard deviation."""
+        """Returns the sums, and mean and standard deviation of the last :meth:`refit`."""
         tensors = {"mean": self.mean, "std": self.std, "total": self._total, "square": self._square}
         return {"count": self.count, **{name: tensor.clone() for name, tensor in tensors.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` returned."""
+        """Restores what :meth:`state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.std = state["mean"].to(self.mean, copy=True), state["std"].to(self.mean, copy=True)
         self._total, self._square = state["total"].to(self.mean, copy=True), state["square"].to(self.mean, copy=True)

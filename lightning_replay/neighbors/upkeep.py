@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When and how cached neighbour lists are brought up to date."""
+"""Passes over all rows that update the cached neighbour lists."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.cache import NO_LIST, NeighborCache
 from lightning_replay.neighbors.rows import FeatureRows
-from lightning_replay.neighbors.search import ExactSearch, FaissSearch, blocks_of
+from lightning_replay.neighbors.search import Search, blocks_of
 
 _BLOCK = 64  # queries of one product
 # Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own
@@ -20,37 +20,27 @@ _RENEWAL_DISTANCES = 2**14
 
 
 class NeighborUpkeep:
-    """Collects the rows that were written and serves them together in one pass over the table.
+    """Collects the rows that were written and adds them to the lists together, in one pass over the table.
 
-    Three kinds of lists are computed by a search in a pass: those of the rows that wait, those that have lost more
-    rows than they had spare, and, after a restandardisation, all others, a few per pass. Where at least half of all
-    rows wait, every list is rebuilt instead.
+    A pass searches the lists of the waiting rows, those with fewer rows than neighbours, and, after a
+    restandardisation, all others, a few per pass. Where at least half of all rows wait, every list is rebuilt.
 
-    Args:
-        rows: what is stored.
-        cache: the lists.
-        search: of a rebuild.
-        refresh_interval: waiting rows that are served without being drawn.
-        drift_tolerance: relative change of a standard deviation from which rows are standardised anew.
+    ``search`` finds the lists of a rebuild; ``refresh_interval`` and ``drift_tolerance`` are those of
+    :class:`~lightning_replay.neighbors.NeighborLists`.
     """
 
     def __init__(
-        self,
-        rows: FeatureRows,
-        cache: NeighborCache,
-        search: ExactSearch | FaissSearch,
-        refresh_interval: int,
-        drift_tolerance: float,
+        self, rows: FeatureRows, cache: NeighborCache, search: Search, refresh_interval: int, drift_tolerance: float
     ) -> None:
         self.rows = rows
         self.cache = cache
         self.search = search
         self.refresh_interval = refresh_interval
         self.drift_tolerance = drift_tolerance
-        # One more than slots: short lists point to the slot after the last.
+        # One more than slots: short lists refer to the slot after the last.
         self.waiting = torch.zeros(rows.capacity + 1, dtype=torch.bool, device=rows.features.device)
         self.waiting_count = 0
-        self._left: list[Tensor] = []  # rows that were overwritten since the last pass and may be in lists
+        self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
         self._renewals_left = 0
         self._renewal_cursor = 0
 
@@ -60,10 +50,9 @@ class NeighborUpkeep:
         return self.cache.nbytes + self.cache.table.nbytes + self.waiting.nbytes
 
     def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
-        """Says that ``index`` was just written, where ``held`` of it held the rows ``old``."""
+        """Adds ``index``, just written, to the waiting rows; ``held`` of it held other rows with features ``old``."""
         if len(held):
-            served = ~self.waiting[held]
-            self._left.append(old[served])
+            self._left.append(old[~self.waiting[held]])
             self.waiting_count -= len(held) - len(self._left[-1])
         self.waiting_count += len(index)
         self.waiting[index] = True
@@ -75,7 +64,7 @@ class NeighborUpkeep:
             self.run()
 
     def run(self) -> None:
-        """Serves all rows that wait."""
+        """Runs a pass for all waiting rows."""
         if 2 * self.waiting_count >= self.rows.count:
             self._rebuild()
         else:
@@ -85,22 +74,27 @@ class NeighborUpkeep:
         self._left = []
 
     def _rebuild(self) -> None:
+        cache, slots = self.cache, self._refit()
+        cache.put(slots, *self.search(cache.table, slots, cache.num_candidates, self.rows.limit))
+        cache.radius[slots] = cache.distance[slots, -1]
+        self._renewals_left = 0
+
+    def _refit(self) -> Tensor:
         slots = self.rows.refit()
         self.cache.table.place(slots, self.rows.standardized(slots))
-        found = self.search.neighbors(self.cache.table, slots, self.cache.num_candidates, self.rows.limit)
-        self.cache.put(slots, *found)
-        self.cache.complete(slots)
-        self._renewals_left = 0
+        return slots
 
     def _admit(self, arriving: Tensor) -> None:
         cache, limit = self.cache, self.rows.limit
         left = self._rows_left()
         if len(left):
             cache.drop(self.waiting, limit)
-        cache.suspend(arriving)
+        cache.radius[arriving] = NO_LIST
         self.rows.standardization.replace(left, self.rows.features[arriving])
         if self.rows.standardization.drift() > self.drift_tolerance:
-            self._restandardize()
+            slots = self._refit()
+            cache.rerank(slots[~self.waiting[slots]])
+            self._renewals_left = limit
         else:
             cache.table.place(arriving, self.rows.standardized(arriving))
         due = self._due(len(arriving))
@@ -110,20 +104,15 @@ class NeighborUpkeep:
             cache.enter(block, closest)
         for block in blocks_of(due, _BLOCK):
             cache.put(block, *cache.table.nearest(block, cache.num_candidates, limit)[:2])
-        # Only now: a list just computed holds all arriving rows already, those of later blocks too.
-        cache.complete(torch.cat([arriving, due]))
+        # Only now: a list just computed has all arriving rows, those of later blocks too.
+        searched = torch.cat([arriving, due])
+        cache.radius[searched] = cache.distance[searched, -1]
 
     def _rows_left(self) -> Tensor:
         return torch.cat([self.rows.features[:0], *self._left])
 
-    def _restandardize(self) -> None:
-        slots = self.rows.refit()
-        self.cache.table.place(slots, self.rows.standardized(slots))
-        self.cache.rerank(slots[~self.waiting[slots]])
-        self._renewals_left = self.rows.limit
-
     def _due(self, arriving_count: int) -> Tensor:
-        """Slots whose lists must be searched anew: too short ones, and the next of a renewal."""
+        """Returns slots whose lists are searched anew: too short ones, and the next of a renewal."""
         limit = self.rows.limit
         short = self.cache.short(limit, min(self.cache.num_neighbors, self.rows.count - 1))
         if not self._renewals_left:
@@ -132,10 +121,10 @@ class NeighborUpkeep:
         renewed = (torch.arange(number, device=short.device) + self._renewal_cursor) % limit
         self._renewal_cursor = (self._renewal_cursor + number) % limit
         self._renewals_left -= number
-        return torch.cat([short, renewed[self.cache.listed(renewed)]]).unique()
+        return torch.cat([short, renewed[self.cache.radius[renewed] >= 0]]).unique()
 
     def state_dict(self) -> dict[str, Any]:
-        """Lists, marks and how far a renewal is."""
+        """Returns lists, waiting rows and the progress of a renewal."""
         return {
             "cache": self.cache.state_dict(self.rows.limit),
             "waiting": self.waiting[: self.rows.limit].clone(),
@@ -145,7 +134,7 @@ class NeighborUpkeep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` returned, after the rows were loaded."""
+        """Restores what :meth:`state_dict` returned, after the rows were loaded."""
         slots = self.rows.slots()
         self.cache.table.place(slots, self.rows.standardized(slots))
         self.cache.load_state_dict(state["cache"])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,7 @@ _inlined = njit(inline="always")
 
 @_inlined
 def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
-    """Sum and smallest positive of one block of leaves; four chains, in a fixed order, that run side by side."""
+    """Returns sum and smallest positive of one block of leaves, in four parallel chains of fixed order."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for slot in range(first, first + FAN_OUT, 4):
@@ -53,7 +52,7 @@ def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
-    """The same for one block of nodes."""
+    """Returns the same of one block of nodes."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for node in range(first, first + FAN_OUT, 4):
@@ -70,7 +69,7 @@ def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-untyped-def]
-    """Sum and smallest positive of one node, from its children."""
+    """Computes sum and smallest positive of one node from its children."""
     if level == 1:
         total, least = _sum_leaves(leaves, node << SHIFT)
     else:
@@ -79,33 +78,8 @@ def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-un
     minima[starts[level] + node] = least
 
 
-@_inlined
-def _recompute_lowest(level, node, leaves, lowest, starts):  # type: ignore[no-untyped-def]
-    """Lowest present value under one node, zero included; absent leaves are -0.0."""
-    least = INFINITY
-    for child in range(node << SHIFT, (node + 1) << SHIFT):
-        if level > 1:
-            value = lowest[starts[level - 1] + child]
-        else:
-            value = INFINITY if math.copysign(1.0, leaves[child]) < 0 else leaves[child]
-        least = value if value < least else least
-    lowest[starts[level] + node] = least
-
-
 @_compiled
-def refresh_lowest(index, leaves, lowest, starts, counts):  # type: ignore[no-untyped-def]
-    """Recomputes ``lowest`` above the slots in ``index``; apart, because most trees never ask for it."""
-    for level in range(1, counts.size):
-        previous = -1
-        for position in range(index.size):
-            node = index[position] >> (SHIFT * level)
-            if node >= 0 and node != previous:
-                _recompute_lowest(level, node, leaves, lowest, starts)
-            previous = node
-
-
-@_compiled
-def refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Recomputes every node above the slots in ``index``, from the leaves upwards; -1 is skipped."""
     first, last = counts[0] - 1, np.int64(0)
     for position in range(index.size):
@@ -120,27 +94,25 @@ def refresh(index, leaves, sums, minima, lowest, starts, counts):  # type: ignor
             for position in range(index.size):
                 child = starts[level - 1] + (max(index[position], 0) >> shift << SHIFT)
                 touched += sums[child] + sums[child + FAN_OUT // 2] + minima[child]
-        previous = -1 if touched >= 0 else -2  # uses what was loaded, so that the loads are not optimised away
+        previous = -1 if touched >= 0 else -2  # a use, so that the loads above are not optimised away
         for position in range(last - first + 1 if is_dense else index.size):
             node = first + position if is_dense else index[position] >> shift
             if node >= 0 and node != previous:
                 _recompute(level, node, leaves, sums, minima, starts)
             previous = node
-    if lowest.size:
-        refresh_lowest(index, leaves, lowest, starts, counts)
 
 
 @_compiled
-def set(index, value, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
-    """Writes in order, so that the last of several values for a slot stays."""
+def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes in order: of several values for a slot the last stays."""
     for position in range(index.size):
         leaves[index[position]] = value[position]
-    refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, starts, counts)
 
 
 @_compiled
-def set_checked(index, priority, value, limit, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
-    """Largest priority, -1 when there was none, or -2 with nothing written when an entry is refused."""
+def set_checked(index, priority, value, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Returns the largest priority, -1 when there was none, or -2 with nothing written when an entry is refused."""
     largest = -1.0
     refused = False
     for position in range(index.size):
@@ -154,12 +126,12 @@ def set_checked(index, priority, value, limit, leaves, sums, minima, lowest, sta
     for position in range(index.size):
         if index[position] >= 0:
             leaves[index[position]] = value[position]
-    refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, starts, counts)
     return largest
 
 
 @_compiled
-def fill_checked(index, value, limit, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
+def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Writes one value to every slot in ``index``; False with nothing written when one is out of range."""
     for position in range(index.size):
         if index[position] < -1 or index[position] >= limit:
@@ -167,13 +139,13 @@ def fill_checked(index, value, limit, leaves, sums, minima, lowest, starts, coun
     for position in range(index.size):
         if index[position] >= 0:
             leaves[index[position]] = value
-    refresh(index, leaves, sums, minima, lowest, starts, counts)
+    refresh(index, leaves, sums, minima, starts, counts)
     return True
 
 
 @_inlined
 def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
-    """First child whose cumulative sum exceeds ``remaining``, and the sum before it; never a child of zero."""
+    """Returns the first child, none of zero, whose cumulative sum exceeds ``remaining``, and the sum before it."""
     cumulative, before, child = 0.0, 0.0, 0
     for offset in range(FAN_OUT):
         cumulative += values[first + offset]
@@ -191,7 +163,7 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
 
 @_compiled
 def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
-    """Descends level by level with all queries, so that their cache misses overlap; uses up ``remaining``."""
+    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``."""
     touched = 0.0
     index[:] = 0
     for level in range(counts.size - 2, -1, -1):
@@ -210,13 +182,13 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
             else:
                 child, before = _choose_child(leaves, first, remaining[position])
             index[position] = first + child
-    if touched < 0:  # never: it keeps the compiler from leaving out the loads above
+    if touched < 0:  # never; a use, so that the loads above are not optimised away
         index[0] = -1
 
 
 @_compiled
-def draw(uniform, index, ratio, over_batch, leaves, sums, minima, lowest, starts, counts):  # type: ignore[no-untyped-def]
-    """Draws in proportion; ``ratio`` is each value over the smallest positive one, of all slots or of the batch."""
+def draw(uniform, index, ratio, over_batch, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Draws in proportion; ``ratio`` is the value over the smallest positive one, of all slots or of the batch."""
     root = starts[counts.size - 1]
     find(uniform * sums[root], index, leaves, sums, starts, counts)
     smallest = minima[root]

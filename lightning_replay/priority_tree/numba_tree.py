@@ -4,35 +4,29 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_replay.priority_tree import numba_kernels as kernels
-from lightning_replay.priority_tree.numba_kernels import FAN_OUT, SHIFT
+from lightning_replay.priority_tree.numba_kernels import FAN_OUT
 
 CACHE_LINE = 64
-ABSENT = np.float32(-0.0)
 
 
-def _aligned(size: int, dtype: type, value: float = 0.0) -> np.ndarray:
-    """Array that begins on a cache line, so that a block of leaves never straddles two."""
+def _aligned(size: int, dtype: type) -> np.ndarray:
+    """Returns zeros that begin on a cache line, so that a block of leaves lies in one."""
     wanted = size * np.dtype(dtype).itemsize
     raw = np.zeros(wanted + CACHE_LINE, np.uint8)
     start = -raw.ctypes.data % CACHE_LINE
-    array: np.ndarray = raw[start : start + wanted].view(dtype)
-    if value != 0 or math.copysign(1.0, value) < 0:
-        array[:] = value
-    return array
+    return raw[start : start + wanted].view(dtype)
 
 
 class NumbaTree:
     """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU; validates nothing.
 
     Node ``n`` of level ``l`` covers children ``16 n`` to ``16 n + 15`` of level ``l - 1``; level 0 are the leaves,
-    the levels above lie one after the other in ``sums``, ``minima`` and ``lowest``.
+    the levels above lie one after the other in ``sums`` and ``minima``.
     """
 
     device = torch.device("cpu")
@@ -43,18 +37,15 @@ class NumbaTree:
             counts.append(-(-counts[-1] // FAN_OUT))
         padded = [-(-count // FAN_OUT) * FAN_OUT for count in counts]
         starts = [0, *np.cumsum([0, *padded[1:-1]])]
-        self._leaves = _aligned(padded[0], np.float32, -0.0)
+        self._leaves = _aligned(padded[0], np.float32)
         self._sums = _aligned(sum(padded[1:]), np.float64)
-        self._minima = _aligned(sum(padded[1:]), np.float32, np.inf)
-        self._lowest = np.empty(0, np.float32)
+        self._minima = _aligned(sum(padded[1:]), np.float32)
+        self._minima.fill(np.inf)
         self._starts = np.array(starts, np.int64)
         self._counts = np.array(counts, np.int64)
-        self._capacity = capacity
-        self._bind()
-
-    def _bind(self) -> None:
-        self._arrays = (self._leaves, self._sums, self._minima, self._lowest, self._starts, self._counts)
+        self._arrays = (self._leaves, self._sums, self._minima, self._starts, self._counts)
         self._root = int(self._starts[-1])
+        self._capacity = capacity
 
     def set(self, index: Tensor, value: Tensor) -> None:
         kernels.set(index.numpy(), value.numpy(), *self._arrays)
@@ -68,7 +59,7 @@ class NumbaTree:
         return kernels.fill_checked(slots, np.float32(value), limit, *self._arrays)
 
     def get(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(np.abs(self._leaves[index.numpy()]))
+        return torch.from_numpy(self._leaves[index.numpy()])
 
     def find(self, prefix_sum: Tensor) -> Tensor:
         index = np.empty(prefix_sum.numel(), np.int64)
@@ -93,22 +84,6 @@ class NumbaTree:
     def has_mass(self) -> bool:
         return bool(self._sums[self._root] > 0)
 
-    def argmin(self) -> Tensor:
-        if not self._lowest.size:
-            self._lowest = _aligned(self._sums.size, np.float32, np.inf)
-            self._bind()
-            self._rebuild()
-        node = 0
-        least = self._lowest[self._root]
-        if np.isinf(least):
-            return torch.tensor(-1)
-        for level in range(self._counts.size - 2, 0, -1):
-            first = node << SHIFT
-            block = self._lowest[self._starts[level] + first : self._starts[level] + first + FAN_OUT]
-            node = first + int(np.argmax(block == least))
-        block = self._leaves[node << SHIFT : (node + 1) << SHIFT]
-        return torch.tensor((node << SHIFT) + int(np.argmax((block == least) & ~np.signbit(block))))
-
     def leaves(self) -> Tensor:
         return torch.from_numpy(self._leaves[: self._capacity].copy())
 
@@ -117,17 +92,14 @@ class NumbaTree:
         self._rebuild()
 
     def clear(self) -> None:
-        self._leaves[:] = ABSENT
+        self._leaves.fill(0.0)
         self._rebuild()
 
     def _rebuild(self) -> None:
-        # As many entries as there are nodes above the leaves, spanning all slots: every level is recomputed whole.
+        # As many entries as nodes above the leaves, over all slots, so that every level is recomputed whole.
         span = np.zeros(int(self._counts[1]) + 1, np.int64)
         span[-1] = self._capacity - 1
         kernels.refresh(span, *self._arrays)
-        if self._lowest.size:
-            blocks = np.arange(0, self._capacity, FAN_OUT)
-            kernels.refresh_lowest(blocks, self._leaves, self._lowest, self._starts, self._counts)
 
     @property
     def nbytes(self) -> int:

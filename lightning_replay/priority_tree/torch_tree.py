@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and minima over slots in plain torch, on any device; on CUDA without a word to the host."""
+"""Sums and minima over slots in plain torch, on any device; on CUDA without host synchronisation."""
 # ruff: noqa: D102 - the methods are described once, in priority_tree.PriorityTree.
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ class TorchTree:
     """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
 
     Node ``n`` of ``sums[l]`` is the sum of entries ``64 n`` to ``64 n + 63`` of the level below, the leaves at first.
-    Shapes never depend on values and nothing is read back, so that every method but :meth:`has_mass`,
-    :meth:`set_checked` and :meth:`fill_checked` can be captured in a CUDA graph as it is, and these two skip
-    what they would refuse while a graph is captured.
+    Shapes never depend on values and nothing is read back, so that every method but :meth:`has_mass` and :meth:`bounds`
+    can be captured in a CUDA graph; :meth:`set_checked` and :meth:`fill_checked` then skip what they would refuse.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -34,11 +33,10 @@ class TorchTree:
         self._on_cpu = device.type == "cpu"
         # A parallel cumulative sum need not be monotone; on the CPU it is sequential.
         self._is_monotone = self._on_cpu
-        # One slot more than asked for: where CUDA writes what has to be skipped.
-        self._leaves = torch.full((_rounded_up(capacity + 1),), -0.0, device=device)
+        # One slot more than the capacity, into which CUDA writes entries to be skipped.
+        self._leaves = torch.zeros(_rounded_up(capacity + 1), device=device)
         self._sums: list[Tensor] = []
         self._minima: list[Tensor] = []
-        self._lowest: list[Tensor] = []
         self._nodes: list[int] = []
         entries = self._leaves.numel()
         while not self._nodes or entries > WIDEST_TOP:
@@ -59,10 +57,6 @@ class TorchTree:
         self._refresh(index)
 
     def set_checked(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | Tensor | None:
-        """Largest priority written (negative: none), or ``None`` with nothing written when an entry is refused.
-
-        Refused are priorities that are not finite and non-negative and slots outside ``[-1, limit)``; -1 is skipped.
-        """
         if self._on_cpu:
             return self._set_checked_on_cpu(index, priority, value, limit)
         kept = (index >= 0) & (index < limit) & (priority >= 0) & (value < torch.inf)
@@ -70,7 +64,7 @@ class TorchTree:
             sound = (priority >= 0) & (value < torch.inf)
             if not bool((kept | ((index == -1) & sound)).all()):
                 return None
-        self.set(torch.where(kept, index, self._capacity), torch.where(kept, value, -0.0))
+        self.set(torch.where(kept, index, self._capacity), torch.where(kept, value, 0.0))
         return torch.where(kept, priority, -1.0).amax()
 
     def _set_checked_on_cpu(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | None:
@@ -88,7 +82,6 @@ class TorchTree:
         return largest
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to every slot; ``False`` with nothing written when one is outside ``[-1, limit)``."""
         if isinstance(index, int):
             if index < -1 or index >= limit:
                 return False
@@ -108,7 +101,7 @@ class TorchTree:
         self._refresh_range(start, stop)
 
     def get(self, index: Tensor) -> Tensor:
-        return self._leaves[index].abs()
+        return self._leaves[index]
 
     def total(self) -> Tensor:
         return self._sums[-1].sum()
@@ -117,29 +110,12 @@ class TorchTree:
         return self._minima[-1].amin()
 
     def bounds(self) -> tuple[float, float]:
-        """Returns the sum and the smallest positive value; waits for the device."""
         return float(self.total()), float(self.min())
 
     def has_mass(self) -> bool:
-        """Whether anything can be drawn; waits for the device."""
         return bool(self.total() > 0)
 
-    def argmin(self) -> Tensor:
-        if not self._lowest:
-            self._lowest = [torch.full_like(minima, torch.inf) for minima in self._minima]
-            self._rebuild()
-        node = self._lowest[-1].argmin()
-        least = self._lowest[-1].amin()
-        for level in (*reversed(self._lowest[:-1]), self._leaves):
-            # index_select, because indexing by a scalar tensor would read it back to the host.
-            block = level.view(-1, FAN_OUT).index_select(0, node.reshape(1)).squeeze(0)
-            if level is self._leaves:
-                block = block.masked_fill(block.signbit(), torch.inf)
-            node = node * FAN_OUT + block.argmin()
-        return torch.where(least < torch.inf, node, -1)
-
     def draw(self, uniform: Tensor, over_batch: bool) -> tuple[Tensor, Tensor]:
-        """Draws in proportion; with each value over the smallest positive one, of all slots or of the batch."""
         index = self.find(uniform * self.total())
         value = self._leaves.index_select(0, index)
         return index, value.div_(value.amin() if over_batch else self.min())
@@ -166,7 +142,7 @@ class TorchTree:
 
     def _choose_in_row(self, row: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
         cumulative = self._cumulative(row)
-        # At or past the end: the last entry that still adds to the sum. Past a row of zeros: 0, which has children.
+        # At or past the end: the last entry that adds to the sum; in a row of zeros: 0, which has children.
         below = torch.minimum(remaining, torch.nextafter(cumulative[-1], self._zero)).clamp_min_(0)
         chosen = torch.searchsorted(cumulative, below, right=True).remainder_(row.numel())
         return chosen, cumulative.index_select(0, chosen).sub_(row.index_select(0, chosen))
@@ -198,11 +174,6 @@ class TorchTree:
             self._minima[0][nodes] = threshold(blocks, 0.0, torch.inf).amin(-1)
         else:
             self._minima[level][nodes] = self._blocks(self._minima[level - 1], nodes).amin(-1)
-        if self._lowest:
-            present = self._blocks(self._lowest[level - 1], nodes) if level else blocks
-            if level == 0:
-                present = present.masked_fill(present.signbit(), torch.inf)
-            self._lowest[level][nodes] = present.amin(-1)
 
     @staticmethod
     def _blocks(level: Tensor, nodes: Tensor | slice) -> Tensor:
@@ -217,7 +188,7 @@ class TorchTree:
         self._rebuild()
 
     def clear(self) -> None:
-        self._leaves.fill_(-0.0)
+        self._leaves.zero_()
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -225,4 +196,4 @@ class TorchTree:
 
     @property
     def nbytes(self) -> int:
-        return sum(level.nbytes for level in (self._leaves, *self._sums, *self._minima, *self._lowest))
+        return sum(level.nbytes for level in (self._leaves, *self._sums, *self._minima))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New rows against those that are stored: who enters, and who leaves for it."""
+"""Candidates for full slots: which of them enter, and which rows they evict."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 
 
 class Decisions(NamedTuple):
-    """What became of new rows, which were decided on one after the other.
+    """Outcome for new rows, decided on one after the other."""
 
-    ``slots``, int64 ``[n]``, of those that no later one drove out again, and which rows these are, ``entered``, int64
-    ``[n]`` ascending; how many entered at all, and how many rows left for them.
-    """
-
-    slots: np.ndarray
-    entered: np.ndarray
-    num_admitted: int
-    num_evicted: int
+    slots: np.ndarray  #: int64 ``[n]``, of the new rows that no later one evicted.
+    entered: np.ndarray  #: Which rows these are, int64 ``[n]`` ascending.
+    num_admitted: int  #: New rows that entered, also those that a later one evicted.
+    num_evicted: int  #: Rows that left for them.
 
 
 FIRST_ROW = np.zeros(1, dtype=np.int64)
@@ -29,43 +25,33 @@ REJECTED = Decisions(FIRST_ROW[:0], FIRST_ROW[:0], 0, 0)
 
 
 def enters(key: int, lowest: int, always_admits: bool, ties_enter: bool) -> bool:
-    """Whether a new row drives the lowest out, by keys, whose upper half is the priority."""
+    """Returns whether a new row evicts the lowest, by their keys."""
     mine, other = key >> ARRIVAL_BITS, lowest >> ARRIVAL_BITS
     return always_admits or mine > other or (ties_enter and mine == other)
 
 
 class Candidates(NamedTuple):
-    """New rows that resolve_evictions for slots.
+    """New rows that compete for slots."""
 
-    Priorities float32 and arrivals int64 ``[M]``; whether they enter in any case, and on equal terms; and the slot each
-    has taken, int64 ``[M]``, -1 where none.
-    """
-
-    priority: np.ndarray
-    arrival: np.ndarray
-    always_admits: bool
-    ties_enter: bool
-    slots: np.ndarray
+    priority: np.ndarray  #: float32 ``[M]``.
+    arrival: np.ndarray  #: int64 ``[M]``.
+    always_admits: bool  #: Whether they enter whatever their priority.
+    ties_enter: bool  #: Whether they evict rows of equal priority.
+    slots: np.ndarray  #: int64 ``[M]``, the slot of each, -1 where it has none.
 
     def enters(self, key: int, lowest: int) -> bool:
-        """Whether one of them drives the lowest row out, by keys."""
+        """Returns whether one of them evicts the lowest row, by keys."""
         return enters(key, lowest, self.always_admits, self.ties_enter)
-
-    def take(self, slot: int, row: int) -> None:
-        """Gives a slot to a row; another of them that had it is out again."""
-        if len(self.slots) > 1:
-            self.slots[self.slots == slot] = -1
-        self.slots[row] = slot
 
 
 def resolve_evictions(
     new: Candidates, keys: list[int], stored: list[int], slots: list[int], first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns which slots new rows take, and which rows these are, one after the other; and how many rows left.
+    """Decides on the rows ``keys``, numbered from ``first`` on, against ``stored`` keys in ``slots``, lowest first.
 
-    By a heap of as many rows as can leave: nobody else is ever the lowest.
+    Returns the slots that new rows take, which rows these are, and how many rows were evicted.
     """
-    heap = list(zip(stored, slots, strict=True))  # sorted, which is a heap
+    heap = list(zip(stored, slots, strict=True))  # sorted, which is a heap; as many rows as can leave at most
     taken: dict[int, int] = {}
     evicted = 0
     for row, key in enumerate(keys, first):

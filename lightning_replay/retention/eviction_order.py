@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which rows leave: the lowest priority first, of equal ones the oldest."""
+"""Eviction order: the lowest priority first, of equal ones the oldest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FLOAT32, _INT32 = struct.Struct("f"), struct.Struct("i")
 
 
 class LeavingOrder:
-    """A flat tree of minima over slots, with the slot that leaves first at its root; on the CPU, in NumPy.
+    """A flat tree of minima over slots, which finds the slot that is evicted first; on the CPU, in NumPy.
 
-    A slot's key is one int64, its float32 priority above and its arrival below, so that one comparison finds the lowest
-    and, of equals, the oldest. Keys differ from each other, so the order is total.
+    The key of a slot is one int64, its float32 priority in the upper half and its arrival in the lower, so that keys
+    compare by priority and then by age. They are all different.
 
     Args:
         capacity: slots.
@@ -50,22 +50,19 @@ class LeavingOrder:
         return sum(level.nbytes for level in self._levels)
 
     def place(self, slots: np.ndarray, priority: np.ndarray, arrival: np.ndarray) -> None:
-        """New rows, all in different slots.
-
-        Args:
-            slots: int64 ``[n]``.
-            priority: float32 ``[n]``, not NaN.
-            arrival: int64 ``[n]``, from 0 to ``2**32 - 1``; a larger one is younger.
-        """
+        """Adds rows in different ``slots`` with priorities float32 ``[n]``, not NaN, and arrivals below ``2**32``."""
         self._write(slots, key_of(priority, arrival))
 
     def place_one(self, slot: int, key: int) -> None:
-        """:meth:`place` for a single row, by its key."""
+        """:meth:`place` for a single row, by its key, in plain numbers."""
         self._levels[0][slot] = key
-        self._refresh_one(slot)
+        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
+            slot >>= SHIFT
+            start = slot << SHIFT
+            level[slot] = np.minimum.reduce(below[start : start + FAN_OUT])  # min() without its overhead
 
     def set(self, slots: np.ndarray, priority: np.ndarray) -> None:
-        """New priorities of rows that keep their arrival; of several for one slot the last counts."""
+        """Sets priorities of rows that keep their arrival; of several for one slot the last counts."""
         self._write(slots, key_of(priority, self.arrival(slots)))
 
     def remove(self, slots: np.ndarray) -> None:
@@ -73,7 +70,7 @@ class LeavingOrder:
         self._write(slots, np.full(len(slots), ABSENT))
 
     def first(self) -> int:
-        """The slot that leaves first; some slot when none is present."""
+        """Returns the slot that is evicted first; some slot when none is present."""
         slot = int(self._levels[-1].argmin())
         for level in reversed(self._levels[:-1]):
             start = slot << SHIFT
@@ -81,11 +78,11 @@ class LeavingOrder:
         return slot
 
     def lowest(self, count: int) -> np.ndarray:
-        """The ``count`` slots that leave first, in that order; fewer where fewer are present."""
+        """Returns the ``count`` slots that are evicted first, in that order; fewer where fewer are present."""
         slots = np.arange(len(self._levels[-1]))
         for level in reversed(self._levels):
             slots = slots[level[slots] < ABSENT]
-            if count < len(slots):  # what is looked for lies under as many nodes, those with the lowest minima
+            if count < len(slots):  # the lowest keys lie under the nodes with the lowest minima
                 slots = slots[np.argpartition(level[slots], count - 1)[:count]]
             if level is not self._levels[0]:
                 slots = (slots[:, None] * FAN_OUT + np.arange(FAN_OUT)).reshape(-1)
@@ -108,12 +105,12 @@ class LeavingOrder:
         return self._levels[0][slots] & _ARRIVALS
 
     def load(self, keys: np.ndarray) -> None:
-        """Takes over the keys of the first slots; the others are empty."""
+        """Sets the keys of the first slots; the others become empty."""
         self.clear()
         self._write(np.arange(len(keys)), keys)
 
     def clear(self) -> None:
-        """Takes every slot out."""
+        """Removes every slot."""
         for level in self._levels:
             level.fill(ABSENT)
 
@@ -127,29 +124,23 @@ class LeavingOrder:
             else:
                 level[: len(blocks)] = blocks.min(1)
 
-    def _refresh_one(self, slot: int) -> None:
-        for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
-            slot >>= SHIFT
-            start = slot << SHIFT
-            level[slot] = np.minimum.reduce(below[start : start + FAN_OUT])  # what min() calls, after asking around
-
 
 def key_of(priority: np.ndarray, arrival: np.ndarray) -> np.ndarray:
-    """Priorities and arrivals as int64 that compare like them."""
+    """Returns int64 keys that compare by priority, then by arrival."""
     bits = (priority + np.float32(0.0)).view(np.int32).astype(np.int64)  # adding 0 turns -0.0 into 0.0
-    # The bits of floats grow with them where the sign is plus, and shrink where it is minus.
+    # As integers, the bits of positive floats ascend with the floats, and those of negative ones descend.
     bits ^= (bits >> 63) & _SIGN
     return (bits << ARRIVAL_BITS) | arrival
 
 
 def single_key(priority: float, arrival: int) -> int:
-    """:func:`key_of` in plain numbers, ten times faster for a single one."""
+    """Returns :func:`key_of` of a single row in plain numbers, ten times faster."""
     bits = _INT32.unpack(_FLOAT32.pack(priority + 0.0))[0]
     return (bits ^ ((bits >> 31) & _SIGN)) << ARRIVAL_BITS | arrival
 
 
 def priority_of(keys: np.ndarray) -> np.ndarray:
-    """The priorities in keys, float32."""
+    """Returns the priorities in keys, float32."""
     bits = keys >> ARRIVAL_BITS
     bits ^= (bits >> 63) & _SIGN
     return bits.astype(np.int32).view(np.float32)

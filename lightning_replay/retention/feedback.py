@@ -19,8 +19,8 @@ _LARGEST = torch.finfo(torch.float32).max
 class Factors(NamedTuple):
     """Surprise, on-policyness and the priority of both, float32 ``[n]`` on the CPU each.
 
-    ``is_known`` is false of new rows of which nothing is known: they get the largest priority seen where it is NaN, and
-    are not refused for being equal to the lowest.
+    ``is_known`` is false of new rows without feedback: a priority of NaN stands for the largest seen, and they enter
+    also when equal to the lowest.
     """
 
     surprise: Tensor
@@ -39,40 +39,29 @@ class Factors(NamedTuple):
         return Factors(self.surprise[kept], self.on_policyness[kept], self.priority[kept], self.is_known)
 
     def twice(self) -> Factors:
-        """All rows, and all once more."""
+        """Returns the factors of all rows, and of all again."""
         surprise, weight, priority = (torch.cat((part, part)) for part in self[:3])
         return Factors(surprise, weight, priority, self.is_known)
 
 
 def first_surprise(given: Any, count: int) -> Tensor:
-    """Returns what ``initial_surprise`` returned for ``count`` new rows, as float32 ``[count]``.
-
-    Raises:
-        TypeError: complex numbers or flags.
-        ValueError: another shape than one number per row, NaN, infinite or negative.
-    """
+    """Returns the result of ``initial_surprise`` for ``count`` new rows, validated, as float32 ``[count]``."""
     if not isinstance(given, Tensor):
         raise ValueError(
             f"initial_surprise returned {type(given).__name__} for {count} rows; a torch tensor [{count}] is accepted. "
             "Nothing was stored"
         )
-    shape = list(given.shape)
     if given.shape not in ((count,), (count, 1)):
         raise ValueError(
-            f"initial_surprise returned {shape} for {count} rows; one number for each is accepted, [{count}]. "
-            "Nothing was stored; reduce it over everything but the rows"
+            f"initial_surprise returned {list(given.shape)} for {count} rows; one number for each is accepted, "
+            f"[{count}]. Nothing was stored; reduce it over everything but the rows"
         )
     given = real_numbers("what initial_surprise returned", given, "Nothing was stored")
     return _as_surprise(given, "initial_surprise returned", "Nothing was stored")
 
 
 def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-    """Returns what feedback for ``count`` rows holds; TD errors that are not finite are left to others to refuse.
-
-    Raises:
-        ValueError: NaN or negative surprise, shapes that do not fit, or a signal that is missing.
-        IndexError: an action that does not exist.
-    """
+    """Returns the factors in feedback for ``count`` rows, validated; only TD errors may still be infinite or NaN."""
     if signals.get("surprise") is not None:
         given = real_numbers("surprise", signals["surprise"], "No priority was changed")
         if given.shape not in ((count,), (count, 1)):
@@ -114,8 +103,7 @@ def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) 
             f"{list(action_values.shape)}. No priority was changed"
         )
     action = real_numbers("action", action, "No priority was changed").to(action_values.device)
-    weight = rule.on_policyness(action_values, action)
-    weight = weight.to("cpu", torch.float32)
+    weight = rule.on_policyness(action_values, action).to("cpu", torch.float32)
     if bool(weight.isnan().any()):
         rows = weight.isnan().nonzero().flatten().tolist()
         raise ValueError(

@@ -17,13 +17,7 @@ from lightning_replay.retention.rules import RetentionRule
 
 
 class RetainedRows:
-    """The retention priorities of all slots, who leaves next by them, and the largest priority seen.
-
-    Args:
-        capacity: slots.
-        rule: what the priorities are made of.
-        generator: of stochastic rules.
-    """
+    """Retention priorities of all slots by a rule, which rows they evict, and the largest priority seen."""
 
     def __init__(self, capacity: int, rule: RetentionRule, generator: torch.Generator) -> None:
         self.capacity = capacity
@@ -31,17 +25,17 @@ class RetainedRows:
         self._rule = rule
         self._generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
-        # Kept where priorities may have to be computed anew; NaN is surprise that is not known.
+        # Kept where a schedule changes the priorities; NaN is unknown surprise.
         slots = capacity if rule.schedule is not None else 0
         self._surprise = np.full(slots, np.nan, dtype=np.float32)
         self._on_policyness = np.ones(slots, dtype=np.float32)
         self._length = 0
-        self._holes: list[int] = []  # slots below the length that were given up and hold nothing
+        self._holes: list[int] = []  # empty slots below the length
         self._largest = -1.0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of priorities and of what they are computed from."""
+        """Bytes of the priorities and their factors."""
         chances = 0 if self._chances is None else self._chances.nbytes
         return self.order.nbytes + chances + self._surprise.nbytes + self._on_policyness.nbytes
 
@@ -50,8 +44,8 @@ class RetainedRows:
         """Returns the priority of rows without feedback: the largest seen, 1 before any or when all were 0."""
         return self._largest if self._largest > 0 else 1.0
 
-    def first_priorities(self, factors: Factors) -> np.ndarray:
-        """Priorities of new rows, float32 ``[M]``: the largest seen where nothing is known."""
+    def _first_priorities(self, factors: Factors) -> np.ndarray:
+        """Returns priorities of new rows, float32 ``[M]``: the largest seen where they are unknown."""
         priority = factors.priority.numpy()
         if not factors.is_known:
             priority = np.where(np.isnan(priority), np.float32(self.default_priority), priority)
@@ -59,98 +53,80 @@ class RetainedRows:
         return priority
 
     def offer(self, factors: Factors, first_arrival: int, always_admits: bool) -> Decisions:
-        """Decides on new rows ``[M]``, one after the other.
-
-        Args:
-            factors: of the new rows.
-            first_arrival: of the first of them; the others follow.
-            always_admits: whether even the lowest candidate enters.
-        """
+        """Decides on new rows ``[M]``, one after the other; the arrivals are numbered from ``first_arrival`` on."""
         if len(factors.priority) == 1 and self._chances is None and self._length == self.capacity and not self._holes:
             return self._offer_single(factors, first_arrival, always_admits)
-        priority = self.first_priorities(factors)
+        priority = self._first_priorities(factors)
         arrival = np.arange(first_arrival, first_arrival + len(priority))
         new = Candidates(priority, arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
         fitting = min(len(priority), self.capacity - self._length + len(self._holes))
         if fitting:
-            new.slots[:fitting] = (
-                [self._take_free() for _ in range(fitting)] if self._holes else self._take_end(fitting)
-            )
+            if self._holes:
+                new.slots[:fitting] = [self._take_free() for _ in range(fitting)]
+            else:
+                new.slots[:fitting] = np.arange(self._length, self._length + fitting)
+                self._length += fitting
             self._place(new.slots[:fitting], priority[:fitting], arrival[:fitting])
         evicted = 0
         if fitting < len(priority):
-            evicted = (self._lowest_leave if self._chances is None else self._draw_victims)(new, fitting)
+            evicted = self._evict_lowest(new, fitting) if self._chances is None else self._evict_drawn(new, fitting)
         entered = np.flatnonzero(new.slots >= 0)
         slots = new.slots[entered]
         self._keep_factors(slots, factors, entered)
         return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
-        self,
-        row: int,
-        factors: Factors,
-        arrival: int,
-        always_admits: bool,
-        fits: Callable[[np.ndarray], bool],
+        self, row: int, factors: Factors, arrival: int, always_admits: bool, fits: Callable[[np.ndarray], bool]
     ) -> tuple[int, np.ndarray] | None:
-        """Decides on one new row, for which several others may have to leave; all of them or none.
+        """Decides on the new row at place ``row`` of ``factors``, which evicts several others or none.
 
         Args:
-            row: which of the rows of ``factors``.
-            factors: of new rows.
-            arrival: of this one.
-            always_admits: whether it enters even if it is lowest.
-            fits: whether there is room once the rows in these slots, int64 ``[n]``, have left.
+            fits: whether the storage has room once the rows in these slots, int64 ``[n]``, have left.
 
         Returns:
             its slot, and the slots whose rows left, int64 ``[n]``, its own among them unless that was free; ``None``
             where it was refused.
         """
-        priority = self.first_priorities(factors.rows(torch.tensor([row])))
-        new = Candidates(priority, np.array([arrival]), always_admits, not factors.is_known, np.full(1, -1))
-        key = int(key_of(new.priority, new.arrival)[0])
+        priority = self._first_priorities(factors.rows(torch.tensor([row])))
+        key = single_key(float(priority[0]), arrival)
         has_free = bool(self._holes) or self._length < self.capacity
         stored = self._length - len(self._holes)
         victims = np.zeros(0, dtype=np.int64) if has_free else self._victims(np.zeros(0, dtype=np.int64))
         while True:
-            if len(victims) and not new.enters(key, self.order.key(int(victims[-1]))):
+            highest = self.order.key(int(victims[-1])) if len(victims) else None
+            if highest is not None and not enters(key, highest, always_admits, not factors.is_known):
                 return None
             if len(victims) >= stored or fits(victims):
                 break
             victims = self._victims(victims)
         slot = self._take_free() if has_free else int(victims[0])
-        self._remove(victims)
+        if len(victims):
+            self.order.remove(victims)
+            if self._chances is not None:
+                self._chances.remove(torch.from_numpy(victims))
         self._holes += [int(victim) for victim in victims if victim != slot]
-        self._place(np.array([slot]), priority, new.arrival)
+        self._place(np.array([slot]), priority, np.array([arrival]))
         self._keep_factors(np.array([slot]), factors, np.array([row]))
         return slot, victims
 
     def _victims(self, before: np.ndarray) -> np.ndarray:
-        """One more slot to be given up than ``before``."""
+        """Returns the slots to evict, one more than ``before``."""
         if self._chances is None:
             return self.order.lowest(len(before) + 1)
         left = self._chances.get(torch.from_numpy(before))
-        self._chances.remove(torch.from_numpy(before))  # so that each is drawn once
+        self._chances.remove(torch.from_numpy(before))  # each is drawn once
         if self._chances.has_mass():
-            uniform = torch.rand(1, dtype=torch.float64, generator=self._generator)
-            victim = int(self._chances.draw(uniform)[0])
+            victim = int(self._chances.draw(torch.rand(1, dtype=torch.float64, generator=self._generator))[0])
         else:
             victim = int(np.setdiff1d(self.order.lowest(len(before) + 1), before)[0])
         self._chances.set(torch.from_numpy(before), left)
         return np.append(before, victim)
 
-    def _take_end(self, count: int) -> np.ndarray:
-        self._length += count
-        return np.arange(self._length - count, self._length)
-
     def _take_free(self) -> int:
-        return self._holes.pop() if self._holes else int(self._take_end(1)[0])
-
-    def _remove(self, slots: np.ndarray) -> None:
-        if len(slots):
-            self.order.remove(slots)
-            if self._chances is not None:
-                self._chances.remove(torch.from_numpy(slots))
+        if self._holes:
+            return self._holes.pop()
+        self._length += 1
+        return self._length - 1
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
         if len(self._surprise):
@@ -168,7 +144,7 @@ class RetainedRows:
         return np.delete(slots, self._holes) if self._holes else slots
 
     def _offer_single(self, factors: Factors, arrival: int, always_admits: bool) -> Decisions:
-        """:meth:`offer` of one row to full slots, in plain numbers: the path of one environment step."""
+        """:meth:`offer` of one row to full slots, in plain numbers: the fast path of one environment step."""
         priority = factors.priority.item()
         if not factors.is_known and priority != priority:
             priority = self.default_priority
@@ -182,16 +158,15 @@ class RetainedRows:
         self._keep_factors(slots, factors, FIRST_ROW)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
-    def _lowest_leave(self, new: Candidates, fitting: int) -> int:
-        """Gives slots to those of the new rows from ``fitting`` on that enter; returns how many rows left for them."""
+    def _evict_lowest(self, new: Candidates, fitting: int) -> int:
+        """Gives slots to the new rows from ``fitting`` on that enter; returns the number of evicted rows."""
         keys = key_of(new.priority[fitting:], new.arrival[fitting:])
         slots = self.order.lowest(len(keys))
         stored = self.order.keys(slots)
         highest, lowest = int(stored[-1]), int(keys.min())
         if len(slots) == len(keys) and lowest > highest and new.enters(lowest, highest):
-            taken = slots  # as many rows leave as come, none of them new: each takes the place of the next
-            rows = np.arange(fitting, fitting + len(keys))
-            evicted = len(keys)
+            # All enter and none evicts a new one: each takes the slot of the next lowest row.
+            taken, rows, evicted = slots, np.arange(fitting, fitting + len(keys)), len(keys)
         else:
             taken, rows, evicted = resolve_evictions(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
         if len(taken):
@@ -200,22 +175,20 @@ class RetainedRows:
             self.order.place(taken, new.priority[rows], new.arrival[rows])
         return evicted
 
-    def _draw_victims(self, new: Candidates, fitting: int) -> int:
-        """The same with drawn victims; all enter."""
+    def _evict_drawn(self, new: Candidates, fitting: int) -> int:
+        """As :meth:`_evict_lowest` with drawn victims; all new rows enter."""
         assert self._chances is not None
         count = len(new.slots) - fitting
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
-        for place, row in enumerate(range(fitting, len(new.slots))):
-            if self._chances.has_mass():
-                victim = int(self._chances.draw(uniform[place : place + 1])[0])
-            else:
-                victim = self.order.first()
-            new.take(victim, row)
+        for row, number in enumerate(uniform.split(1), fitting):
+            victim = int(self._chances.draw(number)[0]) if self._chances.has_mass() else self.order.first()
+            new.slots[new.slots == victim] = -1  # evicts an earlier new row, where it had the slot
+            new.slots[row] = victim
             self._place(np.array([victim]), new.priority[row : row + 1], new.arrival[row : row + 1])
         return count
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
-        """New priorities of stored rows; of several for one slot the last counts."""
+        """Sets the factors of stored rows; of several for one slot the last counts."""
         priority = factors.priority.numpy()
         self._largest = max(self._largest, float(priority.max()))
         self.order.set(slots, priority)
@@ -223,7 +196,7 @@ class RetainedRows:
         self._keep_factors(slots, factors, np.arange(len(slots)))
 
     def recompute(self) -> None:
-        """All priorities by the rule as it is now; rows of unknown surprise get the largest of the others."""
+        """Computes all priorities anew by the rule; rows of unknown surprise get the largest of the others."""
         slots = self.stored()
         surprise, weight = (torch.from_numpy(part[slots]) for part in (self._surprise, self._on_policyness))
         priority = self._rule.priority(surprise, weight).numpy()
@@ -262,7 +235,7 @@ class RetainedRows:
         self._largest = -1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Keys of the stored rows, what priorities are computed from, chances, and the largest priority."""
+        """Returns keys, factors and chances of the stored rows, and the largest priority."""
         stored = slice(0, self._length)
         return {
             "keys": torch.from_numpy(self.order.keys(stored).copy()),
@@ -274,7 +247,7 @@ class RetainedRows:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave, of rows under the same rule."""
+        """Restores what :meth:`state_dict` returned, under the same rule."""
         self.clear()
         keys = state_dict["keys"].cpu().numpy()
         self.order.load(keys)

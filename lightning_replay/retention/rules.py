@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who leaves a full buffer: what a row's retention priority is made of, and how a victim is found by it."""
+"""Rules of eviction from a full buffer: retention priorities of rows, and how they choose a victim."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RetentionRule:
         always_admits: a candidate enters a full buffer whatever its priority.
         takes_surprise: the priority of a new row is its surprise (``initial_surprise`` of the writer).
         learns: feedback changes priorities.
-        needs_actions: feedback without ``action_values`` and ``action`` is of no use.
-        weighs_actions: they are made use of.
+        weighs_actions: feedback may have ``action_values`` and ``action``.
+        needs_actions: feedback without these is refused.
         is_stochastic: the victim is drawn, in proportion to :meth:`chance`.
-        surprise_exponent: of the surprise in the priority; ``None`` where it is not raised to a power.
+        surprise_exponent: of the surprise in the priority; ``None`` where it has none.
     """
 
     always_admits = False
@@ -34,56 +34,59 @@ class RetentionRule:
     is_stochastic = False
     surprise_exponent: float | None = None
 
+    def __init__(self) -> None:
+        pass  # not that of object, which takes any arguments: recorded rules refuse them by name
+
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Priorities ``[M]`` of new rows, where they depend on the rows alone; ``None`` where on what is fed back."""
+        """Returns priorities ``[M]`` of new rows where they depend on these alone; ``None`` where on feedback."""
         return None
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
-        """The second factor of the priority, ``[B]`` from ``[B, A]`` and ``[B]``."""
+        """Returns the second factor of the priority, ``[B]`` from ``[B, A]`` and ``[B]``."""
         return on_policyness(action_values, action)
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
-        """Priorities ``[B]`` of the two factors ``[B]``."""
+        """Returns priorities ``[B]`` of the two factors ``[B]``."""
         return surprise
 
     def chance(self, priority: Tensor) -> Tensor:
-        """Of stochastic rules: how likely each row is the victim, up to a common factor; positive."""
+        """Returns how likely a stochastic rule evicts each row, positive, up to a common factor."""
         raise NotImplementedError
 
     @property
     def schedule(self) -> Schedule | None:
-        """Returns what changes the priorities of stored rows as time goes by; ``None`` where nothing does."""
+        """Returns the schedule that changes the priorities of stored rows; ``None`` where there is none."""
         return None
 
     def follow(self, value: float) -> bool:
-        """Takes the present value of :attr:`schedule`; whether that changes priorities."""
+        """Sets the present value of :attr:`schedule`; returns whether priorities change."""
         return False
 
 
 class _Surprising(RetentionRule):
-    """Rules in which surprise counts, raised to an exponent that may be annealed."""
+    """Rules with surprise, raised to an exponent that may be annealed."""
 
     takes_surprise = learns = True
     surprise_exponent: float
-    exponent_step = 0.01  # between two of them all priorities are computed anew
+    exponent_step = 0.01  # smaller changes leave the stored priorities as they are
 
     def __init__(self, surprise_exponent: float | Schedule = 1.0) -> None:
         schedule = checked_schedule("surprise_exponent", surprise_exponent)
         if not isinstance(schedule, Constant) and schedule.clock == "draws":
             raise ValueError(
-                "surprise_exponent follows the clock 'draws', which a writer does not see; use a schedule of 'updates' "
-                "or 'env_steps', and tell the buffer by replay.advance"
+                "surprise_exponent follows the clock 'draws', which a writer does not have; use a schedule of "
+                "'updates' or 'env_steps', and set these clocks with replay.advance"
             )
         self._schedule = schedule
         self.surprise_exponent = schedule(0)
 
     @property
     def schedule(self) -> Schedule | None:
-        """That of the exponent, unless it is constant."""
+        """Returns the schedule of the exponent, unless it is constant."""
         return None if isinstance(self._schedule, Constant) else self._schedule
 
     def follow(self, value: float) -> bool:
-        """Takes the exponent over once it has moved by a hundredth, or reached 0 or 1."""
+        """Sets the exponent once it has moved by a hundredth, or reached 0 or 1."""
         moved = abs(value - self.surprise_exponent)
         if moved < self.exponent_step and not (moved and value in (0.0, 1.0)):
             return False
@@ -96,31 +99,45 @@ class _Surprising(RetentionRule):
 
 
 class _Weighing:
-    """The on-policyness that rules share."""
+    """Options and formula of the on-policyness."""
 
     weighs_actions = True
 
-    def __init__(self, q_inverse_temperature: float, greedy_epsilon: float | None) -> None:
+    def __init__(self, q_inverse_temperature: float = 1.0, greedy_epsilon: float | None = None) -> None:
         self.q_inverse_temperature = checked_number("q_inverse_temperature", q_inverse_temperature, 0.0)
         self.greedy_epsilon = None if greedy_epsilon is None else checked_share("greedy_epsilon", greedy_epsilon)
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
-        """Softmax of the action values, or 1 and ``greedy_epsilon``."""
+        """Returns the softmax of the action values, or 1 and ``greedy_epsilon``."""
         if self.greedy_epsilon is None:
             return on_policyness(action_values, action, q_inverse_temperature=self.q_inverse_temperature)
         return greedy_on_policyness(action_values, action, epsilon=self.greedy_epsilon)
 
 
+class _WeighingAlone(_Weighing, RetentionRule):
+    """Rules with on-policyness alone, 1 for new rows, whose policy is the present one."""
+
+    learns = needs_actions = True
+
+    def first_priority(self, rows: TensorDictBase) -> Tensor | None:
+        """Returns 1 for each row."""
+        return torch.ones(rows.shape[0])
+
+    def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
+        """Returns the on-policyness."""
+        return on_policyness
+
+
 @recorded
 class SurpriseOnPolicyness(_Weighing, _Surprising):
-    """The proposal: surprise times on-policyness, the lowest leaves, a candidate that is lowest is refused.
+    """The proposal: surprise times on-policyness, the lowest leaves, also where it is the candidate.
 
     Feedback without ``action_values`` counts as on-policyness 1: surprise alone.
 
     Args:
         q_inverse_temperature: β, multiplies Q inside the softmax; 0 leaves surprise alone, up to a constant.
         greedy_epsilon: on-policyness of actions that are not greedy, instead of the softmax; slightly worse.
-        surprise_exponent: of the surprise; a schedule anneals it, and all stored priorities with it.
+        surprise_exponent: of the surprise; a schedule anneals all stored priorities.
     """
 
     def __init__(
@@ -141,35 +158,18 @@ class SurpriseOnly(_Surprising):
         surprise_exponent: of the surprise; it changes no order of stored rows.
     """
 
-    def __init__(self, surprise_exponent: float | Schedule = 1.0) -> None:
-        super().__init__(surprise_exponent)
-
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         """``surprise ** surprise_exponent``."""
         return super().priority(surprise, torch.ones_like(surprise))
 
 
 @recorded
-class OnPolicynessOnly(_Weighing, RetentionRule):
-    """The ablation without surprise: on-policyness alone, 1 for new rows, whose policy is the present one.
+class OnPolicynessOnly(_WeighingAlone):
+    """The ablation without surprise: on-policyness alone.
 
     Args:
-        q_inverse_temperature: β, multiplies Q inside the softmax.
-        greedy_epsilon: on-policyness of actions that are not greedy, instead of the softmax.
+        q_inverse_temperature, greedy_epsilon: as in :class:`SurpriseOnPolicyness`.
     """
-
-    learns = needs_actions = True
-
-    def __init__(self, q_inverse_temperature: float = 1.0, greedy_epsilon: float | None = None) -> None:
-        super().__init__(q_inverse_temperature, greedy_epsilon)
-
-    def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """1."""
-        return torch.ones(rows.shape[0])
-
-    def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
-        """The on-policyness."""
-        return on_policyness
 
 
 @recorded
@@ -178,11 +178,8 @@ class OldestLeaves(RetentionRule):
 
     always_admits = True
 
-    def __init__(self) -> None:
-        pass
-
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """0."""
+        """Returns 0 for each row."""
         return torch.zeros(rows.shape[0])
 
 
@@ -192,15 +189,8 @@ class SmallestReturnLeaves(RetentionRule):
 
     always_admits = True
 
-    def __init__(self) -> None:
-        pass
-
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """The rewards.
-
-        Raises:
-            ValueError: rows without rewards, or with several each, or a NaN among them.
-        """
+        """Returns the rewards; raises ValueError for rows without one number each, or with NaN."""
         reward = rows.get(("next", "reward"), None)
         if reward is None or reward.numel() != rows.shape[0]:
             given = "none" if reward is None else f"shape {list(reward.shape)}"
@@ -221,7 +211,7 @@ class SmallestReturnLeaves(RetentionRule):
 class StochasticSurprise(RetentionRule):
     """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; candidates always enter.
 
-    Surprise is fed back squared and its root taken here, so that the same feedback serves every rule.
+    The TD error is the root of the surprise, so that all rules have the same feedback.
 
     Args:
         exponent: α; 0 draws victims uniformly.
@@ -240,7 +230,7 @@ class StochasticSurprise(RetentionRule):
 
 
 @recorded
-class StochasticExploration(_Weighing, RetentionRule):
+class StochasticExploration(_WeighingAlone):
     """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; candidates always enter.
 
     Args:
@@ -248,19 +238,11 @@ class StochasticExploration(_Weighing, RetentionRule):
         q_inverse_temperature: β, multiplies Q inside the softmax.
     """
 
-    always_admits = learns = needs_actions = is_stochastic = True
+    always_admits = is_stochastic = True
 
     def __init__(self, exponent: float = 0.6, q_inverse_temperature: float = 1.0) -> None:
-        super().__init__(q_inverse_temperature, None)
+        super().__init__(q_inverse_temperature)
         self.exponent = checked_number("exponent", exponent, 0.0)
-
-    def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """1."""
-        return torch.ones(rows.shape[0])
-
-    def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
-        """The on-policyness."""
-        return on_policyness
 
     def chance(self, priority: Tensor) -> Tensor:
         """``on_policyness ** exponent``."""

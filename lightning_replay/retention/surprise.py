@@ -25,14 +25,11 @@ def squared_td_error(td_error: Tensor) -> Tensor:
 def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
     """``sum(target * (log(target) - log_probability))``, the surprise of agents that predict a distribution.
 
-    How far the prediction is from the target: KL(target || prediction), 0 where they agree. Never clipped.
+    KL(target || prediction) ``[...]``, not negative, never clipped, 0 where they agree.
 
     Args:
         target: probabilities ``[..., atoms]``; an atom of probability 0 adds nothing.
         log_probability: logarithms of the predicted probabilities, ``[..., atoms]``.
-
-    Returns:
-        ``[...]``, not negative.
 
     Example:
         >>> kl_divergence(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
@@ -44,14 +41,7 @@ def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
 def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
     """``-sum(target * log_probability)``: the loss of C51, and :func:`kl_divergence` plus the target's entropy.
 
-    It orders transitions otherwise than the divergence: a wide target counts as surprising even where it was expected.
-
-    Args:
-        target: probabilities ``[..., atoms]``.
-        log_probability: logarithms of the predicted probabilities, ``[..., atoms]``.
-
-    Returns:
-        ``[...]``, not negative.
+    It ranks transitions differently: a wide target counts as surprising even where it was expected. Shapes as there.
 
     Example:
         >>> cross_entropy(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
@@ -63,8 +53,8 @@ def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
 def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """The distribution of ``reward + discount * z`` brought back onto the atoms z of ``support``.
 
-    Each moved atom, clamped to the support, shares its probability between the two atoms around it, the nearer one
-    getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
+    The probability of each moved atom, clamped to the support, is divided between the two atoms around it, the nearer
+    one getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
 
     Args:
         probabilities: ``[B, N]``, of the atoms.
@@ -107,15 +97,12 @@ def distributional_surprise(
 ) -> Tensor:
     """``measure(target, log_probability)`` with the target ``categorical_projection(next_probability, ...)``.
 
-    The surprise of agents that predict the distribution of the return (C51, Rainbow), from what they predict and what
-    their target network predicts for the best next action.
+    The surprise of agents that predict the distribution of the return (C51, Rainbow).
 
     Args:
         log_probability: logarithms of the predicted probabilities of the action taken, ``[B, N]``.
         next_probability: probabilities that the target network gives the best next action, ``[B, N]``.
-        reward: ``[B]``, or the sum over n steps.
-        discount: ``[B]``, γ, or its power over n steps; 0 where the episode terminated.
-        support: ``[N]``, the atoms, evenly spaced and ascending.
+        reward, discount, support: as in :func:`categorical_projection`; over n steps the sum and the power of γ.
         measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
 
     Returns:
@@ -146,19 +133,12 @@ def surprise(
     log_probability: Tensor | None = None,
     measure: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
 ) -> Tensor:
-    """Returns how wrong a prediction was: ``td_error ** 2``, or ``measure(target, log_probability)`` of distributions.
-
-    δ of the retention priority. The paper measures distributions by :func:`kl_divergence`; :func:`cross_entropy` is the
-    other choice.
+    """Returns δ of the retention priority: ``td_error ** 2``, or ``measure(target, log_probability)``, both ``[B]``.
 
     Args:
         td_error: signed, ``[B]``; of agents that predict a number.
-        target: probabilities ``[B, atoms]``; of agents that predict a distribution.
-        log_probability: logarithms of the predicted probabilities, ``[B, atoms]``.
-        measure: of target and prediction.
-
-    Returns:
-        ``[B]``, not negative.
+        target, log_probability: ``[B, atoms]``; of agents that predict a distribution.
+        measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
 
     Raises:
         ValueError: neither TD errors nor both distributions, or both kinds.
@@ -205,15 +185,14 @@ def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperatur
 
 
 def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: float) -> Tensor:
-    """1 for actions of the largest value, ``epsilon`` for others; tried in the paper and slightly worse than softmax.
+    """1 for actions of the largest value, ``epsilon`` for others; slightly worse than softmax in the paper.
 
     Args:
-        action_values: Q ``[B, A]``.
-        action: int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
+        action_values, action: as in :func:`on_policyness`.
         epsilon: of actions that are not greedy, in [0, 1].
 
     Returns:
-        ``[B]``; of actions that share the largest value each counts as greedy. NaN where one of the values is.
+        ``[B]``; each of several actions with the largest value is greedy. NaN where one of the values is.
 
     Example:
         >>> greedy_on_policyness(torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([1, 0]), epsilon=0.1)
@@ -226,10 +205,10 @@ def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: floa
 
 
 def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_exponent: float = 1.0) -> Tensor:
-    """``on_policyness * surprise ** surprise_exponent``: which transition is kept when the buffer is full.
+    """``on_policyness * surprise ** surprise_exponent``: the lowest leaves when the buffer is full.
 
-    The exponent is 1 in the paper. In long runs with large buffers surprise hoards outliers (Battle Zone and Q*bert in
-    the paper); an exponent that falls towards 0 hands the choice to on-policyness.
+    The exponent is 1 in the paper. In long runs with large buffers surprise keeps outliers (Battle Zone and Q*bert in
+    the paper); an exponent that falls towards 0 leaves the choice to on-policyness.
 
     Args:
         surprise: ``[B]``, not negative.
@@ -247,7 +226,7 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:
-    """Actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position.
+    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -273,5 +252,5 @@ def action_index(action_values: Tensor, action: Tensor) -> Tensor:
 
 
 def _expected(target: Tensor, log_probability: Tensor) -> Tensor:
-    """``target * log_probability``, 0 where the target is 0 though the logarithm be infinite."""
+    """Returns ``target * log_probability``, 0 where the target is 0, also of an infinite logarithm."""
     return torch.where(target > 0, target * log_probability, 0.0)

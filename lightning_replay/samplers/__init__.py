@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots a batch is made of, and with which weights."""
+"""Samplers: the slots of a batch, and their weights."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lightning_replay.samplers.continuous import ContinuousTransitionSampler
-    from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
-    from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
-    from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
-    from lightning_replay.samplers.prioritized import PrioritizedSampler
-    from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
-    from lightning_replay.samplers.scheduled import ScheduledSampler
-    from lightning_replay.samplers.table_shares import TableShares
-    from lightning_replay.samplers.uniform import UniformSampler
+from lightning_replay.samplers.continuous import ContinuousTransitionSampler
+from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
+from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
+from lightning_replay.samplers.pairs import PairSampler, RandomPairSampler
+from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
+from lightning_replay.samplers.scheduled import ScheduledSampler
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
     "ContinuousCorrectionSampler",
@@ -29,22 +25,3 @@ __all__ = [
     "TableShares",
     "UniformSampler",
 ]
-
-_MODULES = {
-    "ContinuousCorrectionSampler": "continuous_correction",
-    "ContinuousTransitionSampler": "continuous",
-    "NeighborhoodMixupSampler": "neighborhood_mixup",
-    "PairSampler": "pairs",
-    "PrioritizedSampler": "prioritized",
-    "RandomPairSampler": "pairs",
-    "ReverseSweepSampler": "reverse_sweep",
-    "ScheduledSampler": "scheduled",
-    "TableShares": "table_shares",
-    "UniformSampler": "uniform",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,31 +11,25 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.episodes.links import EpisodeLinks
-from lightning_replay.episodes.tracker import read_trajectory, require_one_each
+from lightning_replay.episodes.tracker import read_trajectory
+from lightning_replay.samplers.linked import LinkedSampler
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.access import read_columns
-from lightning_replay.validation import checked_key
 
 
 @recorded
-class ContinuousTransitionSampler(PairSampler):
+class ContinuousTransitionSampler(LinkedSampler, PairSampler):
     """Pairs each drawn row with the next step of its episode; with itself where there is none.
 
-    The last row of an episode and the newest row of a running one have no next step, whatever the slot after them
-    holds, and stay unmixed. Rows of several environments need ``trajectory`` (or ``("collector", "traj_ids")``) to be
-    told apart; without it all rows are one environment in order. Continuous Transition, Lin et al. 2021,
-    https://arxiv.org/abs/2011.14487, without its tuning of the mixing temperature, as in the NMER paper.
+    The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
+    environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
+    order. Continuous Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
+    temperature, as in the NMER paper.
 
     Args:
-        first: draws the first of each pair; uniform by default.
-        update_partners: give the TD error of a pair to both rows.
         done_key: the flag of rows that ended their episode, terminated or truncated.
-        seed: of the sampler's own generator.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
@@ -59,43 +52,24 @@ class ContinuousTransitionSampler(PairSampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(first=first, update_partners=update_partners, seed=seed)
-        checked_key("done_key", done_key)
-        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
-        self._links: EpisodeLinks | None = None
+        self._set_done_key(done_key)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """The next step of each row, int64 ``[B]``; the row itself where there is none."""
+        """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
         assert self._links is not None
         following = self._links.successor[index]
         return torch.where(following < 0, index, following)
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` without flags of episode ends; ``Replay`` calls it before it stores them."""
-        if self._links is not None:
-            return
-        if rows.get(self._done_key, None) is None:
-            raise ValueError(
-                f"the transitions have no {self._done_key!r}, which tells where episodes end; nothing was stored. "
-                f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
-            )
-        require_one_each(rows, self._done_key, "pairs of consecutive steps", is_flag=True)
+        """Refuses rows ``[N]`` without flags of episode ends; ``Replay`` calls it before it stores them."""
+        super().check_rows(rows)
+        self._check_done(rows, "pairs of consecutive steps")
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         """Links new rows to the steps before them."""
         (done,) = read_columns(storage, index, [self._done_key])
-        if self._links is None:
-            self._links = EpisodeLinks(storage.max_size, device=done.device)
-        self._links.write(index.to(done.device), read_trajectory(storage, index), done)
-
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots: nothing follows them, now or later."""
-        if self._links is not None:
-            self._links.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Returns what comes next of these trajectories follows no stored row."""
-        if self._links is not None:
-            self._links.break_episodes(trajectories)
+        links = self._allocate(storage.max_size, done.device) if self._links is None else self._links
+        links.write(index.to(done.device), read_trajectory(storage, index), done)
 
     def forget(self) -> None:
         """Forgets every link."""
@@ -115,5 +89,4 @@ class ContinuousTransitionSampler(PairSampler):
         self._links = None
         if state["links"] is not None:
             successor = state["links"]["successor"]
-            self._links = EpisodeLinks(successor.numel(), device=successor.device)
-            self._links.load_state_dict(state["links"])
+            self._allocate(successor.numel(), successor.device).load_state_dict(state["links"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from all tables at once, in which rows of events have the larger priority; with the weights that undo it."""
+"""Draws from all tables at once, rows of events more often than others, with the weights that correct for it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ class ContinuousCorrectionSampler(UniformSampler):
     """Draws each row that a table holds in proportion to ``1 + η`` if an event table holds it, to ``1 - η`` otherwise.
 
     The correction for continuous states of Kompella et al. 2022, https://arxiv.org/abs/2211.00576, which needs no
-    counts of states; the paper's experiments do without. η is the share of all event tables, which are not told apart:
-    tables have no shares, and a row counts once however many hold it. ``priority_weight`` is the sum of priorities over
+    counts of states; the paper's experiments do without. η is the share of all event tables together: single tables
+    have no shares, and a row counts once however many hold it. ``priority_weight`` is the sum of priorities over
     the row's own, divided by the largest of all rows: 1 outside and ``(1 - η) / (1 + η)`` in an event table. With it
     the mean over draws is the mean over the rows of all tables. Needs no feedback.
-
-    The two priorities follow from the tables at each draw, by rejection, so nothing has to be kept up to date.
 
     Args:
         event_share: η, in [0, 1).
         min_size: rows that the default table must hold.
         normalize_over_batch: divide the weights by the largest of the batch.
         seed: of the sampler's own generator.
-        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch, for which all rows are counted
-            at each draw.
+        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch; counts all rows at each draw.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -48,7 +45,6 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     Raises:
         ValueError: ``event_share`` is outside [0, 1), or ``min_size`` is not positive.
-        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     draws_from_tables = True
@@ -67,13 +63,10 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.min_size = checked_count("min_size", min_size, of="rows")
         self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
         self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
-        self.rows_drawn = np.zeros(0, dtype=np.int64)
+        self._empty()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and the sampled keys.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device.
 
         Raises:
             RuntimeError: the default table holds fewer than ``min_size`` rows.
@@ -93,23 +86,16 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
-            info |= self._probabilities(tables, table)
+            holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
+            priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
+            mass = priority * np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
+            info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
+            info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
         device = storage.device
         return torch.from_numpy(slots).to(device), {key: value.to(device) for key, value in info.items()}
 
-    def _probabilities(self, tables: Tables, table: np.ndarray) -> dict[str, Tensor]:
-        """Returns the probability of each row's table, and the sum of all priorities over the row's own."""
-        holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
-        rows = np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
-        priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
-        mass = rows * priority
-        return {
-            "table_probability": torch.from_numpy((mass / mass.sum())[table]).float(),
-            "raw_weight": torch.from_numpy((mass.sum() / priority)[table]).float(),
-        }
-
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
-        """Slots below ``limit``, each kept as often as its priority is of the larger one."""
+        """Draws ``count`` slots below ``limit`` by rejection, which needs no index of priorities."""
         generator, kept, missing, candidates = self._generator, [], count, 2 * count
         while missing > 0:
             uniform = torch.rand(2, candidates, dtype=torch.float64, generator=generator, device=generator.device)
@@ -136,11 +122,11 @@ class ContinuousCorrectionSampler(UniformSampler):
         self.rows_drawn = np.zeros(0, dtype=np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the generator, and the rows drawn."""
+        """Returns the state of the generator, and the rows drawn."""
         return super().state_dict() | {"rows_drawn": self.rows_drawn.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read."""
+        """Restores what :meth:`state_dict` returned."""
         super().load_state_dict(dict(state_dict))
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
 
@@ -149,5 +135,5 @@ class ContinuousCorrectionSampler(UniformSampler):
 
 
 def _first_event_table(in_events: np.ndarray) -> np.ndarray:
-    """The number of the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
+    """Returns the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
     return np.where(in_events.any(0), in_events.argmax(0) + 1, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes that reached a goal, to be drawn at random and forgotten by slot."""
+"""Episodes that reached a goal, drawn by their place and forgotten by slot."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class GoalEpisodes:
         return len(self._pairs)
 
     def slot(self, place: int) -> int:
-        """The goal of one of them."""
+        """Returns the slot of the goal of one episode."""
         return self._pairs[place][1]
 
     def put(self, episodes: Tensor, slots: Tensor) -> None:
-        """Notes goals, earlier ones first."""
+        """Adds goals, earlier ones first; a later goal of an episode replaces the earlier one."""
         for episode, slot in zip(episodes.tolist(), slots.tolist(), strict=True):
             place = self._place_of_episode.setdefault(episode, len(self._pairs))
             if place == len(self._pairs):

@@ -32,18 +32,12 @@ class NeighborhoodMixupSampler(PairSampler):
 
     Args:
         num_neighbors: k; 10 in the paper, 25 for Ant.
-        first: draws the first of each pair; uniform by default.
-        refresh_interval: new rows that may wait before the neighbour lists take them in; 1 is the paper's definition.
+        refresh_interval: new rows that may wait before they enter the neighbour lists; 1 is the paper's definition.
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
-        update_partners: give the TD error of a pair to both rows, not to the first alone.
         feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
-            observations, stand for all columns under them. All are floating, the last one may be a discrete action.
-        seed: of the sampler's own generator.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
-        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+            observations, include all columns under them. All are floating, the last one may be a discrete action.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: integer, bool or image features, NaN or infinite features; before anything is stored by ``Replay``.
@@ -80,7 +74,8 @@ class NeighborhoodMixupSampler(PairSampler):
         self._new_lists(capacity=1)  # refuses bad options here and not at the first row
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` this sampler could not learn; ``Replay`` calls it before it stores them."""
+        """Refuses rows ``[N]`` without finite features; ``Replay`` calls it before it stores them."""
+        super().check_rows(rows)
         columns: list[Tensor | TensorDictBase] = []
         for key in self._feature_keys:
             column = rows.get(key, None)
@@ -100,7 +95,7 @@ class NeighborhoodMixupSampler(PairSampler):
             )
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Hands the observations and actions of new rows to the neighbour lists."""
+        """Writes the observations and actions of new rows into the neighbour lists."""
         columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
         features, action = self._features(columns, len(index))
         if self._lists is None:
@@ -113,12 +108,12 @@ class NeighborhoodMixupSampler(PairSampler):
             self._lists.write(index, features)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """One of the nearest other rows of each row, int64 ``[B]``."""
+        """Returns one of the nearest other rows of each row, int64 ``[B]``."""
         assert self._lists is not None
         return self._lists.draw(index, self._generator)
 
     def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
-        """Share of the true k nearest rows that the lists hold now, over ``sample`` random rows; 1 is exact."""
+        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact."""
         if self._lists is None:
             raise RuntimeError("recall_at needs stored rows; call extend first.")
         generator = torch.Generator().manual_seed(0)
@@ -180,15 +175,13 @@ def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueErr
     others = "Name other columns with feature_keys="
     if column.dtype == torch.uint8 and column.ndim > 2:
         return ValueError(
-            f"{given}, an image; pixels say little about which states are near. Neighbourhood mixup needs floating "
-            f"features. {others}, such as an encoding stored beside it, or use another sampler."
+            f"{given}, an image; distances of pixels do not measure which states are near. Neighbourhood mixup needs "
+            f"floating features. {others}, such as an encoding stored beside it, or use another sampler."
         )
+    reason = f"{given}; neighbourhood mixup interpolates continuous observations and actions."
     if not may_be_action:
-        return ValueError(
-            f"{given}; neighbourhood mixup interpolates continuous observations and actions. {others}, store it as "
-            "floats, or use another sampler."
-        )
+        return ValueError(f"{reason} {others}, store it as floats, or use another sampler.")
     return ValueError(
-        f"{given}; neighbourhood mixup interpolates continuous observations and actions. For discrete actions pass "
+        f"{reason} For discrete actions pass "
         "discrete='same_action', which pairs rows of the same action, or use another sampler."
     )

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.parts import ReplaySampler, declared_sampler
+from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
@@ -20,13 +23,19 @@ from lightning_replay.storage.access import device_of, occupancy_of, stored_befo
 from lightning_replay.validation import check_kind, checked_flag
 
 
+def _of_first(name: str) -> Any:
+    """Returns a property that is the attribute of this name of the sampler of the first rows."""
+    read = attrgetter(name)
+    return property(lambda self: read(declared_sampler(self.first)))
+
+
 class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
-    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines partners in
-    :meth:`partners`, and learns of new rows in :meth:`on_insert`. TD errors go to ``first`` when that is prioritized
-    and are ignored otherwise; it is a subclass of TorchRL's ``PrioritizedSampler`` only so that TorchRL's buffers hand
-    them over. TorchRL's ``update_tensordict_priority`` names only the first of each pair; with ``update_partners``
+    Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
+    :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
+    ignored otherwise; TorchRL's buffers pass them to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the
+    base class. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with ``update_partners``
     call ``buffer.update_priority(batch["index"], td_error)``.
 
     Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
@@ -44,64 +53,65 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     draws_pairs = reads_columns = True
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
-        # TorchRL's constructor is not called: it builds priority trees, which are the business of ``first``.
+        # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.
         if first is not None:
             check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
         self._seed_generator(seed)
         self.first = UniformSampler(seed=self._derived_seed()) if first is None else first
         self.update_partners = checked_flag("update_partners", update_partners)
         self.reduction = "max"
-        self._met_storage = False
+        self._is_attached = False
 
     @abstractmethod
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """The partner of each row, int64 ``[B]``; the row itself where there is none, which leaves it unmixed."""
+        """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Called with the slots of new rows, int64 ``[n]`` in insertion order; nothing to learn by default."""
+        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
 
     def forget(self) -> None:
-        """Called when the buffer is emptied; nothing to forget by default."""
+        """Forgets every row; called when the buffer is emptied, does nothing by default."""
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses new rows, TensorDict ``[N]``, that ``first`` refuses."""
+        declared_sampler(self.first).check_rows(rows)
 
     def extend(self, index: Any) -> None:
-        """Passes rows that were added on to ``first``."""
+        """Passes the slots of new rows on to ``first``."""
         self.first.extend(index)
 
     def add(self, index: Any) -> None:
-        """Passes a row that was added on to ``first``."""
+        """Passes the slot of a new row on to ``first``."""
         self.first.add(index)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
-        if storage is None:
-            raise ValueError(f"{type(self).__name__}.mark_update got no storage; pass the buffer's as storage=.")
+        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        slots = written_slots(index, storage, type(self).__name__)
+        assert storage is not None
         self.first.mark_update(index, storage=storage)
-        index = torch.as_tensor(index)
-        if index.ndim > 1:
-            raise ValueError(
-                f"{type(self).__name__} got an index of shape {list(index.shape)}; it works with storages of one "
-                "dimension. Build the storage with ndim=1 and flatten environments and time before extend."
-            )
-        # A batch longer than the ring names slots twice; the rows that came last are there.
-        index = index.reshape(-1)[-storage.max_size :]
-        self._attach_storage(storage, index)
-        self.on_insert(index, storage)
+        self._attach_storage(storage, slots)
+        self.on_insert(slots, storage)
 
     def on_evict(self, index: Tensor) -> None:
         """Passes rows that left without being overwritten on to ``first``; as partners they are not drawn."""
         declared_sampler(self.first).on_evict(index)
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs.
+    def cut(self, index: Tensor) -> None:
+        """Passes slots ``[n]`` whose episodes end on to ``first``."""
+        declared_sampler(self.first).cut(index)
 
-        Returns:
-            int64 ``[B, 2]``, and the columns that ``first`` returns.
+    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        """Passes trajectories of which steps were left out on to ``first``."""
+        declared_sampler(self.first).break_episodes(trajectories)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns.
 
         Raises:
             RuntimeError: the storage is empty.
         """
         first, info = self.first.sample(storage, batch_size)
-        if not self._met_storage:
+        if not self._is_attached:
             self._attach_storage(storage, first.new_empty(0))
         device = device_of(storage)
         if device is not None:
@@ -117,7 +127,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return super().draw_state(), declared_sampler(self.first).draw_state()
 
     def undo_draw(self, state: Any) -> None:
-        """Makes the draws since :meth:`draw_state` undone."""
+        """Undoes the draws since :meth:`draw_state`."""
         generator, first = state
         declared_sampler(self.first).undo_draw(first)
         super().undo_draw(generator)
@@ -127,30 +137,11 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         """The sampler of the first rows."""
         return self.first
 
-    @property
-    def draws_from_tables(self) -> bool:  # type: ignore[override]
-        """Whether ``first`` draws from the tables of a writer."""
-        return declared_sampler(self.first).draws_from_tables
-
-    @property
-    def rows_drawn(self) -> np.ndarray:  # type: ignore[override]
-        """Rows that ``first`` drew from each table."""
-        return declared_sampler(self.first).rows_drawn
-
-    @property
-    def num_slots(self) -> int | None:  # type: ignore[override]
-        """Slots that ``first`` has room for."""
-        return declared_sampler(self.first).num_slots
-
-    @property
-    def uses_priorities(self) -> bool:  # type: ignore[override]
-        """Whether TD errors change what is drawn."""
-        return declared_sampler(self.first).uses_priorities
-
-    @property
-    def checks_priorities(self) -> bool:  # type: ignore[override]
-        """Whether ``first`` refuses NaN and slots that do not exist by itself."""
-        return declared_sampler(self.first).checks_priorities
+    draws_from_tables = _of_first("draws_from_tables")
+    rows_drawn = _of_first("rows_drawn")
+    num_slots = _of_first("num_slots")
+    uses_priorities = _of_first("uses_priorities")
+    checks_priorities = _of_first("checks_priorities")
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that ``first`` refuses."""
@@ -158,16 +149,13 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority ``first`` gives to new rows."""
+        """The priority that ``first`` gives to new rows."""
         return self.first.default_priority
 
     def update_priority(self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives the priorities of drawn pairs to ``first``; ignored when that is not prioritized.
+        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; ignored if not prioritized.
 
-        Args:
-            index: int64 ``[B, 2]`` as drawn, or ``[B]`` for single rows.
-            priority: ``[B]``; of a row that occurs in several pairs the priority of a pair it leads counts.
-            storage: the buffer's.
+        For a row in several pairs the priority of a pair in which it is the first counts.
         """
         if not self.uses_priorities:
             return
@@ -192,20 +180,20 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what this sampler and ``first`` keep."""
+        """Bytes that this sampler and ``first`` keep."""
         return declared_sampler(self.first).nbytes + self.learned_nbytes
 
     @property
     def learned_nbytes(self) -> int:
-        """Bytes of what :meth:`on_insert` keeps."""
+        """Bytes that :meth:`on_insert` keeps."""
         return 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values from which :meth:`load_state_dict` goes on with the same draws."""
+        """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
             "generator": self.generator_state(),
             "shares_generator": self.first._rng is self._rng,
-            "met_storage": self._met_storage,
+            "met_storage": self._is_attached,
             "first": self.first.state_dict(),
             "learned": self.learned_state(),
         }
@@ -215,9 +203,9 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         self.set_generator_state(state_dict["generator"])
         self.first.load_state_dict(state_dict["first"])
         if state_dict["shares_generator"]:
-            # Two copies of one state would repeat each other's numbers; TorchRL's set_rng had given both one generator.
+            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
             self.first._rng = self._rng
-        self._met_storage = state_dict["met_storage"]
+        self._is_attached = state_dict["met_storage"]
         self.load_learned_state(state_dict["learned"])
 
     def learned_state(self) -> dict[str, Any]:
@@ -241,17 +229,17 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        """Learns of rows that were stored before this sampler was attached, in slot order."""
-        if self._met_storage:
+        """Passes rows that were stored before this sampler was attached to :meth:`on_insert`, in slot order."""
+        if self._is_attached:
             return
-        self._met_storage = True
+        self._is_attached = True
         earlier = stored_before(storage, new)
         if len(earlier):
             self.on_insert(earlier, storage)
 
     def _empty(self) -> None:
         self.first._empty()
-        self._met_storage = False
+        self._is_attached = False
         self.forget()
 
     def __repr__(self) -> str:
@@ -265,12 +253,7 @@ class RandomPairSampler(PairSampler):
     Naive mixup, the baseline of the NMER paper; Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
 
     Args:
-        first: draws the first of each pair; uniform by default.
-        update_partners: give the TD error of a pair to both rows.
-        seed: of the sampler's own generator.
-
-    Sampled keys:
-        index: int64 ``[B, 2]``.
+        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Example:
         >>> from tensordict import TensorDict
@@ -281,9 +264,6 @@ class RandomPairSampler(PairSampler):
         torch.Size([4, 2])
     """
 
-    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
-        super().__init__(first=first, update_partners=update_partners, seed=seed)
-
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """Any stored row, int64 ``[B]``."""
+        """Returns any stored row for each row, int64 ``[B]``."""
         return occupancy_of(storage).sample(len(index), self._generator).to(index.device)

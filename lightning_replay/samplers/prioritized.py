@@ -15,20 +15,19 @@ from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.saving.spec import recorded
-from lightning_replay.schedules import Constant, Schedule
-from lightning_replay.seeded import Seeded
+from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, occupancy_of
 from lightning_replay.validation import checked_flag, checked_number
 
 
 @recorded
-class PrioritizedSampler(Seeded, TorchRLNames):
+class PrioritizedSampler(TorchRLNames):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
-    :meth:`update_priority` after every update with the magnitudes of the TD errors. A subclass of TorchRL's sampler
-    of the same name, for its ``isinstance`` gates; needs none of its compiled code. The priorities move to the
-    storage's device at first use. On CUDA, drawing waits for nothing; inside a CUDA graph (give the buffer
+    :meth:`update_priority` after every update with the magnitudes of the TD errors. TorchRL's ``isinstance`` checks
+    accept it as their sampler of this name; its compiled code is not needed. The priorities move to the storage's
+    device at first use. On CUDA a draw does not synchronise with the host; inside a CUDA graph (give the buffer
     a CUDA generator by ``set_rng``) a priority that would be refused is skipped instead.
     Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 
@@ -40,8 +39,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
         normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
         backend: of the :class:`~lightning_replay.priority_tree.PriorityTree`.
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
-            torch's global generator.
+        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -69,30 +67,27 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         backend: str = "auto",
         seed: int | None = None,
     ) -> None:
-        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        super().__init__(importance_exponent, priority_offset, seed)
         self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
         self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
-        self.importance_exponent = importance_exponent
         self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
-        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
-        self._forget()
-        self._seed_generator(seed)
-
-    def _forget(self) -> None:
-        """No row, and no priority seen; the largest so far is negative until one is given, and raw."""
-        on_cpu = self._tree.device.type == "cpu"
-        self._largest: float | Tensor = -1.0 if on_cpu else torch.full((), -1.0, device=self._tree.device)
+        self._set_largest(-1.0)
         self._has_rows = False
 
+    def _set_largest(self, largest: float) -> None:
+        """Sets the largest priority so far, before any exponent; negative until one is given."""
+        on_cpu = self._tree.device.type == "cpu"
+        self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
+
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives rows written just now the largest priority so far; the writers call it."""
-        self._follow(storage)
+        """Gives rows written just now the largest priority so far; called by the writers."""
+        self._attach_storage(storage)
         priority = self.default_priority
         if isinstance(priority, Tensor):
             index = flat_index(index, self._tree.device, storage)
             filled = priority.to(torch.float32).expand(index.shape)
-            accepted = self._tree.set_checked(index, filled, self._powered(filled), self.max_size) is not None
+            accepted = self._tree.set_checked(index, filled, self._exponentiated(filled), self.max_size) is not None
         else:
             if not isinstance(index, int):
                 index = flat_index(index, self._tree.device, storage)
@@ -106,7 +101,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
-        """Slots there are priorities for."""
+        """Slots that have a priority."""
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
@@ -114,11 +109,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         self._tree.remove(index.to(self._tree.device))
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device (a tuple of them where the storage has more than one dimension),
-            and ``priority_weight``, float32 ``[B]``.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]``, or a tuple of these for several dimensions.
 
         Raises:
             RuntimeError: the storage is empty, or every priority is zero.
@@ -126,7 +117,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
         stored = len(storage)
         if stored == 0:
             raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
-        self._follow(storage)
+        self._attach_storage(storage)
         tree = self._tree
         if tree.device.type == "cpu" and not tree.has_mass():
             raise RuntimeError(
@@ -145,7 +136,7 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Takes in priorities; of several for one slot the last counts, index -1 is skipped.
+        """Sets priorities; of several for one slot the last counts, index -1 is skipped.
 
         Args:
             index: slots, int or int64 ``[n]``; ``[n, d]`` or a tuple where the storage has d dimensions.
@@ -156,13 +147,13 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             ValueError: a priority is negative, infinite or NaN, or the lengths differ.
             IndexError: a slot does not exist. In every case nothing has changed.
         """
-        self._follow(storage)
+        self._attach_storage(storage)
         index = flat_index(index, self._tree.device, storage)
         priority = matching_priority(priority, index)
         if not index.numel():
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
-        largest = self._tree.set_checked(index, priority, self._powered(priority), limit)
+        largest = self._tree.set_checked(index, priority, self._exponentiated(priority), limit)
         if largest is None:
             raise refusal(index, priority, limit, None if storage is None else len(storage))
         if isinstance(self._largest, Tensor):
@@ -171,48 +162,23 @@ class PrioritizedSampler(Seeded, TorchRLNames):
             self._largest = largest
         self._has_rows = True
 
-    def _powered(self, priority: Tensor) -> Tensor:
-        return priority.add(self.priority_offset).pow_(self._priority_exponent)
-
-    def _follow(self, storage: Storage | None) -> None:
-        """Moves to the device of a CUDA storage, and takes in rows stored before the sampler was attached, once."""
+    def _attach_storage(self, storage: Storage | None) -> None:
+        """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""
         if storage is None:
             return
         device = device_of(storage)
-        if (
-            device is not None
-            and device.type == "cuda"
-            and self._tree.device.type != "cuda"
-            and self._backend != "numba"
-        ):
-            state = self._tree.state_dict()
+        may_move = self._tree.device.type != "cuda" and self._backend != "numba"
+        if may_move and device is not None and device.type == "cuda":
+            leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
-            self._tree.load_state_dict(state)
-            self._largest = torch.full((), float(self._largest), device=self._tree.device)
+            self._tree.load_state_dict(leaves)
+            self._set_largest(float(self._largest))
         if not self._has_rows and len(storage):
             self.mark_update(occupancy_of(storage).slots())
 
-    def draw_state(self) -> Any:
-        """Returns what a draw changes: the generator's state and the clocks."""
-        return super().draw_state(), dict(self._clocks)
-
-    def undo_draw(self, state: Any) -> None:
-        """Undoes the draws since :meth:`draw_state`."""
-        generator, self._clocks = state
-        super().undo_draw(generator)
-
-    def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
-
-        Raises:
-            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
-        """
-        if not bool(self._powered(priority.to(self._tree.device)).isfinite().all()):
-            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, self.max_size, None)
-
     @property
     def default_priority(self) -> float | Tensor:
-        """Returns what new rows get: the largest priority given so far, raw; 1 when none, or only zeros, were given."""
+        """Returns the priority of new rows, before any exponent: the largest given so far, 1 where none is positive."""
         if isinstance(self._largest, Tensor):
             return torch.where(self._largest > 0, self._largest, 1.0)
         return self._largest if self._largest > 0 else 1.0
@@ -247,35 +213,22 @@ class PrioritizedSampler(Seeded, TorchRLNames):
 
     def _empty(self) -> None:
         self._tree.clear()
-        self._forget()
+        self._set_largest(-1.0)
+        self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
         """Priorities, exponents, clocks and the state of the generator; tensors and plain values."""
-        schedule = self._importance_exponent
-        return {
-            "tree": self._tree.state_dict(),
-            "largest_priority": float(self._largest),
-            "has_rows": self._has_rows,
-            "priority_exponent": self._priority_exponent,
-            "priority_offset": self.priority_offset,
-            "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
-            "clocks": dict(self._clocks),
-            "generator": self.generator_state(),
-        }
+        own = {"tree": self._tree.state_dict(), "has_rows": self._has_rows, "priority_offset": self.priority_offset}
+        return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read; a schedule stays the one this was built with."""
+        """Restores what :meth:`state_dict` returned; a schedule stays that of the constructor."""
         self._tree.load_state_dict(state_dict["tree"])
-        self._forget()
-        largest = float(state_dict["largest_priority"])
-        self._largest = torch.full_like(self._largest, largest) if isinstance(self._largest, Tensor) else largest
+        self._set_largest(float(state_dict["largest_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset = float(state_dict["priority_offset"])
-        if state_dict["importance_exponent"] is not None:
-            self.importance_exponent = state_dict["importance_exponent"]
-        self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
-        self.set_generator_state(state_dict["generator"])
+        self._load_shared_state(state_dict)
 
     def __repr__(self) -> str:
         return (

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,29 +13,29 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
-from lightning_replay.episodes.tracker import require_one_each
 from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
 from lightning_replay.samplers.goal_episodes import GoalEpisodes
+from lightning_replay.samplers.linked import LinkedSampler
+from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.access import read_columns, stored_before
-from lightning_replay.validation import checked_key, checked_share
+from lightning_replay.validation import checked_share
 
 
 @recorded
-class ReverseSweepSampler(UniformSampler):
+class ReverseSweepSampler(LinkedSampler, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
-    A sweep starts at the goal of an episode drawn uniformly among those that reached one, the last goal where it
-    reached several, and goes back one step at a time: each sweep batch continues where the one before stopped. At the
-    earliest stored step of the episode the next sweep starts, within the same batch if that is not full. Rows that
-    were overwritten end a sweep. Until a goal is stored every batch is uniform. Needs no feedback:
-    :meth:`update_priority` is ignored. The reverse sweep baseline of the SSET paper, which gives no numbers.
+    A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
+    at a time: each sweep batch continues where the one before stopped. At the earliest stored step of the episode the
+    next sweep starts, within the same batch if that is not full. Overwritten rows end a sweep. Until a goal is stored
+    every batch is uniform. Needs no feedback. The reverse sweep baseline of the SSET paper, which gives no numbers.
 
     Args:
         goal: condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
-            ``reward_at_least(1.0)``; asked once for each stored row, in insertion order. What it remembers of episodes
-            is copied, not shared.
+            ``reward_at_least(1.0)``; evaluated once for each stored row, in insertion order. The sampler has its own
+            copy of a condition with a state.
         sweep_share: chance of a batch to be a sweep.
         done_key: the flag of rows that ended their episode, terminated or truncated.
         seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
@@ -58,7 +57,7 @@ class ReverseSweepSampler(UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
-    reads_columns = True
+    _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
     def __init__(
         self,
@@ -70,8 +69,7 @@ class ReverseSweepSampler(UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share = checked_share("sweep_share", sweep_share)
-        checked_key("done_key", done_key)
-        self._done_key = tuple(done_key) if isinstance(done_key, list) else done_key
+        self._set_done_key(done_key)
         self._empty()
 
     @property
@@ -80,10 +78,7 @@ class ReverseSweepSampler(UniformSampler):
         return len(self._goals)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots: uniform, or the next ones of the sweep.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and no further information.
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device: uniform, or the next ones of the sweep.
 
         Raises:
             RuntimeError: the storage is empty.
@@ -94,45 +89,28 @@ class ReverseSweepSampler(UniformSampler):
         sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
         if not (sweeps and len(self._goals)):
             return super().sample(storage, batch_size)
-        return self._sweep(batch_size), {}
+        parts: list[Tensor] = []
+        while batch_size:
+            if self._cursor < 0:
+                drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
+                self._cursor = self._goals.slot(int(drawn))
+            parts.append(self._walk(batch_size))
+            batch_size -= len(parts[-1])
+        return torch.cat(parts), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
-        if self._links is None:
-            if rows.get(self._done_key, None) is None:
-                raise ValueError(
-                    f"the transitions have no {self._done_key!r}, which marks where episodes end; nothing was stored. "
-                    f"Store it with every transition, or name your key with done_key= of {type(self).__name__}"
-                )
-            require_one_each(rows, self._done_key, "sweeps along episodes", is_flag=True)
+        self._check_done(rows, "sweeps along episodes")
         # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Learns of the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
-        if storage is None:
-            raise ValueError("ReverseSweepSampler.mark_update got no storage; pass the buffer's as storage=.")
-        index = torch.as_tensor(index)
-        if index.ndim > 1:
-            raise ValueError(
-                f"ReverseSweepSampler got an index of shape {list(index.shape)}; it works with storages of one "
-                "dimension. Build the storage with ndim=1 and flatten environments and time before extend."
-            )
-        # A batch longer than the ring names slots twice; the rows that came last are there.
-        index = index.reshape(-1)[-storage.max_size :]
+        """Links the rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        slots = written_slots(index, storage, type(self).__name__)
+        assert storage is not None
         if self._links is None:
-            self._attach_storage(storage, index)
-        self._link(index, storage)
-
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots: nothing follows them, now or later."""
-        if self._links is not None:
-            self._links.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Returns what comes next of these trajectories follows no stored row."""
-        if self._links is not None:
-            self._links.break_episodes(trajectories)
+            self._attach_storage(storage, slots)
+        self._link(slots, storage)
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +118,7 @@ class ReverseSweepSampler(UniformSampler):
         return 0 if self._links is None else self._links.nbytes + self._episode.nbytes + self._place.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values from which :meth:`load_state_dict` goes on with the same draws."""
+        """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
             **super().state_dict(),
             "links": None if self._links is None else self._links.state_dict(),
@@ -157,9 +135,7 @@ class ReverseSweepSampler(UniformSampler):
         self._empty()
         if state_dict["links"] is not None:
             successor = state_dict["links"]["successor"]
-            self._allocate(successor.numel(), successor.device)
-            assert self._links is not None
-            self._links.load_state_dict(state_dict["links"])
+            self._allocate(successor.numel(), successor.device).load_state_dict(state_dict["links"])
             self._episode.copy_(state_dict["episode"])
         self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
@@ -173,8 +149,8 @@ class ReverseSweepSampler(UniformSampler):
         self._episode = self._place = torch.empty(0, dtype=torch.int64)
         self._next_episode = 0
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64))
-        self._cursor = -1  # the slot to be drawn next, -1 where a new sweep starts
-        self.goal = own(self.goal)  # which remembers no episode now
+        self._cursor = -1
+        self.goal = own(self.goal)  # a copy without running episodes
 
     def on_evict(self, index: Tensor) -> None:
         """Forgets rows that left without being overwritten, int64 ``[n]``."""
@@ -185,13 +161,13 @@ class ReverseSweepSampler(UniformSampler):
         if self._cursor >= 0 and bool((index == self._cursor).any()):
             self._cursor = -1
 
-    def _allocate(self, capacity: int, device: torch.device) -> None:
-        self._links = EpisodeLinks(capacity, device=device)
+    def _allocate(self, capacity: int, device: torch.device) -> EpisodeLinks:
         self._episode = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._place = self._episode.clone()
+        return super()._allocate(capacity, device)
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        """Learns of rows that were stored before this sampler was attached, in slot order."""
+        """Links rows that were stored before this sampler was attached, in slot order."""
         (done,) = read_columns(storage, torch.zeros(1, dtype=torch.int64), [self._done_key])
         self._allocate(storage.max_size, done.device)
         earlier = stored_before(storage, new)
@@ -212,7 +188,7 @@ class ReverseSweepSampler(UniformSampler):
             self._goals.put(episode[reached], index[reached])
 
     def _number(self, index: Tensor) -> Tensor:
-        """The episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
+        """Returns the episode of each new row, int64 ``[n]``: that of the row before it, or a new number."""
         assert self._links is not None
         own = torch.arange(len(index), device=index.device)
         self._place[index] = own
@@ -236,22 +212,10 @@ class ReverseSweepSampler(UniformSampler):
         generator, self._cursor = state
         super().undo_draw(generator)
 
-    def _sweep(self, count: int) -> Tensor:
-        """The next ``count`` slots, backwards."""
-        generator = self._generator
-        parts: list[Tensor] = []
-        while count:
-            if self._cursor < 0:
-                drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
-                self._cursor = self._goals.slot(int(drawn))
-            parts.append(self._walk(count))
-            count -= len(parts[-1])
-        return torch.cat(parts)
-
     def _walk(self, count: int) -> Tensor:
-        """Up to ``count`` slots from the cursor on, which moves behind them.
+        """Returns up to ``count`` slots from the cursor on, backwards, and moves the cursor.
 
-        The steps of an episode lie equally far apart in most rings, so that distance is guessed and then checked.
+        The steps of an episode lie equally far apart in most rings: that distance is assumed, then checked.
         """
         assert self._links is not None
         here = torch.tensor([self._cursor], device=self._episode.device)

@@ -23,14 +23,13 @@ from lightning_replay.validation import check_kind, checked_count, checked_entri
 class ScheduledSampler(WithinTables):
     """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
 
-    Tasks that hold fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel
-    Curriculum Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2:
-    learner.
+    Tasks with fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel Curriculum
+    Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
 
     Args:
         tasks: names, in the order of the column ``task``.
-        scheduler: which task. It is copied: :attr:`scheduler` is the one that is told of draws and progress.
-        min_size: rows from which on a task is drawn from.
+        scheduler: chooses the task. It is copied; give draws and progress to :attr:`scheduler`, the copy.
+        min_size: rows that a task must hold to be drawn from.
         priority_exponent, importance_exponent, priority_offset, seed: as
             :class:`~lightning_replay.samplers.table_sampler.WithinTables`.
 
@@ -60,13 +59,13 @@ class ScheduledSampler(WithinTables):
         self.scheduler.start(self.tasks)
 
     def ready(self, tables: Tables) -> np.ndarray:
-        """Whether each task holds enough rows, bool ``[tasks]``."""
+        """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
-        """All rows from the task drawn by the scheduler's probabilities."""
+        """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities, int64 ``[L]``."""
         rows = np.zeros(len(tables), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -84,7 +83,7 @@ class ScheduledSampler(WithinTables):
         return rows
 
     def draw_state(self) -> Any:
-        """Returns what a draw changes: that of tables, and the scheduler's state."""
+        """Returns what a draw changes: the state of the base class, and the scheduler's."""
         return super().draw_state(), self.scheduler.state_dict()
 
     def undo_draw(self, state: Any) -> None:
@@ -99,7 +98,7 @@ class ScheduledSampler(WithinTables):
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read.
+        """Restores what :meth:`state_dict` returned.
 
         Raises:
             ValueError: the state of another scheduler.

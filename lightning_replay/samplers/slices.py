@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses slices that would not be steps of one episode, which TorchRL's ``SliceSampler`` takes for granted."""
+"""Refuses slices over several episodes, which TorchRL's ``SliceSampler`` does not check."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.parts import WriterHooks
 
-_FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # where a SliceSampler is given no key, in its order
+_FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
 _DONE = ("next", "done")
 
 
 def check_slice_writer(sampler: SliceSampler, writer: WriterHooks, name: str) -> None:
-    """Refuses a writer, called ``name``, whose slots are not in order of time, along which slices are cut.
-
-    Raises:
-        ValueError: such a writer, unless the sampler finds the steps of an episode by their numbers.
-    """
+    """Refuses a writer, called ``name``, without slots in order of time, unless the sampler is ``fragmented``."""
     if not (sampler.fragmented or writer.keeps_order):
         raise ValueError(
             f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
@@ -34,22 +30,18 @@ def check_slice_writer(sampler: SliceSampler, writer: WriterHooks, name: str) ->
 
 
 class SliceCheck:
-    """Refuses to draw where episodes do not lie side by side; call it before every draw.
+    """Refuses to draw where the rows of episodes are interleaved; call it before every draw.
 
     A ``SliceSampler`` cuts rows where the trajectory changes, or where an end flag is true. Of interleaved rows the
-    former leaves slices of one row, the latter slices through several episodes. A look at all rows costs as much as a
-    draw, so they are looked at again once a sixteenth of them are new.
+    former leaves slices of one row, the latter slices through several episodes. Checking all rows costs as much as a
+    draw, so they are checked again once a sixteenth of them is new.
     """
 
     def __init__(self) -> None:
-        self._written: int | None = None  # rows when they were looked at
+        self._written: int | None = None  # rows written before the last check
 
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
-        """Checks the rows that ``sampler`` is about to draw ``batch_size`` from.
-
-        Raises:
-            ValueError: rows that are interleaved, as far as a trajectory is stored with them.
-        """
+        """Raises ValueError for interleaved rows, if they have a column of trajectories."""
         newest = (writer._cursor - 1) % storage.max_size
         storage._set_last_cursor(newest)  # no slice goes on from the newest row to the oldest
         written, stored = writer._write_count, len(storage)
@@ -75,17 +67,28 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
     if key is None:
         broken = int((breaks_off & (last != newest)).sum())
         if broken:
-            raise _crossing(sampler, named, ends, broken, len(last))
+            raise ValueError(
+                f"{type(sampler).__name__} ends slices where {' or '.join(map(repr, ends))} is true, and {broken} of "
+                f"{len(last)} runs of rows of one {named!r} end without it, so that slices would go from one episode "
+                "into another: rows of several environments are interleaved, or episodes broke off. Where each "
+                f"episode's rows lie side by side, build the sampler with traj_key={named!r}; otherwise with "
+                f"{_fragmented(named)}, or collect from one environment"
+            )
         return
     _, place, runs = trajectory[last].unique(return_inverse=True, return_counts=True)
     steps = sampler.slice_len or batch_size // sampler.num_slices
     broken = int((breaks_off & (runs[place] > 1) & (length < steps)).sum())
     if 2 * broken > len(last):  # a few are where a collector's batches end
-        raise _interleaved(sampler, named, steps, broken, len(last))
+        raise ValueError(
+            f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
+            f"are shorter than a slice of {steps} and go on elsewhere, and {type(sampler).__name__} cuts slices out of "
+            f"rows that lie side by side. Build it with {_fragmented(named)}; or store each environment's rows one "
+            "after another, or collect from one environment"
+        )
 
 
 def _followed_key(sampler: SliceSampler, rows: TensorDictBase) -> NestedKey | None:
-    """The column of trajectories along which slices are cut; ``None`` where that is done by end flags."""
+    """Returns the column of trajectories along which slices are cut; ``None`` where end flags are used."""
     if sampler.traj_key is not None:
         return sampler.traj_key if _has(rows, sampler.traj_key) else None
     if not sampler._traj_key_auto:
@@ -98,31 +101,13 @@ def _has(rows: TensorDictBase, key: NestedKey) -> bool:
 
 
 def _ended(rows: TensorDictBase, ends: Sequence[NestedKey], index: Tensor) -> Tensor:
-    """Whether one of the end flags that are stored is true in the rows ``index``, bool ``[n]``."""
+    """Returns whether one of the stored end flags is true in the rows ``index``, bool ``[n]``."""
     ended = torch.zeros(len(index), dtype=torch.bool, device=index.device)
     for key in ends:
         column = rows.get(key, None)
         if column is not None:
             ended |= column[index].reshape(len(index), -1).any(1)
     return ended
-
-
-def _crossing(sampler: SliceSampler, key: NestedKey, ends: Sequence[NestedKey], broken: int, runs: int) -> ValueError:
-    return ValueError(
-        f"{type(sampler).__name__} ends slices where {' or '.join(map(repr, ends))} is true, and {broken} of {runs} "
-        f"stretches of rows of one {key!r} end without it, so that slices would go from one episode into another: rows "
-        "of several environments are interleaved, or episodes broke off. Where each episode's rows lie side by side, "
-        f"build the sampler with traj_key={key!r}; otherwise with {_fragmented(key)}, or collect from one environment"
-    )
-
-
-def _interleaved(sampler: SliceSampler, key: NestedKey, steps: int, broken: int, runs: int) -> ValueError:
-    return ValueError(
-        f"the rows of several environments are interleaved: {broken} of {runs} stretches of rows of one {key!r} are "
-        f"shorter than a slice of {steps} and go on elsewhere, and {type(sampler).__name__} cuts slices out of rows "
-        f"that lie side by side. Build it with {_fragmented(key)}; or store each environment's rows one after another, "
-        "or collect from one environment"
-    )
 
 
 def _fragmented(key: NestedKey) -> str:

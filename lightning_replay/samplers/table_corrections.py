@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that correct for drawing events more often than they happen; Kompella et al. 2022, section 4, Lemma 2.
 
-Each takes the tables, the shares of the batch as drawn (float64 ``[L]``, the default table first) and the slots drawn
-(int64 ``[B]``), and gives float64 ``[B]``:
+Functions of the tables, the shares of the batch as drawn (float64 ``[L]``, the default table first) and the slots drawn
+(int64 ``[B]``), which return float64 ``[B]``:
 
 * :func:`mixture`: exact for any state space, and for tables left out of the batch;
 * :func:`lemma2`: the paper's formula, for discrete states and actions;
 * :func:`lemma2_exact`: the exact ratio of the lemma's own sampling model; the two agree where q is 0.
 
-Lemma 2 speaks of q(s, a), the probability that a transition from (s, a) is in no event table. It is estimated from what
-was stored: :class:`~lightning_replay.tables.counts.StateActionCounts`, which the writer keeps when it is told to.
+Lemma 2 needs q(s, a), the probability that a transition from (s, a) is in no event table, which is estimated from
+:class:`~lightning_replay.tables.counts.StateActionCounts` of ``EventTableWriter(count_state_actions=True)``.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray
 def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside; η is the share of all event tables.
 
-    A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here.
-
-    The proof's last sentence has ``1 - η`` for the outside; the formula displayed in the lemma, taken here, is the one
-    that removes the bias.
+    A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here. The proof's last
+    sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, removes the bias.
     """
     share, outside = _outside(tables, shares, slots)
-    return np.where(_in_events(tables, shares, slots), 1.0 - share * outside, _for_others(share))
+    return _weights(tables, shares, slots, 1.0 - share * outside)
 
 
 def lemma2_exact(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """``(1 - q) / (1 - q + η q)`` for a row in an event table, ``1 / (1 - η)`` for one outside."""
     share, outside = _outside(tables, shares, slots)
     inside = (1.0 - outside) / np.maximum(1.0 - outside + share * outside, 1e-12)
-    return np.where(_in_events(tables, shares, slots), inside, _for_others(share))
+    return _weights(tables, shares, slots, inside)
 
 
 CORRECTIONS: dict[str, Correction | None] = {
@@ -63,7 +61,7 @@ NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
 def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[float, np.ndarray]:
-    """η, and q of each row."""
+    """Returns η, and q of each row."""
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
@@ -73,11 +71,8 @@ def _outside(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> tuple[flo
     return float(shares[1:].sum()), counts.share_outside(slots)
 
 
-def _in_events(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Whether an event table that is drawn from holds each row."""
-    drawn = np.flatnonzero(shares[1:] > 0) + 1
-    return np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
-
-
-def _for_others(share: float) -> float:
-    return 1.0 / (1.0 - share) if share < 1.0 else 1.0  # with a share of 1 none of them is drawn
+def _weights(tables: Tables, shares: np.ndarray, slots: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Returns the weights ``inside`` ``[B]`` of rows in an event table with a share, ``1 / (1 - η)`` for others."""
+    drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
+    is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
+    return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn

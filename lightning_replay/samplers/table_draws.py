@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What samplers of tables share: the tables over a storage, and how often rows are drawn from them."""
+"""The tables over a storage, and how often rows are drawn from them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from lightning_replay.tables.tables import Tables
 
 
 class DrawnRatios(NamedTuple):
-    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each.
+    """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
 
-    Attributes:
-        ratio: float64 ``[B]``, ``|B| P`` of each row.
-        smallest: the least it can be for any row of any table drawn from.
-    """
-
-    ratio: np.ndarray
-    smallest: float
+    ratio: np.ndarray  #: float64 ``[B]``, ``|B| P`` of each row.
+    smallest: float  #: The least it can be for any row of any table drawn from.
 
     def importance(self, exponent: float) -> np.ndarray:
         """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
@@ -29,11 +24,7 @@ class DrawnRatios(NamedTuple):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables over a storage.
-
-    Raises:
-        TypeError: its writer keeps none.
-    """
+    """Returns the tables over a storage; raises TypeError where its writer keeps none."""
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)

@@ -17,13 +17,12 @@ from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
 from lightning_replay.samplers.table_draws import DrawnRatios, tables_of
 from lightning_replay.samplers.torchrl_compat import TorchRLNames
-from lightning_replay.schedules import Constant, Schedule
-from lightning_replay.seeded import Seeded
+from lightning_replay.schedules import Schedule
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
 
 
-class WithinTables(Seeded, TorchRLNames):
+class WithinTables(TorchRLNames):
     """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
 
     With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
@@ -46,14 +45,11 @@ class WithinTables(Seeded, TorchRLNames):
         priority_offset: float = 1e-6,
         seed: int | None = None,
     ) -> None:
+        super().__init__(importance_exponent, priority_offset, seed)
         self.priority_exponent = priority_exponent
-        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
-        self.importance_exponent = importance_exponent
-        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
-        self._seed_generator(seed)
-        self._forget()
+        self._empty()
 
-    def _forget(self) -> None:
+    def _empty(self) -> None:
         self._largest: float = -1.0
         self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
         self._forget_trees()
@@ -61,12 +57,12 @@ class WithinTables(Seeded, TorchRLNames):
 
     def _forget_trees(self) -> None:
         self._trees: list[PriorityTree] = []  # by table, over its entries
-        self._known = np.zeros(0, dtype=np.int64)  # entries of each table that its tree has seen
+        self._known = np.zeros(0, dtype=np.int64)  # entries of each table that are in its tree or have left
         self._known_first = np.zeros(0, dtype=np.int64)  # the oldest of them
 
     @property
     def priority_exponent(self) -> float:
-        """α; set anew, it holds for all rows from the next draw on."""
+        """α; a new value holds for all rows from the next draw on."""
         return self._priority_exponent
 
     @priority_exponent.setter
@@ -85,12 +81,12 @@ class WithinTables(Seeded, TorchRLNames):
 
     @property
     def default_priority(self) -> float:
-        """Returns what new rows get: the largest priority given so far, 1 when none was."""
+        """Returns the priority of new rows: the largest given so far, 1 when none was."""
         return self._largest if self._largest > 0 else 1.0
 
     @property
     def max_size(self) -> int:
-        """Slots known so far."""
+        """Slots that have a priority."""
         return len(self._priority)
 
     @property
@@ -104,16 +100,13 @@ class WithinTables(Seeded, TorchRLNames):
         return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives rows written just now the largest priority so far; the writers call it."""
+        """Gives rows written just now the largest priority so far; called by the writers."""
         if self.uses_priorities and storage is not None:
             self._attach_tables(tables_of(storage, self))
             self._priority[torch.as_tensor(index).cpu().numpy()] = self.default_priority
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots with replacement.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, table after table, and the columns of :meth:`describe`.
+        """Draws ``batch_size`` slots with replacement, int64 ``[B]`` on the storage's device, table after table.
 
         Raises:
             RuntimeError: no table can be drawn from.
@@ -125,7 +118,7 @@ class WithinTables(Seeded, TorchRLNames):
         table = np.repeat(np.arange(len(rows)), rows)
         drawn = None
         if self.uses_priorities:
-            self._follow(tables)
+            self._sync_trees(tables)
             places, drawn = self._by_priority(tables, uniform.cpu(), rows)
         else:
             length = tables.length[table]
@@ -143,12 +136,9 @@ class WithinTables(Seeded, TorchRLNames):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
-        """Returns what a batch carries besides its rows.
+        """Returns further columns of a batch, from ``table`` and ``slots`` of its rows, int64 ``[B]``.
 
         Args:
-            tables: drawn from.
-            table: int64 ``[B]``, of each row.
-            slots: int64 ``[B]``.
             drawn: how often each row is drawn; ``None`` without priorities.
         """
         beta = self.beta
@@ -183,28 +173,22 @@ class WithinTables(Seeded, TorchRLNames):
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Takes in priorities, in every table that refers to a row; of several for one slot the last counts.
+        """Sets priorities, in every table that refers to a row.
 
-        Args:
-            index: slots, int or int64 ``[n]``; -1 is skipped.
-            priority: a number for all, ``[n]`` or ``[n, 1]``; finite and not negative.
-            storage: the buffer's.
-
-        Raises:
-            ValueError: a priority is negative, infinite or NaN, or the lengths differ.
-            IndexError: a slot does not exist. In every case nothing has changed.
+        Arguments and errors are those of
+        :meth:`PrioritizedSampler.update_priority <lightning_replay.samplers.PrioritizedSampler.update_priority>`.
         """
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
         self._attach_tables(tables)
-        self._follow(tables)
+        self._sync_trees(tables)
         index = flat_index(index, self.device, storage)
         priority = matching_priority(priority, index)
         if not index.numel():
             return
         limit = len(storage)
-        sound = bool(torch.isfinite(self._raised(priority)).all()) and bool((priority >= 0).all())
+        sound = bool(torch.isfinite(self._exponentiated(priority)).all()) and bool((priority >= 0).all())
         if not sound or int(index.min()) < -1 or int(index.max()) >= limit:
             raise refusal(index, priority, limit, limit)
         slots, given = index.numpy()[index.numpy() >= 0], priority.numpy()[index.numpy() >= 0]
@@ -216,13 +200,10 @@ class WithinTables(Seeded, TorchRLNames):
             place = tables.position[number, slots]
             inside = place >= 0
             if inside.any():
-                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._powered(slots[inside]))
+                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(slots[inside]))
 
-    def _powered(self, slots: np.ndarray) -> Tensor:
-        return self._raised(torch.from_numpy(self._priority[slots]))
-
-    def _raised(self, priority: Tensor) -> Tensor:
-        return priority.add(self.priority_offset).pow_(self.priority_exponent)
+    def _leaves(self, slots: np.ndarray) -> Tensor:
+        return self._exponentiated(torch.from_numpy(self._priority[slots]))
 
     def _attach_tables(self, tables: Tables) -> None:
         """Sizes everything for the tables, at the first call."""
@@ -237,8 +218,8 @@ class WithinTables(Seeded, TorchRLNames):
         if len(self._priority) != tables.num_slots:
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
-    def _follow(self, tables: Tables) -> None:
-        """Takes in what was appended to the tables since the last call."""
+    def _sync_trees(self, tables: Tables) -> None:
+        """Updates the trees by what was appended to the tables, or left them early, since the last call."""
         first = tables.first
         for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
             appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
@@ -247,51 +228,28 @@ class WithinTables(Seeded, TorchRLNames):
             self._known_first[number] = first[number]
             places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
             slots = tables.entries[tables.offset[number] + places]
-            self._trees[number].set(torch.from_numpy(places), self._powered(slots))
+            self._trees[number].set(torch.from_numpy(places), self._leaves(slots))
             self._known[number] = appended
 
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state, the clocks and the rows drawn."""
-        return super().draw_state(), dict(self._clocks), self.rows_drawn.copy()
+        return super().draw_state(), self.rows_drawn.copy()
 
     def undo_draw(self, state: Any) -> None:
         """Undoes the draws since :meth:`draw_state`."""
-        generator, self._clocks, self.rows_drawn = state
-        super().undo_draw(generator)
-
-    def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
-
-        Raises:
-            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
-        """
-        if not bool(self._raised(priority).isfinite().all()):
-            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
-
-    def _empty(self) -> None:
-        self._forget()
+        shared, self.rows_drawn = state
+        super().undo_draw(shared)
 
     def state_dict(self) -> dict[str, Any]:
         """Priorities, clocks, counters and the state of the generator; tensors and plain values."""
-        schedule = self.importance_exponent
-        return {
-            "priority": torch.from_numpy(self._priority.copy()),
-            "largest_priority": self._largest,
-            "priority_exponent": self.priority_exponent,
-            "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
-            "rows_drawn": self.rows_drawn.tolist(),
-            "clocks": dict(self._clocks),
-            "generator": self.generator_state(),
-        }
+        own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
+        return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the draws where :meth:`state_dict` was read; the trees are built anew from the tables."""
-        self._forget()
+        """Restores what :meth:`state_dict` returned; the trees are built anew from the tables."""
+        self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         self._largest = float(state_dict["largest_priority"])
         self.priority_exponent = float(state_dict["priority_exponent"])
-        if state_dict["importance_exponent"] is not None:
-            self.importance_exponent = state_dict["importance_exponent"]
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
-        self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
-        self.set_generator_state(state_dict["generator"])
+        self._load_shared_state(state_dict)

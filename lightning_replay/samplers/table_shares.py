@@ -24,17 +24,17 @@ ROUNDING = 1e-6
 class TableShares(WithinTables):
     """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
 
-    Tables below their minimum size are left out and the other shares renormalised. A batch is the rows of table after
-    table. Stratified Sampling from Event Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+    Tables below their minimum size are left out and the other shares renormalised. Stratified Sampling from Event
+    Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
-    Without a correction the loss is a mean over what is drawn, in which events count more than they happen; the paper
-    needs none in deterministic environments. ``priority_weight`` is the product of the correction and of
-    ``(|B| P) ** -importance_exponent`` where priorities say with which probability P a row is drawn from its table B,
-    the latter over the largest of all tables that have a share.
+    Without a correction the loss is a mean over the drawn rows, in which events count more than they happen; the paper
+    needs none in deterministic environments. ``priority_weight`` is the product of the correction and, with priorities,
+    of ``(|B| P) ** -importance_exponent`` over the largest of all tables that have a share, where P is the probability
+    of a row in a draw from its table B.
 
     Args:
         table_shares: share of a batch by table name; they sum to 1. Of a table with 0 nothing is ever drawn.
-        min_sizes: entries from which on a table is drawn from; 1 where absent.
+        min_sizes: entries that a table must hold to be drawn from; 1 where absent.
         multinomial: draw the number of rows of each table too, with the shares as probabilities; otherwise they are
             exact in every batch, by largest remainder.
         at_least_one: draw at least one row from every table that holds enough.
@@ -48,15 +48,13 @@ class TableShares(WithinTables):
         index: int64 ``[B]``.
         table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
         priority_weight: float32 ``[B]``, with a correction or with priorities.
-        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table.
-            The shares of the tables that hold enough where ``multinomial`` draws with them; otherwise, and with
-            ``at_least_one``, the part of this batch that the table has.
+        table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table:
+            its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
 
     Raises:
         ValueError: shares that do not sum to 1 or are negative.
-        TypeError: ``return_probabilities`` is neither ``True`` nor ``False``.
     """
 
     def __init__(
@@ -75,11 +73,12 @@ class TableShares(WithinTables):
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
-        _check_shares(table_shares)
+        total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
+        if abs(total - 1.0) > ROUNDING:
+            raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")
         self.table_shares = dict(table_shares)
-        self.min_sizes = {
-            name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in (min_sizes or {}).items()
-        }
+        sizes = (min_sizes or {}).items()
+        self.min_sizes = {name: checked_count(f"min_sizes[{name!r}]", size, 0) for name, size in sizes}
         self.at_least_one = checked_flag("at_least_one", at_least_one)
         self.normalize_over_batch = checked_flag("normalize_over_batch", normalize_over_batch)
         self.multinomial = checked_flag("multinomial", multinomial)
@@ -87,23 +86,23 @@ class TableShares(WithinTables):
             check_callable("correction", correction, "one of lightning_replay.samplers.table_corrections, or None")
         self.correction = correction
         self.return_probabilities = checked_flag("return_probabilities", return_probabilities)
-        self._names: list[str] = []  # of the tables met, which say the order of the two arrays
+        self._names: list[str] = []  # of the tables, in the order of the two arrays
         self._share = self._least = np.zeros(0)
-        self._dealt: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last deal, and what it was made for
+        self._allocation: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last rows of tables, and for what
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
         self.min_sizes.update(min_sizes)
-        self._names = []  # so that they are read again
+        self._names = []  # read again at the next draw
 
     def ready_shares(self, tables: Tables) -> np.ndarray:
-        """Share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
+        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
 
         Raises:
-            RuntimeError: none of those that have a share holds enough.
+            RuntimeError: no table that has a share holds enough.
         """
         if self._names != tables.names:
-            self._learn(tables.names)
+            self._read_names(tables.names)
         shares = self._share * (tables.length >= self._least)
         total = shares.sum()
         if not total:
@@ -116,25 +115,24 @@ class TableShares(WithinTables):
         return shares / total
 
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
-        """``batch_size`` dealt out by the shares of the tables that hold enough."""
+        """Divides ``batch_size`` rows by the shares of the tables that hold enough, int64 ``[L]``."""
         shares = self.ready_shares(tables)
         if self.multinomial:
-            device = self._generator.device
-            uniform = (
-                torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=device).cpu().numpy()
-            )
+            generator = self._generator
+            uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
             # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
             cumulative = np.cumsum(shares)
-            chosen = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
-            rows = np.bincount(chosen, minlength=len(shares))
-            return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+            chosen = np.searchsorted(cumulative, uniform.cpu().numpy() * cumulative[-1], side="right")
+            return self._with_one_of_each(np.bincount(chosen, minlength=len(shares)), shares)
         key = (batch_size, shares.tobytes())
-        if self._dealt is None or self._dealt[0] != key:
-            rows = largest_remainder(shares, batch_size)
-            self._dealt = key, with_one_of_each(rows, shares > 0) if self.at_least_one else rows
-        return self._dealt[1]
+        if self._allocation is None or self._allocation[0] != key:
+            self._allocation = key, self._with_one_of_each(largest_remainder(shares, batch_size), shares)
+        return self._allocation[1]
 
-    def _learn(self, names: list[str]) -> None:
+    def _with_one_of_each(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
+
+    def _read_names(self, names: list[str]) -> None:
         given = {*self.table_shares, *self.min_sizes}
         if given - set(names) or len(self.table_shares) != len(names):
             raise ValueError(
@@ -147,38 +145,26 @@ class TableShares(WithinTables):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
-        """Tables of the rows, their weights if there are any, and the probabilities of ``return_probabilities``."""
+        """Returns the table of each row, the weights if any, and the columns of ``return_probabilities``."""
         info = {"table": torch.from_numpy(table)}
         beta = self.beta
         weight = None if drawn is None or beta == 0 else drawn.importance(beta)
-        corrected = None
         if self.correction is not None or self.return_probabilities:
-            shares = self._drawn_shares(tables, table)
-            corrected = None if self.correction is None else self.correction(tables, shares, slots)
+            if self.multinomial and not self.at_least_one:
+                shares = self.ready_shares(tables)
+            else:  # rounding makes the shares of the batch differ from the configured ones
+                shares = np.bincount(table, minlength=len(tables)) / len(table)
+            correction = np.ones(len(table)) if self.correction is None else self.correction(tables, shares, slots)
             if self.return_probabilities:
-                info |= self._probabilities(shares[table], corrected, drawn)
-        if corrected is not None:
-            weight = corrected if weight is None else weight * corrected
+                raw = correction if drawn is None else correction * drawn.ratio**-beta
+                info["table_probability"] = torch.from_numpy(shares[table]).float()
+                info["raw_weight"] = torch.from_numpy(raw).float()
+            if self.correction is not None:
+                weight = correction if weight is None else weight * correction
         if weight is not None:
             largest = weight.max() if self.normalize_over_batch else 1.0
             info["priority_weight"] = torch.from_numpy(weight / largest).float()
         return info
-
-    def _probabilities(
-        self, share: np.ndarray, corrected: np.ndarray | None, drawn: DrawnRatios | None
-    ) -> dict[str, Tensor]:
-        """Returns the probability of each row's table, and each row's weight, not divided by the largest."""
-        raw = np.ones(len(share)) if corrected is None else corrected
-        if drawn is not None:
-            raw = raw * drawn.ratio**-self.beta
-        return {"table_probability": torch.from_numpy(share).float(), "raw_weight": torch.from_numpy(raw).float()}
-
-    def _drawn_shares(self, tables: Tables, table: np.ndarray) -> np.ndarray:
-        """Probability that a draw of this batch comes from each table, float64 ``[L]``."""
-        if self.multinomial and not self.at_least_one:
-            return self.ready_shares(tables)
-        # With a fixed number of rows from each table, rounding makes the drawn shares differ from the configured ones.
-        return np.bincount(table, minlength=len(tables)) / len(table)
 
     def _drawable(self, tables: Tables) -> np.ndarray:
         return self._share > 0
@@ -188,7 +174,7 @@ class TableShares(WithinTables):
 
 
 def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
-    """``count`` dealt out in proportion to ``shares``: rounded down, what is left to the largest remainders.
+    """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders.
 
     Equal remainders go to the earlier table.
 
@@ -206,7 +192,7 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
 
 
 def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
-    """``rows`` with at least one for each ready table, taken from those that have most.
+    """Returns ``rows`` with at least one for each ready table, taken from those that have most.
 
     Example:
         >>> with_one_of_each(np.array([7, 0, 1, 0]), np.array([True, True, True, False]))
@@ -219,9 +205,3 @@ def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
             rows[richest] -= 1
             rows[table] += 1
     return rows
-
-
-def _check_shares(table_shares: Mapping[str, float]) -> None:
-    total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
-    if abs(total - 1.0) > ROUNDING:
-        raise ValueError(f"table_shares sums to {total:g}; shares of a batch must sum to 1. Got {table_shares}")

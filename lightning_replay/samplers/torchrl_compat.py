@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names under which TorchRL's buffers, writers and schedulers know a prioritized sampler."""
+"""Base class of prioritized samplers, under the names that TorchRL's buffers, writers and schedulers use."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
+from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.priority_updates import refusal
+from lightning_replay.schedules import Constant, Schedule, checked_schedule
+from lightning_replay.seeded import Seeded
+from lightning_replay.validation import checked_number
 
 
-class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
+class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
     """TorchRL's sampler without its constructor, its trees and its compiled code."""
 
     uses_priorities = True
@@ -20,10 +27,14 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
     reduction = "max"  # how TorchRL's buffers make one priority of several per row
 
     priority_exponent: float
-    _importance_exponent: Schedule
     _tree: PriorityTree
     _largest: float | Tensor
-    _clocks: dict[str, int]
+
+    def __init__(self, importance_exponent: float | Schedule, priority_offset: float, seed: int | None) -> None:
+        self.priority_offset = checked_number("priority_offset", priority_offset, 0.0)
+        self.importance_exponent = importance_exponent
+        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
+        self._seed_generator(seed)
 
     @property
     def max_size(self) -> int:
@@ -72,13 +83,65 @@ class TorchRLNames(ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def _max_priority(self) -> tuple[float | Tensor | None, None]:
-        """As TorchRL keeps it: ``None`` before any was given; the slot is not kept."""
+        """Largest priority in TorchRL's form: ``None`` before any was given; the slot is not kept."""
         if isinstance(self._largest, Tensor):
             return self.default_priority, None
         return (self._largest if self._largest >= 0 else None), None
 
     def add(self, index: int | Tensor) -> None:
-        """Nothing to do: :meth:`mark_update` came first."""
+        """Does nothing: :meth:`mark_update` was called before."""
 
     def extend(self, index: Tensor | tuple[Tensor, ...]) -> None:
-        """Nothing to do: :meth:`mark_update` came first."""
+        """Does nothing: :meth:`mark_update` was called before."""
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse.
+
+        Raises:
+            ValueError: one is negative or not finite, or does not fit float32 once it is raised to the exponent.
+        """
+        if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
+            raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
+
+    def _exponentiated(self, priority: Tensor) -> Tensor:
+        return priority.add(self.priority_offset).pow_(self.priority_exponent)
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes: the generator's state and the clocks."""
+        return super().draw_state(), dict(self._clocks)
+
+    def undo_draw(self, state: Any) -> None:
+        """Undoes the draws since :meth:`draw_state`."""
+        generator, self._clocks = state
+        super().undo_draw(generator)
+
+    def _shared_state(self) -> dict[str, Any]:
+        schedule = self._importance_exponent
+        return {
+            "largest_priority": float(self._largest),
+            "priority_exponent": self.priority_exponent,
+            "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
+            "clocks": dict(self._clocks),
+            "generator": self.generator_state(),
+        }
+
+    def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores all of :meth:`_shared_state` but the priorities; a schedule stays that of the constructor."""
+        if state_dict["importance_exponent"] is not None:
+            self.importance_exponent = state_dict["importance_exponent"]
+        self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
+        self.set_generator_state(state_dict["generator"])
+
+
+def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) -> Tensor:
+    """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once."""
+    if storage is None:
+        raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
+    index = torch.as_tensor(index)
+    if index.ndim > 1:
+        raise ValueError(
+            f"{sampler} got an index of shape {list(index.shape)}; it works with storages of one dimension. Build the "
+            "storage with ndim=1 and flatten environments and time before extend."
+        )
+    # A batch longer than the ring names slots twice; the rows that came last are there.
+    return index.reshape(-1)[-storage.max_size :]

@@ -23,8 +23,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
     Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
 
     Args:
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from
-            torch's global generator.
+        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -44,10 +43,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         self._seed_generator(seed)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots.
-
-        Returns:
-            int64 ``[B]`` on the storage's device, and no further information.
+        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device.
 
         Raises:
             RuntimeError: the storage is empty.

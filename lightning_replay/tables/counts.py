@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often each state and action was stored, and how often it was part of what led to an event."""
+"""Counts of states and actions: how often each was stored, and how often it led to an event."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from tensordict import TensorDictBase
 
 
 class StateActionCounts:
-    """Counts exact values of observation and action, over everything ever stored: for discrete ones only.
+    """Counts exact values of observation and action over all rows ever stored in ``num_slots`` slots.
 
-    With continuous ones every pair is new and the estimate is 0 or 1; use the correction ``mixture`` there. Costs about
-    100 bytes for each different pair.
-
-    Args:
-        num_slots: rows of the storage.
+    For discrete ones: with continuous ones every pair is new and the estimate is 0 or 1, use the correction ``mixture``
+    there. About 100 bytes for each different pair.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -29,7 +26,7 @@ class StateActionCounts:
         self._is_counted = np.zeros(num_slots, dtype=np.bool_)
 
     def store(self, slots: np.ndarray, keys: list[bytes]) -> None:
-        """Counts new rows ``[N]`` in their slots, by their :func:`state_action_keys`."""
+        """Counts new rows ``[N]`` in ``slots`` by their :func:`state_action_keys`."""
         for slot, key in zip(slots.tolist(), keys, strict=True):
             number = self._numbers.setdefault(key, len(self._stored))
             if number == len(self._stored):
@@ -40,22 +37,21 @@ class StateActionCounts:
         self._is_counted[slots] = False
 
     def send(self, slots: np.ndarray) -> None:
-        """Counts rows that became part of an event's history; once each, whatever the number of events."""
+        """Counts rows that became part of an event's history; once each, also for several events."""
         for slot in slots[~self._is_counted[slots]].tolist():
             self._in_events[self._of_slot[slot]] += 1
         self._is_counted[slots] = True
 
     def share_outside(self, slots: np.ndarray) -> np.ndarray:
-        """q of each row, float64 ``[B]``: how often its state and action led to no event, of all times stored."""
+        """Returns q of each row, float64 ``[B]``: the share of its state and action that led to no event."""
         numbers = self._of_slot[slots].tolist()
         return np.array([1.0 - self._in_events[number] / self._stored[number] for number in numbers])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors."""
-        keys = list(self._numbers)
-        flat = np.frombuffer(b"".join(keys), dtype=np.uint8).copy()
+        """Returns all counts, as tensors."""
+        keys = np.frombuffer(b"".join(self._numbers), dtype=np.uint8).copy()
         return {
-            "keys": torch.from_numpy(flat.reshape(len(keys), -1) if keys else flat.reshape(0, 0)),
+            "keys": torch.from_numpy(keys.reshape(len(self._numbers), -1) if len(keys) else keys.reshape(0, 0)),
             "stored": torch.tensor(self._stored, dtype=torch.int64),
             "in_events": torch.tensor(self._in_events, dtype=torch.int64),
             "of_slot": torch.from_numpy(self._of_slot.copy()),
@@ -63,7 +59,7 @@ class StateActionCounts:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         self._numbers = {row.tobytes(): number for number, row in enumerate(state_dict["keys"].numpy())}
         self._stored = state_dict["stored"].tolist()
         self._in_events = state_dict["in_events"].tolist()
@@ -72,22 +68,17 @@ class StateActionCounts:
 
 
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
-    """The bytes of observation and action of each row.
-
-    Raises:
-        ValueError: rows without one of them.
-    """
+    """Returns the bytes of observation and action of each row; raises ValueError where one is missing."""
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(
             f"the transitions have no column {missing}, whose values the corrections of Lemma 2 count; name the "
             "columns observation and action, or use the correction 'mixture'"
         )
-    columns = [value for name in ("observation", "action") for value in _leaves(rows.get(name))]
+    columns: list[torch.Tensor] = []
+    for name in ("observation", "action"):
+        value = rows.get(name)
+        columns += value.values(True, True) if isinstance(value, TensorDictBase) else [value]
     flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
     parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    return list(value.values(True, True)) if isinstance(value, TensorDictBase) else [value]

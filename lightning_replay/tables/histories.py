@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running episodes: the slots of their last steps, held until it is known whether an event follows."""
+"""Running episodes: the slots of their last steps, held as long as an event may follow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from lightning_replay.tables.slot_pool import Slots
 
 
-class Stretch(NamedTuple):
-    """Rows of one episode among the rows written together: their places in the batch, in order of time.
+class EpisodeSlice(NamedTuple):
+    """Rows of one episode in a batch: their places, in order of time.
 
-    It continues what ran under its number before, unless an episode of that number has ended in the same batch.
+    ``continues`` the running episode of its number, unless that ended in the same batch; ``ended`` by its last row.
     """
 
     trajectory: int
@@ -26,22 +26,22 @@ class Stretch(NamedTuple):
     ended: bool
 
 
-def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
-    """Takes a batch of rows apart by episode.
+def episode_slices(trajectory: np.ndarray, done: np.ndarray) -> Iterator[EpisodeSlice]:
+    """Divides a batch of rows by episode; after a row that is done, another one begins under the same number.
 
     Args:
         trajectory: int64 ``[N]``, the running episode of each row.
-        done: bool ``[N]``, whether the row ended its episode; what follows under the same number is another one.
+        done: bool ``[N]``, whether the row ended its episode.
 
     Example:
-        >>> for stretch in stretches(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
-        ...     print(stretch.trajectory, stretch.rows, stretch.continues, stretch.ended)
+        >>> for part in episode_slices(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
+        ...     print(part.trajectory, part.rows, part.continues, part.ended)
         7 [0 2] True True
         7 [3] False False
         8 [1] True False
     """
     if len(trajectory) == 1:
-        yield Stretch(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
+        yield EpisodeSlice(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
         return
     order = np.argsort(trajectory, kind="stable")
     named, ends = trajectory[order], done[order]
@@ -49,26 +49,25 @@ def stretches(trajectory: np.ndarray, done: np.ndarray) -> Iterator[Stretch]:
     start = 0
     for stop in (np.flatnonzero(last) + 1).tolist():
         continues = start == 0 or bool(named[start] != named[start - 1])
-        yield Stretch(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
+        yield EpisodeSlice(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
         start = stop
 
 
 def led_to_events(
     happened: np.ndarray, history_length: np.ndarray, num_before: int, is_sent: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of one episode that its events send to a table, in the order in which they are sent.
+    """Returns the steps of one episode that its events append to a table, in order.
 
-    Where events have different history lengths, an early short one sends less than a later long one, which then sends
-    older steps after newer ones.
+    Where events have different history lengths, a long one may append older steps after an earlier short one.
 
     Args:
         happened: bool ``[E, N]``, which events the new steps are.
         history_length: int64 ``[E]``, the event's own step included.
         num_before: remembered steps before the new ones.
-        is_sent: bool ``[num_before + N]``, steps that the table was given already.
+        is_sent: bool ``[num_before + N]``, steps that have been in the table.
 
     Returns:
-        Places among all ``num_before + N`` steps, and the place among the new ones of the event that sends each.
+        Places among all ``num_before + N`` steps, and for each the place of its event among the new ones.
 
     Example:
         >>> happened = np.array([[False, True, False, True, False]])
@@ -96,14 +95,9 @@ def led_to_events(
 
 
 class Histories:
-    """The last steps of every running episode, each held by a reference so that its slot is not written again.
+    """The last ``length`` steps of up to ``max_trajectories`` running episodes, each held by a reference to its slot.
 
-    Args:
-        slots: counts the references.
-        length: steps remembered of an episode.
-        max_trajectories: episodes that may run at once.
-        forgets_stale: whether :meth:`make_room` is called; then running episodes are counted also where none of their
-            steps is remembered.
+    With ``forgets_stale``, needed for :meth:`make_room`, episodes are counted also where no step is remembered.
     """
 
     def __init__(self, slots: Slots, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
@@ -117,20 +111,17 @@ class Histories:
     def __len__(self) -> int:
         return len(self._running)
 
-    def before(self, stretch: Stretch) -> np.ndarray:
-        """Slots of the remembered steps that come before a stretch, int64, oldest first."""
-        held = self._running.get(stretch.trajectory, ()) if stretch.continues else ()
+    def before(self, part: EpisodeSlice) -> np.ndarray:
+        """Returns the slots of the remembered steps before a slice, int64, oldest first."""
+        held = self._running.get(part.trajectory, ()) if part.continues else ()
         return np.array(held, dtype=np.int64)
 
     def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
-        """Refuses rows by which more episodes would run at once than there is room for.
+        """Raises ValueError for rows with which more than ``max_trajectories`` episodes would run at once.
 
         Args:
-            parts: of rows to come, written one after the other: trajectory, int64 ``[N]``, and done, bool ``[N]``.
-            forget_stale: whether :meth:`make_room` may forget the episodes that were continued longest ago.
-
-        Raises:
-            ValueError: with both numbers; nothing has changed.
+            parts: trajectory, int64 ``[N]``, and done, bool ``[N]``, of batches to be written in turn.
+            forget_stale: whether :meth:`make_room` will forget the episodes that were continued longest ago.
         """
         named = sum(len(set(trajectory.tolist())) for trajectory, _ in parts)
         if not self._length or len(self._running) + named <= self._max_trajectories:
@@ -148,11 +139,7 @@ class Histories:
             running = staying[max(excess, 0) :] + opened
 
     def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> list[int]:
-        """Forgets the episodes continued longest ago, where rows that were checked leave no room for them.
-
-        Returns:
-            which were forgotten.
-        """
+        """Forgets the episodes continued longest ago, as far as checked rows need their room; returns these."""
         staying, opened = self._running_after(list(self._running), trajectory, done)
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
@@ -163,24 +150,24 @@ class Histories:
     def _running_after(
         self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
     ) -> tuple[list[int], list[int]]:
-        """Returns the running episodes that rows do not name, and those that run on after being named."""
+        """Returns the running episodes that are not in the rows, and those of the rows that run on."""
         is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
         return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
 
-    def follow(self, stretch: Stretch, slots: np.ndarray) -> None:
-        """Appends the slots of a stretch to its episode, or forgets the episode that it ended."""
-        if stretch.ended:
-            self.forget(stretch.trajectory)
+    def append(self, part: EpisodeSlice, slots: np.ndarray) -> None:
+        """Appends the slots of a slice to its episode, or forgets the episode where it ended."""
+        if part.ended:
+            self.forget(part.trajectory)
             return
         if not self._counts_all:
             return
-        held = self._running.pop(stretch.trajectory, None) or deque()
+        held = self._running.pop(part.trajectory, None) or deque()
         kept = slots[len(slots) - self._length :] if self._length < len(slots) else slots
         self._slots.references[kept] += 1
         held.extend(kept.tolist())
         while len(held) > self._length:
             self._slots.release_one(held.popleft())
-        self._running[stretch.trajectory] = held
+        self._running[part.trajectory] = held
 
     def forget(self, trajectory: int) -> None:
         """Releases the steps of an episode."""
@@ -189,7 +176,7 @@ class Histories:
             self._slots.release(np.array(held))
 
     def forget_oldest(self) -> int | None:
-        """Releases the steps of the episode that was continued longest ago; returns it, or ``None`` if none runs."""
+        """Releases the steps of the episode continued longest ago; returns it, or ``None`` if none runs."""
         name = next(iter(self._running), None)
         if name is not None:
             self.forget(name)
@@ -197,7 +184,7 @@ class Histories:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """Trajectories and slots, as tensors and plain values."""
+        """Returns trajectories and slots, as tensors and plain values."""
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64),
             "length": torch.tensor([len(held) for held in self._running.values()], dtype=torch.int64),
@@ -206,7 +193,7 @@ class Histories:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave; the references are those of the slots' own state."""
+        """Restores what :meth:`state_dict` returned; the references are in the state of the slots."""
         slots = iter(state_dict["slots"].tolist())
         lengths = zip(state_dict["trajectory"].tolist(), state_dict["length"].tolist(), strict=True)
         self._running = {name: deque(islice(slots, length)) for name, length in lengths}

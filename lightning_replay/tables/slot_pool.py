@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a storage that are taken while something refers to them, by counted references."""
+"""Slots of a storage by counted references."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import torch
 
 
 class Slots:
-    """Rows of a storage that are taken while something refers to them, and free otherwise.
-
-    Args:
-        count: rows of the storage.
+    """``count`` slots of a storage, each taken while something refers to it, and free otherwise.
 
     Example:
         >>> slots = Slots(3)
@@ -28,7 +25,7 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.count = count
         self.references = np.zeros(count, dtype=np.int32)
-        # A ring, so that slots freed in order are taken in order and a write stays one stretch of memory.
+        # A ring: slots that were freed in order are taken in order, so that a write stays contiguous in memory.
         self._free = np.arange(count)
         self._next = 0
         self.num_free = count
@@ -41,11 +38,7 @@ class Slots:
         return self.references.nbytes + self._free.nbytes
 
     def take(self, count: int) -> np.ndarray:
-        """``count`` free slots, int64, the one that has been free for longest first; nothing refers to them yet.
-
-        Raises:
-            RuntimeError: fewer are free.
-        """
+        """Returns ``count`` free slots, int64, free for longest first; nothing refers to them yet."""
         if count > self.num_free:
             raise RuntimeError(
                 f"{count} rows are to be written and {self.num_free} of {self.count} slots are free; build the storage "
@@ -58,11 +51,11 @@ class Slots:
         return taken.copy()
 
     def hold(self, slots: np.ndarray) -> None:
-        """One more reference to each of these slots; several to one that is named several times."""
+        """Adds a reference to each of these slots; several to a slot given several times."""
         np.add.at(self.references, slots, 1)
 
     def release(self, slots: np.ndarray) -> None:
-        """One reference less to each of these slots, all different; those without any are free."""
+        """Removes a reference to each of these slots, all different; those without any become free."""
         left = self.references[slots] - 1
         self.references[slots] = left
         freed = slots[left == 0]
@@ -76,7 +69,7 @@ class Slots:
             self.on_free(freed)
 
     def release_one(self, slot: int) -> None:
-        """One reference less to a slot."""
+        """:meth:`release` of one slot, in plain numbers."""
         self.references[slot] -= 1
         if not self.references[slot]:
             self._free[(self._next + self.num_free) % self.count] = slot
@@ -88,12 +81,12 @@ class Slots:
         return self._free.take(np.arange(start, start + count), mode="wrap")
 
     def state_dict(self) -> dict[str, Any]:
-        """The free slots in order, and the references."""
+        """Returns the free slots in order, and the references."""
         order = self._wrapped(self._next, self.num_free)
         return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` returned."""
         free = state_dict["free"].numpy()
         self._free[: len(free)] = free
         self._next, self.num_free = 0, len(free)

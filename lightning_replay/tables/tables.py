@@ -23,10 +23,9 @@ from lightning_replay.validation import checked_count
 class Tables(Occupancy):
     """Ordered lists of slots, first in first out, each with a name and a capacity of its own.
 
-    A slot lives while at least one table, or a running episode
-    (:class:`~lightning_replay.tables.histories.Histories`), refers to it, and is free to be written again after. A
-    slot is at most once in a table. The lists cost 8 bytes an entry, and a slot 4 bytes in each table (its position)
-    and 12 more.
+    A slot holds its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
+    refers to it, and is free after that. A slot is at most once in a table. An entry takes 8 bytes, a slot 4 bytes in
+    each table (its position) and 20 more.
 
     ::
 
@@ -35,7 +34,7 @@ class Tables(Occupancy):
 
     Args:
         capacities: most entries by table name; the order of the names numbers the tables.
-        extra_slots: rows beyond the tables' own, for what running episodes hold.
+        extra_slots: slots beyond those of the tables, for running episodes.
 
     Raises:
         ValueError: a capacity that is no positive whole number.
@@ -68,7 +67,7 @@ class Tables(Occupancy):
         # int32: a ring of more than two thousand million rows fits no memory.
         self.position = np.full((len(capacities), self.num_slots), -1, dtype=np.int32)
         self.rows_written = 0
-        self.state_action_counts: StateActionCounts | None = None  # kept by a writer that is told to
+        self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
         self._written_at = np.zeros(self.num_slots, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -98,7 +97,7 @@ class Tables(Occupancy):
         return torch.from_numpy(self.pool.references[index.cpu().numpy()] > 0).to(index.device)
 
     def drawable(self, index: Tensor) -> Tensor:
-        """Returns whether each slot is in a table, bool; rows that only a running history holds are drawn by nobody."""
+        """Returns whether each slot is in a table, bool; rows of running histories alone are not drawn."""
         return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
@@ -112,34 +111,27 @@ class Tables(Occupancy):
         return sum(part.nbytes for part in (self.entries, self.position, self._written_at, self.pool))
 
     def number(self, name: str) -> int:
-        """The number of the table of this name.
-
-        Raises:
-            KeyError: no such table; the message names those there are.
-        """
+        """Returns the number of the table of this name; raises KeyError, with all names, where there is none."""
         if name not in self.names:
             raise KeyError(f"there is no table {name!r}; there are {', '.join(map(repr, self.names))}")
         return self.names.index(name)
 
     def slots_of(self, table: int) -> np.ndarray:
-        """Slots of a table, int64, the oldest entry first."""
-        places = np.arange(self.first[table], self.appended[table]) % self.capacity[table]
-        return self.entries[self.offset[table] + places]
+        """Returns the slots of a table, int64, the oldest entry first."""
+        return self.entries[self.offset[table] + self._held_places(table)]
+
+    def _held_places(self, table: int) -> np.ndarray:
+        return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
     def places(self, table: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """Where in the ring of its table an entry lies, int64 ``[N]``; ranks below its length name each entry once.
-
-        Args:
-            table: int64 ``[N]``.
-            rank: int64 ``[N]``.
-        """
+        """Returns the places in the rings, int64 ``[N]``, of entries by table and rank below its length."""
         if not self._first.any():
             return rank
         has_gap = self._first > self.appended - self.capacity  # else the whole ring is taken
         return (np.where(has_gap, self._first, 0)[table] + rank) % self.capacity[table]
 
     def leave_early(self, table: int, count: int) -> None:
-        """Lets the oldest ``count`` entries of a table leave before it is full."""
+        """Removes the oldest ``count`` entries of a table before it is full."""
         first = int(self.first[table])
         places = np.arange(first, first + count) % self.capacity[table]
         leaving = self.entries[self.offset[table] + places]
@@ -148,15 +140,7 @@ class Tables(Occupancy):
         self.pool.release(leaving)
 
     def append_new(self, table: int, count: int) -> np.ndarray:
-        """Takes slots for new rows and appends them to one table, whose oldest entries leave first.
-
-        Args:
-            table: its number.
-            count: rows, at most the capacity of the table.
-
-        Returns:
-            Slots, int64 ``[count]``.
-        """
+        """Appends new rows, at most the capacity, to a table, whose oldest entries leave first; returns their slots."""
         if count == 1:
             return np.array([self._append_one(table)])
         capacity, offset, first = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
@@ -179,11 +163,7 @@ class Tables(Occupancy):
         return slots
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
-        """As :meth:`append_new`, each row to a table of its own.
-
-        Args:
-            table: int64 ``[N]``, in the order of the rows; no table more often than its capacity.
-        """
+        """:meth:`append_new` of row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity."""
         if len(table) == 1:
             return np.array([self._append_one(int(table[0]))])
         places = self._make_room(table)
@@ -192,7 +172,7 @@ class Tables(Occupancy):
         return slots
 
     def _take(self, count: int) -> np.ndarray:
-        """Slots for rows that are written now, with one reference each."""
+        """Returns slots for rows that are written now, with one reference each."""
         slots = self.pool.take(count)
         self.pool.references[slots] = 1
         self._written_at[slots] = np.arange(self.rows_written, self.rows_written + count)
@@ -200,19 +180,15 @@ class Tables(Occupancy):
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Appends slots that are alive and not in the table, in order; the table's oldest entries leave.
+        """Appends slots with references to tables that do not have them, both int64 ``[N]``; the oldest entries leave.
 
-        Of more entries at once than the capacity of a table the last ones stay.
-
-        Args:
-            table: int64 ``[N]``, of each slot.
-            slots: int64 ``[N]``.
+        Of more slots at once than the capacity of a table, the last ones are appended.
         """
         skipped = np.maximum(np.bincount(table, minlength=len(self)) - self.capacity, 0)
         if skipped.any():
             stays = _rank(table) >= skipped[table]
             table, slots = table[stays], slots[stays]
-        self.pool.hold(slots)  # before anything leaves: a slot may be in its last table
+        self.pool.hold(slots)  # first: a slot may leave the last table that refers to it
         self._place(table, self._make_room(table, skipped), slots)
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
@@ -229,7 +205,7 @@ class Tables(Occupancy):
         self.rows_written = 0
 
     def _append_one(self, table: int) -> int:
-        """The path of one environment step: :meth:`append_new` in plain numbers, several times faster."""
+        """:meth:`append_new` of one row in plain numbers, the fast path of one environment step."""
         capacity, offset, number = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
         place = number % capacity
         if number - capacity >= self._first[table]:
@@ -246,42 +222,28 @@ class Tables(Occupancy):
         return slot
 
     def _make_room(self, table: np.ndarray, skipped: np.ndarray | int = 0) -> np.ndarray:
-        """Places in the rings for one more entry of each of ``table``; what lies there leaves.
-
-        Args:
-            table: int64 ``[N]``.
-            skipped: entries of each table that come before and are not kept, int64 ``[L]``.
-        """
+        """Removes the entries in the way of new ones, after ``skipped`` ones ``[L]``; returns the free places."""
         before = self.appended
         self.appended = before + skipped + np.bincount(table, minlength=len(self))
         places = ((before + skipped)[table] + _rank(table)) % self.capacity[table]
-        # What was appended last at each place; before anything was, that is negative.
+        # The number of the last entry at each place, negative before any was appended.
         last = before[table] - 1
         taken = last - (last - places) % self.capacity[table] >= self._first[table]
         if taken.any():
             tables, leaving = table[taken], self.entries[self.offset[table[taken]] + places[taken]]
             self.position[tables, leaving] = -1
-            if (tables == tables[0]).all():
-                self.pool.release(leaving)  # all different, and free in order of age
-            else:
-                self._release_from_several(leaving)
+            if not ((tables == tables[0]).all() or (self.pool.references[leaving] == 1).all()):
+                leaving, times = np.unique(leaving, return_counts=True)  # a slot may leave several tables at once
+                self.pool.references[leaving] -= (times - 1).astype(np.int32)
+            self.pool.release(leaving)  # of one table free in order of age
         return places
-
-    def _release_from_several(self, slots: np.ndarray) -> None:
-        """One reference less for each time a slot is named."""
-        if (self.pool.references[slots] == 1).all():
-            self.pool.release(slots)  # none can be named twice
-            return
-        once, times = np.unique(slots, return_counts=True)
-        self.pool.references[once] -= (times - 1).astype(np.int32)
-        self.pool.release(once)
 
     def _place(self, table: np.ndarray, places: np.ndarray, slots: np.ndarray) -> None:
         self.entries[self.offset[table] + places] = slots
         self.position[table, slots] = places
 
     def state_dict(self) -> dict[str, Any]:
-        """Lists, references and counters, as tensors and plain values."""
+        """Returns lists, references and counters, as tensors and plain values."""
         return {
             "entries": torch.from_numpy(self.entries.copy()),
             "appended": torch.from_numpy(self.appended.copy()),
@@ -293,11 +255,7 @@ class Tables(Occupancy):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave.
-
-        Raises:
-            ValueError: other tables were saved; nothing is changed then.
-        """
+        """Restores what :meth:`state_dict` returned; raises ValueError, unchanged, for that of other tables."""
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
             raise ValueError(
@@ -317,18 +275,12 @@ class Tables(Occupancy):
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
         self.position.fill(-1)
-        for table, capacity in enumerate(self.capacity):
-            places = np.arange(self.first[table], self.appended[table]) % capacity
-            self.position[table, self.entries[self.offset[table] + places]] = places
+        for table in range(len(self)):
+            self.position[table, self.slots_of(table)] = self._held_places(table)
 
 
 def _rank(table: np.ndarray) -> np.ndarray:
-    """Returns how many earlier entries have the same table, int64 ``[N]``.
-
-    Example:
-        >>> _rank(np.array([2, 0, 2, 2, 0]))
-        array([0, 0, 1, 2, 1])
-    """
+    """Returns how many earlier entries have the same table, int64 ``[N]``: 0 0 1 2 1 for 2 0 2 2 0."""
     steps = np.arange(len(table))
     counts = np.bincount(table)
     if len(counts) < 2 or counts[-1] == len(table):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a batch between the storage and the loss, or to steps between the environment and the storage."""
+"""Transforms of batches between storage and loss, and of steps between environment and storage."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import NestedKey, unravel_key
+from tensordict.utils import unravel_key
 from torch import Tensor
 
 _NOTHING: dict[str, Any] = {}
@@ -17,7 +18,7 @@ _assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 class Mixing:
-    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys it was asked for."""
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``; ``found`` counts the keys of the tree it had."""
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
         self.found = 0
@@ -26,7 +27,7 @@ class Mixing:
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
 
     def mix(self, node: TensorDictBase, tree: dict[str, Any] | None, source: dict[str, Any]) -> TensorDictBase:
-        """Mixes what ``tree`` names, everything where it is None, into ``source``; the rest is that of the firsts."""
+        """Mixes the columns of ``tree``, all where it is None, into ``source``; others are those of the first rows."""
         for name, value in node.items():
             inner = None if tree is None else tree.get(name, _NOTHING)
             self.found += inner is None and tree is not None
@@ -56,7 +57,7 @@ class Mixing:
 
 
 def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
-    """Nested names with None at the end of each path: everything there."""
+    """Returns the names of all paths as nested dictionaries, ``None`` at the end of each path."""
     tree: dict[str, Any] = {}
     for path in paths:
         node = tree
@@ -66,12 +67,14 @@ def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
     return tree
 
 
-def as_path(key: NestedKey) -> tuple[str, ...]:
-    """The names of a key, from the outermost on; of lists, as YAML has them, too."""
-    key = unravel_key(tuple(key) if isinstance(key, list) else key)
-    return key if isinstance(key, tuple) else (key,)
+def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    """Returns the columns at or under ``path``, each with its own path; none where it is missing."""
+    found = batch.get(path, None)
+    if isinstance(found, TensorDictBase):
+        return [(unravel_key((*path, key)), value) for key, value in found.items(True, True)]
+    return [] if found is None else [(path, found)]
 
 
-def listed(paths: set[tuple[str, ...]]) -> str:
-    """Returns keys as they are shown in errors."""
+def listed(paths: Iterable[tuple[str, ...]]) -> str:
+    """Returns keys as they appear in errors."""
     return ", ".join(repr(path if len(path) > 1 else path[0]) for path in sorted(paths))

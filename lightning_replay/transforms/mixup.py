@@ -12,10 +12,9 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
-from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.seeded import Seeded
-from lightning_replay.transforms.mixing import Mixing, as_path, listed, tree_of
+from lightning_replay.transforms.mixing import Mixing, columns_under, listed, tree_of
+from lightning_replay.transforms.random_transform import RandomTransform
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
@@ -28,7 +27,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
 
     Exact for every concentration: with ν = 2 concentration, Bailey's T = sqrt(ν (U**(-2/ν) - 1)) cos(2 π V) has
     Student's t distribution, and (1 + T / sqrt(ν + T²)) / 2 is Beta(ν/2, ν/2). Bailey 1994,
-    https://doi.org/10.2307/2153537. (torch's Beta takes no generator.)
+    https://doi.org/10.2307/2153537. (torch's Beta distribution has no generator argument.)
     """
     checked_number("concentration", concentration, ABOVE_ZERO)
     uniform, angle = torch.rand((2, count), generator=generator, dtype=torch.float64, device=generator.device).unbind(0)
@@ -40,7 +39,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
 
 
 @recorded
-class MixPairs(Seeded, ReplayTransform):
+class MixPairs(RandomTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
     Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
@@ -53,15 +52,13 @@ class MixPairs(Seeded, ReplayTransform):
     Args:
         mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
         fraction: share of the pairs that are mixed at all, drawn per pair.
-        keys: what is mixed, where it is floating; a key stands for everything under it.
+        keys: floating columns to mix; a nested key stands for all under it.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
-        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where the first is left untouched (by
-            ``index`` for a row paired with itself).
+        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where that is left as it is.
 
     Raises:
-        TypeError: ``keys`` is no sequence of keys.
         ValueError: the batch is not one of pairs, or lacks a key to be mixed or ``("next", "terminated")``.
 
     Example:
@@ -81,8 +78,7 @@ class MixPairs(Seeded, ReplayTransform):
         keys: Sequence[NestedKey] = MIXED_KEYS,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        self._seed_generator(seed)
+        super().__init__(seed)
         self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self.fraction = checked_share("fraction", fraction)
         self._mixed_keys = set(checked_keys("keys", keys))
@@ -121,12 +117,12 @@ class MixPairs(Seeded, ReplayTransform):
         self._coefficients.ahead = torch.empty(0)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the generator's state and the coefficients drawn ahead; TorchRL saves them with the buffer."""
-        return {"generator": self.generator_state(), "ahead": self._coefficients.ahead.clone()}
+        """Returns the generator's state and the coefficients drawn ahead."""
+        return super().get_extra_state() | {"ahead": self._coefficients.ahead.clone()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
-        self.set_generator_state(state["generator"])
+        super().set_extra_state(state)
         self._coefficients.ahead = state["ahead"].clone()
 
     def draw_state(self) -> Any:
@@ -139,7 +135,7 @@ class MixPairs(Seeded, ReplayTransform):
         super().undo_draw(generator)
 
     def _untouched(self, pairs: TensorDictBase) -> Tensor | None:
-        """Bool ``[B]``: the pairs of which only the first transition is used; None for certainly none of them."""
+        """Returns which pairs are left as their first transition, bool ``[B]``; ``None`` where it is known of none."""
         following = pairs.get("next", None)
         terminated = None if following is None else following.get("terminated", None)
         if terminated is None:
@@ -149,7 +145,7 @@ class MixPairs(Seeded, ReplayTransform):
             )
         discount = pairs.get("discount", None)
         if discount is None and self.fraction == 1.0 and terminated.device.type == "cpu" and not bool(terminated.any()):
-            return None  # most batches; asking costs less than what it saves, but a synchronisation on a GPU
+            return None  # most batches; not on a GPU, where reading a flag would synchronise
         untouched = terminated.flatten(1).any(1)
         if discount is not None:
             untouched = untouched | (discount[:, 0] != discount[:, 1]).flatten(1).any(1)
@@ -161,7 +157,7 @@ class MixPairs(Seeded, ReplayTransform):
 
 
 @recorded
-class MixStates(Seeded, ReplayTransform):
+class MixStates(RandomTransform):
     """Moves each state towards its next state: ``observation <- λ * observation + (1 - λ) * next observation``.
 
     Nothing else changes, and terminal steps are no exception. λ ~ Beta(α, α), one per transition.
@@ -169,15 +165,13 @@ class MixStates(Seeded, ReplayTransform):
 
     Args:
         mixup_concentration: α.
-        keys: the observations, each mixed with the entry of the same name under ``"next"``; a key stands for everything
-            under it.
+        keys: observations, each mixed with the entry of the same name under ``"next"``; a nested key stands for all.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         mixup_coefficient: float32 ``[B]``, the weight of the state.
 
     Raises:
-        TypeError: ``keys`` is no sequence of keys.
         ValueError: an observation or its next one is missing, not floating, or of another dtype or shape.
 
     Example:
@@ -191,19 +185,19 @@ class MixStates(Seeded, ReplayTransform):
     def __init__(
         self, mixup_concentration: float = 0.75, keys: Sequence[NestedKey] = ("observation",), seed: int | None = None
     ) -> None:
-        super().__init__()
-        self._seed_generator(seed)
+        super().__init__(seed)
         self.mixup_concentration = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
-        self._observation_paths = checked_keys("keys", keys)
+        self._paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
         shape = tensordict.batch_size
-        coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
         observation: Any = None
-        for path in self._paths_in(tensordict):
-            observation, following = tensordict.get(path, None), tensordict.get(("next", *path), None)
-            missing = {key for key, value in ((path, observation), (("next", *path), following)) if value is None}
+        coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
+        columns = [found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]]
+        for path, observation in columns:
+            following = tensordict.get(("next", *path), None)
+            missing = [key for key, value in ((path, observation), (("next", *path), following)) if value is None]
             if missing:
                 raise ValueError(
                     f"the batch has no {listed(missing)}; MixStates mixes each observation with the next one. Name "
@@ -223,28 +217,9 @@ class MixStates(Seeded, ReplayTransform):
             tensordict.set(path, torch.lerp(following, observation, weight))
         return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
 
-    def _paths_in(self, batch: TensorDictBase) -> list[tuple[str, ...]]:
-        """The keys of single columns."""
-        paths: list[tuple[str, ...]] = []
-        for path in self._observation_paths:
-            column = batch.get(path, None)
-            if isinstance(column, TensorDictBase):
-                paths += [(*path, *as_path(name)) for name in column.keys(True, True)]
-            else:
-                paths.append(path)
-        return paths
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Returns the generator's state; TorchRL saves it with the buffer."""
-        return {"generator": self.generator_state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`get_extra_state` returned."""
-        self.set_generator_state(state["generator"])
-
 
 class _CoefficientStream:
-    """Draws coefficients in blocks, a quarter of the cost of batch by batch; those ``ahead`` are not used yet."""
+    """Draws coefficients in blocks, at a quarter of the cost of single batches; ``ahead`` are the unused ones."""
 
     def __init__(self, concentration: float) -> None:
         self.ahead = torch.empty(0)

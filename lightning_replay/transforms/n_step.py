@@ -17,7 +17,7 @@ from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import checked_count, checked_share
 
-_Given = tuple[str, str, str]  # name, dtype and shape of a column
+_Column = tuple[str, str, str]  # name, dtype and shape of a column
 
 
 @recorded
@@ -25,12 +25,12 @@ class NStepTransitions(ReplayTransform):
     """Stores ``(s_t, a_t, sum of discount**i * r_{t+i} for i < n, s_{t+n})`` instead of single steps.
 
     A transition is formed n - 1 steps later, so ``extend`` may store fewer rows than it was given, or none; at the end
-    of an episode the remaining ones are formed shorter. Everything under ``"next"`` but the reward is that of the last
-    step used: after truncation the bootstrap is from the last observation, after termination there is none. Rows of
-    several running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids
-    they are one environment in order. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without
-    the delay; use this transform in other buffers, or where what is stored must be final (retention by priority).
-    Use ``extend``, not ``add``: one step may form several transitions.
+    of an episode the remaining ones are shorter. Everything under ``"next"`` but the reward is that of the last step:
+    after truncation the bootstrap is from the last observation, after termination there is none. Rows of several
+    running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids they are
+    one environment in order. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
+    use this transform in other buffers, or where stored rows must be final (retention by priority). Use ``extend``,
+    not ``add``: one step may form several transitions.
 
     Args:
         n_steps: n, longest return.
@@ -58,19 +58,19 @@ class NStepTransitions(ReplayTransform):
         self.n_steps = n_steps
         self.discount = discount
         self._waiting: TensorDictBase | None = None
-        self._given: frozenset[_Given] | None = None  # columns of the first steps, which all later ones must have
+        self._columns: frozenset[_Column] | None = None  # of the first steps; later ones must have the same
 
     @property
-    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Given] | None]:  # type: ignore[override]
-        """Returns what was given and is not formed yet; set by ``Replay`` to what it was where rows are refused."""
-        return self._waiting, self._given
+    def pending(self) -> tuple[TensorDictBase | None, frozenset[_Column] | None]:  # type: ignore[override]
+        """Returns waiting steps and known columns; ``Replay`` sets both back where rows are refused."""
+        return self._waiting, self._columns
 
     @pending.setter
-    def pending(self, value: tuple[TensorDictBase | None, frozenset[_Given] | None]) -> None:
-        self._waiting, self._given = value
+    def pending(self, value: tuple[TensorDictBase | None, frozenset[_Column] | None]) -> None:
+        self._waiting, self._columns = value
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the batch as it is: what was stored is already formed."""
+        """Returns the batch unchanged: stored transitions are already formed."""
         return tensordict
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
@@ -81,57 +81,66 @@ class NStepTransitions(ReplayTransform):
             )
         require_columns(tensordict, f"returns over {self.n_steps} steps")
         given = _columns_of(tensordict)
-        if self._given is not None and given != self._given:
+        if self._columns is not None and given != self._columns:
             raise ValueError(
                 "steps must have the columns of the steps before; nothing was changed. "
-                f"Different: given {sorted(given - self._given)}, before {sorted(self._given - given)}"
+                f"Different: given {sorted(given - self._columns)}, before {sorted(self._columns - given)}"
             )
         if self._waiting is not None:
             tensordict = torch.cat([self._waiting, tensordict])
-        slots, steps_used, complete = self._follow(tensordict)
+        slots, steps_used, complete = self._chain(tensordict)
         formed = self._form(tensordict, complete, slots, steps_used)
         waiting = tensordict[~complete]
         self.pending = waiting if len(waiting) else None, given
         return formed
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
-        """Forms the waiting transitions from the steps there are, as when collection stops; None when none wait.
+        """Forms the waiting transitions with fewer steps, as when collection stops; ``None`` when none wait.
 
-        Their bootstrap is from the last observation there is. ``Replay.flush`` stores them; in other buffers do so with
-        ``buffer.writer.extend``, which goes round the transform.
+        They bootstrap from the last observation. ``Replay.flush`` stores them; in other buffers do so with
+        ``buffer.writer.extend``, which does not apply the transform.
 
         Args:
-            trajectories: ids of those that nobody goes on with; ``None`` for all.
+            trajectories: ids of the episodes that will not continue; ``None`` for all.
         """
-        if self._waiting is None:
+        steps = self._waiting
+        if steps is None:
             return None
-        steps, self._waiting = self._waiting, None
+        remaining = None
         if trajectories is not None:
-            steps, self._waiting = _divided(steps, trajectories)
-            if steps is None:
+            trajectory = trajectory_of(steps)
+            if trajectory is None:
+                raise ValueError("steps without trajectory ids are of one environment; flush all of them")
+            named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
+            chosen = torch.isin(trajectory.reshape(-1), named)
+            steps, remaining = steps[chosen], None if bool(chosen.all()) else steps[~chosen]
+            if not len(steps):
                 return None
-        slots, steps_used, complete = self._follow(steps)
+        self._waiting = remaining
+        slots, steps_used, complete = self._chain(steps)
         return self._form(steps, torch.ones_like(complete), slots, steps_used)
 
     def clear(self) -> None:
-        """Forgets the waiting steps, and which columns steps have."""
-        self._waiting = self._given = None
+        """Forgets the waiting steps and the known columns."""
+        self._waiting = self._columns = None
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the waiting steps and the columns of steps; TorchRL saves them with the buffer."""
-        given = None if self._given is None else [list(column) for column in sorted(self._given)]
-        if self._waiting is None:
-            return {"length": 0, "waiting": {}, "columns": given}
-        return {"length": len(self._waiting), "waiting": self._waiting.to_dict(), "columns": given}
+        """Returns the waiting steps and the known columns; TorchRL saves them with the buffer."""
+        waiting, columns = self.pending
+        return {
+            "length": 0 if waiting is None else len(waiting),
+            "waiting": {} if waiting is None else waiting.to_dict(),
+            "columns": None if columns is None else [list(column) for column in sorted(columns)],
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
         self._waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
         given = state.get("columns")  # early saves have none
-        self._given = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
+        self._columns = None if given is None else frozenset((name, dtype, shape) for name, dtype, shape in given)
 
-    def _follow(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each step: positions of the steps of its return ``[N, n]``, how many, and whether it is complete."""
+    def _chain(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns for each step the positions of its return ``[N, n]``, their number, and whether it is complete."""
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device=done.device)
         links = EpisodeLinks(done.numel(), device=done.device)
@@ -155,17 +164,6 @@ class NStepTransitions(ReplayTransform):
         return formed.set("steps_to_next_obs", steps_used.unsqueeze(1))
 
 
-def _columns_of(steps: TensorDictBase) -> frozenset[_Given]:
+def _columns_of(steps: TensorDictBase) -> frozenset[_Column]:
     """Returns name, dtype and shape per row of every column."""
     return frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in steps.items(True, True))
-
-
-def _divided(steps: TensorDictBase, trajectories: Iterable[int]) -> tuple[TensorDictBase | None, TensorDictBase | None]:
-    """The steps of these trajectories, and the others; ``None`` for none."""
-    trajectory = trajectory_of(steps)
-    if trajectory is None:
-        raise ValueError("steps without trajectory ids are of one environment; flush all of them")
-    named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
-    chosen = torch.isin(trajectory.reshape(-1), named)
-    parts = steps[chosen], steps[~chosen]
-    return parts[0] if len(parts[0]) else None, parts[1] if len(parts[1]) else None

@@ -33,7 +33,7 @@ class ManhattanDistance:
     Args:
         goal: one number per component, in the unit of the observations.
         scale: potential per unit of distance.
-        components: which components of the flattened observation ``goal`` names, one index each; all by default.
+        components: indices in the flattened observation of the components of ``goal``; all by default.
 
     Example:
         >>> ManhattanDistance(goal=[3.0, 1.0], scale=0.5)(torch.tensor([[0.0, 0.0], [3.0, 1.0]]))
@@ -64,7 +64,7 @@ class OneAt:
     Args:
         low: lower bound per component, ``None`` for none.
         high: upper bound per component, ``None`` for none; as many as ``low``.
-        components: which components of the flattened observation the bounds name; all by default.
+        components: indices in the flattened observation of the bounded components; all by default.
 
     Example:
         >>> OneAt(low=[6.0, None], high=[6.0, None])(torch.tensor([[6.0, 2.0], [5.0, 2.0]]))
@@ -72,10 +72,7 @@ class OneAt:
     """
 
     def __init__(
-        self,
-        low: Sequence[float | None],
-        high: Sequence[float | None],
-        components: Sequence[int] | None = None,
+        self, low: Sequence[float | None], high: Sequence[float | None], components: Sequence[int] | None = None
     ) -> None:
         lows = [checked_bound(f"low[{place}]", bound) for place, bound in enumerate(checked_entries("low", low))]
         highs = [checked_bound(f"high[{place}]", bound) for place, bound in enumerate(checked_entries("high", high))]
@@ -113,7 +110,7 @@ class PotentialShaping(ReplayTransform):
         potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
             lambda works, but a saved buffer is not rebuilt with it.
         discount: γ of the agent, per step.
-        observation_key: what the potential is a function of; the next one is under ``"next"``.
+        observation_key: the argument of the potential; the next one is under ``"next"``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
@@ -150,23 +147,22 @@ class PotentialShaping(ReplayTransform):
         factor = tensordict.get("discount", None)
         added = (self.discount if factor is None else factor.reshape(-1)) * there - here
         reward = tensordict.get(("next", "reward"))
-        # Beyond a batch dimension a reward has one component, or several that are shaped alike.
-        return tensordict.set(
-            ("next", "reward"), reward + added.reshape(shape + (1,) * (reward.ndim - len(shape))).to(_dtype_of(reward))
-        )
+        added = added.reshape(shape + (1,) * (reward.ndim - len(shape)))  # to all components of a reward alike
+        return tensordict.set(("next", "reward"), reward + added.to(_dtype_of(reward)))
 
     def _potentials(self, batch: TensorDictBase, terminated: Tensor) -> Tensor:
-        """Potentials of the states and of the next states, 0 where terminated, ``[2, B]``."""
+        """Returns the potentials of the states and of the next states, 0 where terminated, ``[2, B]``."""
         count, dimensions = batch.batch_size.numel(), len(batch.batch_size)
-        paths = (self._path, ("next", *self._path))
-        for path in paths:
-            if batch.get(path, None) is None:
+        columns = []
+        for path in (self._path, ("next", *self._path)):
+            column = batch.get(path, None)
+            if column is None:
                 raise ValueError(
                     f"the batch has no {path!r}, of which the potential is a function; name the column with "
                     "observation_key=."
                 )
-        values = [batch.get(path) for path in paths]
-        states = torch.cat([value.reshape(count, *value.shape[dimensions:]) for value in values])
+            columns.append(column.reshape(count, *column.shape[dimensions:]))
+        states = torch.cat(columns)
         potential = self.potential(states)
         if not isinstance(potential, Tensor) or potential.shape != (2 * count,):
             given = f"shape {list(potential.shape)}" if isinstance(potential, Tensor) else type(potential).__name__
@@ -174,9 +170,8 @@ class PotentialShaping(ReplayTransform):
                 f"the potential of {2 * count} observations is a tensor [{2 * count}]; {self.potential!r} returned "
                 f"{given}. Return one number per observation, for example with .flatten() or .squeeze(1)."
             )
-        potential = potential.detach().to(_dtype_of(potential)).reshape(2, count)
         ends = torch.stack((torch.zeros_like(terminated), terminated))
-        potential = potential.masked_fill(ends, 0.0)
+        potential = potential.detach().to(_dtype_of(potential)).reshape(2, count).masked_fill(ends, 0.0)
         if not bool(torch.isfinite(potential).all()):
             state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]
             raise ValueError(
@@ -202,7 +197,7 @@ def _checked_components(components: Sequence[int] | None, count: int) -> list[in
 
 
 def _choose(observation: Tensor, components: list[int] | None, count: int, name: str) -> Tensor:
-    """The components ``[B, count]`` of observations ``[B, ...]``, floating."""
+    """Returns the components ``[B, count]`` of observations ``[B, ...]``, floating."""
     flat = observation.reshape(observation.shape[0], -1)
     width = flat.shape[1]
     if components is None and width != count:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.episodes.tracker import episodes_of
-from lightning_replay.events.event_table import ConditionError, EventTable, holds, load_state_of, state_of
+from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
+from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
-from lightning_replay.tables.histories import Histories, Stretch, led_to_events, stretches
+from lightning_replay.tables.histories import EpisodeSlice, Histories, episode_slices, led_to_events
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
@@ -142,18 +143,18 @@ class EventTableWriter(TableWriter):
         self._sent[:, slots] = False
         if self.tables.state_action_counts is not None and keys is not None:
             self.tables.state_action_counts.store(slots, keys)
-        episodes = list(stretches(trajectory, done))
+        episodes = list(episode_slices(trajectory, done))
         if fired.any():
             self._send(fired, episodes, slots)
         for episode in episodes:
-            self._histories.follow(episode, slots[episode.rows])
+            self._histories.append(episode, slots[episode.rows])
         self._write_count += len(slots)
         index = torch.from_numpy(slots).to(self._storage.device)
         for buffer in self._storage._attached_entities:
             buffer.mark_update(index)
         return index
 
-    def _send(self, fired: np.ndarray, episodes: list[Stretch], slots: np.ndarray) -> None:
+    def _send(self, fired: np.ndarray, episodes: list[EpisodeSlice], slots: np.ndarray) -> None:
         """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""
         tables, sent = [], []
         for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
@@ -171,7 +172,7 @@ class EventTableWriter(TableWriter):
         self.tables.append(np.concatenate(tables), np.concatenate(sent))
 
     def _led_to_events(
-        self, number: int, fired: np.ndarray, episode: Stretch, slots: np.ndarray
+        self, number: int, fired: np.ndarray, episode: EpisodeSlice, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the slots of an episode that events in its new rows add to a table, and the row of each event."""
         happened = fired[self._table_of_event == number][:, episode.rows]

@@ -35,10 +35,10 @@ def _apply(tree: PriorityTree, oracle: PriorityOracle, kind: str, index: list[in
     slots = torch.tensor(index)
     if kind == "clear":
         tree.clear()
-        oracle.values[:] = np.nan
+        oracle.values[:] = 0.0
     elif kind == "remove":
         tree.remove(slots)
-        oracle.remove(index)
+        oracle.values[index] = 0.0
     elif kind == "fill":
         assert tree.fill_checked(slots, value[0], tree.capacity)
         oracle.set(index, [value[0]] * len(index))
@@ -54,15 +54,15 @@ def _apply(tree: PriorityTree, oracle: PriorityOracle, kind: str, index: list[in
 def _assert_equal(tree: PriorityTree, oracle: PriorityOracle, uniform: np.ndarray) -> None:
     assert float(tree.total()) == oracle.total()
     assert float(tree.min()) == oracle.min()
-    np.testing.assert_array_equal(tree.get(torch.arange(tree.capacity)).numpy(), oracle.weights)
+    np.testing.assert_array_equal(tree.get(torch.arange(tree.capacity)).numpy(), oracle.values)
     assert tree.has_mass() == (oracle.total() > 0)
     if tree.has_mass():
-        edges = np.cumsum(oracle.weights)
+        edges = np.cumsum(oracle.values)
         prefixes = np.concatenate([uniform * oracle.total(), edges, edges - 1 / 16, [0.0, 2 * oracle.total()]])
         prefixes = np.maximum(prefixes, 0.0)
         found = tree.find(torch.from_numpy(prefixes)).numpy()
         np.testing.assert_array_equal(found, oracle.find(prefixes))
-        assert (oracle.weights[found] > 0).all()
+        assert (oracle.values[found] > 0).all()
 
 
 @pytest.mark.parametrize(("backend", "is_monotone"), [("numba", True), ("torch", True), ("torch", False)])
@@ -73,16 +73,12 @@ def test_equals_the_oracle(backend: str, is_monotone: bool, sequence: tuple, uni
     tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
     if backend == "torch":
         tree._tree._is_monotone = tree._tree._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
-    for position, (kind, index, value) in enumerate(steps):
+    for kind, index, value in steps:
         _apply(tree, oracle, kind, index, value)
         _assert_equal(tree, oracle, np.array(uniform))
-        if position % 2:  # the levels of argmin appear in the middle of the writes, and are kept from then on
-            assert int(tree.argmin()) == oracle.argmin()
-    assert int(tree.argmin()) == oracle.argmin()
     again = PriorityTree(capacity, backend=backend)
     again.load_state_dict(tree.state_dict())
     _assert_equal(again, oracle, np.array(uniform))
-    assert int(again.argmin()) == oracle.argmin()
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])

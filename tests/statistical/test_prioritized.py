@@ -10,8 +10,8 @@ from scipy.stats import chisquare, kstest
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from lightning_replay.samplers.importance import probabilities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
+from tests.oracles import probabilities
 
 BACKENDS = ["numba", "torch"]
 

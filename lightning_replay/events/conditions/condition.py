@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a condition is, and what asking one and reading columns for it must guard against."""
+"""Conditions over steps, evaluated and checked."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from torch import Tensor
 
 
 class ConditionError(ValueError):
-    """A condition raised, or returned what is not one truth value for each step."""
+    """A condition raised, or did not return one truth value for each step."""
 
 
 class Condition(ABC):
-    """A predicate over steps. A plain function of the same signature does as well, where nothing needs saving.
+    """A predicate over steps; a plain function of the same signature serves too where nothing needs saving.
 
-    A step is a row of a TensorDict ``[N]``; its event is what is true of its *next* state, so conditions read
-    ``("next", ...)`` and are never asked about the state after a reset. Stratified Sampling from Event Tables,
-    definition 5.
+    A step is a row of a TensorDict ``[N]``; an event is a property of its *next* state, so conditions read
+    ``("next", ...)`` and never get the state after a reset. Stratified Sampling from Event Tables, definition 5.
     """
 
     @abstractmethod
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Whether the event happened at each step: bool ``[N]``."""
+        """Returns whether the event happened at each step, bool ``[N]``."""
 
     def fresh(self) -> Condition:
-        """One that decides alike and remembers nothing; itself where there is nothing to remember."""
+        """Returns the same condition without memory; itself where it has none."""
         return self
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:  # noqa: B027, most have nothing to end
-        """Told that these running episodes were given up without a done step. Ignored where nothing is remembered."""
+        """Forgets these running episodes, which got no done step; does nothing by default."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; empty where nothing is remembered."""
+        """Returns tensors and plain values; empty by default."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
@@ -49,17 +48,10 @@ ConditionLike = Condition | Callable[[TensorDictBase], Tensor]
 
 
 def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
-    """Asks a condition and checks its answer.
-
-    Args:
-        condition: any condition; it may answer with ``[N]`` or ``[N, 1]``.
-        steps: ``[N]``.
-
-    Returns:
-        bool ``[N]``.
+    """Evaluates a condition at steps ``[N]``; returns bool ``[N]``, also of a condition that returns ``[N, 1]``.
 
     Raises:
-        ConditionError: the condition raised, wrote into the steps, or answered with another shape or dtype.
+        ConditionError: the condition raised, wrote into the steps, or returned another shape or dtype.
 
     Example:
         >>> from tensordict import TensorDict
@@ -68,7 +60,7 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         tensor([False,  True])
     """
     try:
-        answer = condition(steps) if isinstance(condition, Condition) else _ask_function(condition, steps)
+        result = condition(steps) if isinstance(condition, Condition) else _call_function(condition, steps)
     except ConditionError:
         raise
     except Exception as error:
@@ -76,39 +68,35 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
             f"the condition {condition!r} raised {type(error).__name__}: {error}. It was given {len(steps)} steps with "
             f"{_columns(steps)}"
         ) from error
-    if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
-        given = f"a {answer.dtype} tensor" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+    if not isinstance(result, Tensor) or result.dtype != torch.bool:
+        given = f"a {result.dtype} tensor" if isinstance(result, Tensor) else f"a {type(result).__name__}"
         raise ConditionError(
             f"the condition {condition!r} returned {given}; return a bool tensor, one value for each step"
         )
-    if answer.ndim == 1 and len(answer) == len(steps):
-        return answer
-    if answer.shape != (len(steps), 1):
+    if result.ndim == 1 and len(result) == len(steps):
+        return result
+    if result.shape != (len(steps), 1):
         raise ConditionError(
-            f"the condition {condition!r} returned the shape {list(answer.shape)} for {len(steps)} steps; "
+            f"the condition {condition!r} returned the shape {list(result.shape)} for {len(steps)} steps; "
             f"return [{len(steps)}], one value for each step"
         )
-    return answer.reshape(-1)
+    return result.reshape(-1)
 
 
-def _ask_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
-    """Asks a user's function, which may only read: what it would write into the steps would be stored."""
+def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
+    """Calls a user's function, which may only read: values that it wrote into the steps would be stored."""
     columns = [column for column in steps.values(True, True) if not column.is_inference()]  # those have no version
     before = [column._version for column in columns]
-    answer = function(steps.clone(recurse=False).lock_())
+    result = function(steps.clone(recurse=False).lock_())
     if before != [column._version for column in columns]:
         raise ConditionError(
             f"the condition {function!r} changed a column of the steps in place; compute a new one, as add() for add_()"
         )
-    return answer
+    return result
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column.
-
-    Raises:
-        ConditionError: the steps have no such column; the message names those they have.
-    """
+    """Reads a column; raises ConditionError, with the names of all columns, where there is none."""
     value = steps.get(key, None)
     if not isinstance(value, Tensor):
         raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
@@ -116,11 +104,7 @@ def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column that has one number for each step, as ``[N]``.
-
-    Raises:
-        ConditionError: there is no such column, or it has several numbers for each step.
-    """
+    """Reads a column as ``[N]``; raises ConditionError where there is none, or where it has several numbers a step."""
     value = column(steps, key)
     if value.numel() != len(steps):
         raise ConditionError(
@@ -131,15 +115,7 @@ def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
-    """The condition, with a memory of its own where it has one: it must see every step exactly once.
-
-    Args:
-        condition: any condition.
-        name: of the option, for the error.
-
-    Raises:
-        TypeError: it cannot be called, or is the class of a condition.
-    """
+    """Returns the condition of the option ``name``, with a memory of its own; raises TypeError for anything else."""
     given: Any = condition
     if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
         raise TypeError(
@@ -150,7 +126,7 @@ def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
 
 
 def state_of(condition: ConditionLike) -> dict[str, Any]:
-    """Returns what a condition remembers; nothing where it is a plain function."""
+    """Returns the state of a condition; empty for a plain function."""
     return condition.state_dict() if isinstance(condition, Condition) else {}
 
 

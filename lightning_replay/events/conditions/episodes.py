@@ -29,14 +29,13 @@ from lightning_replay.validation import checked_count
 class EpisodeCondition(Condition):
     """A condition that remembers one integer of each running episode.
 
-    Must be asked about every step exactly once, in the order of experience; the steps of several environments may be
-    interleaved in one call, and an episode may go on from call to call. Episodes are told apart by ``trajectory``
-    (or ``("collector", "traj_ids")``); steps without it are one environment in order. A done step ends its episode,
-    of which nothing is remembered then, so the memory is that of the running episodes. A subclass defines
-    :meth:`follow` and, where an episode does not begin with 0, ``start``.
+    Must get every step exactly once, in order of time; the steps of several environments may be interleaved in one
+    call, and an episode may continue in the next call. ``trajectory`` (or ``("collector", "traj_ids")``) identifies the
+    episode; steps without it are one environment in order. A done step ends its episode, which is then forgotten. A
+    subclass defines :meth:`follow` and, where an episode does not begin with 0, ``start``.
 
     Args:
-        condition: what is asked about each step; what it remembers itself is copied, not shared.
+        condition: evaluated at each step; its own memory is copied, not shared.
     """
 
     start: int = 0
@@ -47,18 +46,15 @@ class EpisodeCondition(Condition):
 
     @abstractmethod
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """One step of one episode.
+        """Returns whether the event happens at one step of an episode, and the integer to remember.
 
         Args:
-            remembered: what the step before returned, ``start`` at the first step of an episode.
+            remembered: integer of the step before, ``start`` at the first step of an episode.
             held: whether ``condition`` is true at this step.
-
-        Returns:
-            Whether the event happens at this step, and what is to be remembered.
         """
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Whether the event happens at each step: bool ``[N]``."""
+        """Returns whether the event happens at each step, bool ``[N]``."""
         done = one_number(steps, ("next", "done"))
         trajectory = trajectory_of(steps)
         names = [None] * len(steps) if trajectory is None else trajectory.reshape(-1).tolist()
@@ -74,20 +70,20 @@ class EpisodeCondition(Condition):
         return torch.tensor(happened, dtype=torch.bool, device=held.device)
 
     def fresh(self) -> Condition:
-        """The same condition before its first step."""
+        """Returns the same condition before its first step."""
         again = copy.copy(self)
         again.condition, again._running = own(self.condition), {}
         return again
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Forgets these episodes; ``None`` is that of the steps without ``trajectory``."""
+        """Forgets these episodes; ``None`` is the episode of steps without ``trajectory``."""
         for trajectory in trajectories:
             self._running.pop(trajectory, None)
         if isinstance(self.condition, Condition):
             self.condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is remembered of the running episodes, here and by the condition inside."""
+        """Returns the memory of the running episodes, and the state of the condition inside."""
         named = [trajectory for trajectory in self._running if trajectory is not None]
         return {
             "trajectory": torch.tensor(named, dtype=torch.int64),
@@ -112,13 +108,7 @@ class FirstInEpisode(EpisodeCondition):
 
         condition   . . T T . T     T = true, . = false
         this        . . T . . .
-
-    Args:
-        condition: what is asked about each step.
     """
-
-    def __init__(self, condition: ConditionLike) -> None:
-        super().__init__(condition)
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
         """Remembers 1 once the condition has held."""
@@ -130,7 +120,7 @@ class FirstInEpisode(EpisodeCondition):
 
 @recorded
 class Sustained(EpisodeCondition):
-    """True where ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each stretch.
+    """True where ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each run.
 
     ::
 
@@ -138,8 +128,8 @@ class Sustained(EpisodeCondition):
         steps=3     . . . . . T . . . . T
 
     Args:
-        condition: what is asked about each step.
-        steps: length of the stretch, the step at which this is true included.
+        condition: evaluated at each step.
+        steps: length of the run, the step of the event included.
 
     Raises:
         ValueError: ``steps`` is below 1.
@@ -150,7 +140,7 @@ class Sustained(EpisodeCondition):
         self.steps = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers the length of the stretch, no further than one above ``steps``."""
+        """Remembers the length of the run, at most one above ``steps``."""
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
 
@@ -162,9 +152,8 @@ class Sustained(EpisodeCondition):
 class Reestablished(EpisodeCondition):
     """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
-    A step at which it is false is a failure, also the first of an episode; several in a row are one. An episode in
-    which it never fails has no such event, however long it holds. Stratified Sampling from Event Tables, history
-    events.
+    A failure is a step, or several in a row, at which it is false, also the first of an episode. An episode without
+    failure has no such event. Stratified Sampling from Event Tables, history events.
 
     ::
 
@@ -172,8 +161,8 @@ class Reestablished(EpisodeCondition):
         steps=2     . . . . . . . . T . . . . T
 
     Args:
-        condition: what is asked about each step.
-        steps: length of the stretch after the failure, the step at which this is true included.
+        condition: evaluated at each step.
+        steps: length of the run after the failure, the step of the event included.
 
     Raises:
         ValueError: ``steps`` is below 1.
@@ -186,7 +175,7 @@ class Reestablished(EpisodeCondition):
         self.steps = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers how long the condition has held since it failed, -1 where no failure waits to be made good."""
+        """Remembers how long the condition has held since it failed, -1 before a failure and after the event."""
         if not held:
             return False, 0
         length = remembered + 1 if remembered >= 0 else -1

@@ -99,11 +99,10 @@ class KeyInRegion(Condition):
 
     Args:
         key: the column, usually ``("next", "observation")``.
-        low: one number for all components, or one for each; ``None`` leaves a component unbounded.
-        high: likewise.
+        low, high: one number for all components, or one for each; ``None`` leaves a component unbounded.
 
     Raises:
-        ValueError: no bound at all, a bound that is NaN, ``low`` above ``high``, or as many components in neither.
+        ValueError: no bound at all, a bound that is NaN, ``low`` above ``high``, or another number of components.
 
     Example:
         >>> from tensordict import TensorDict
@@ -129,7 +128,7 @@ class KeyInRegion(Condition):
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        """Whether each step lies in the region."""
+        """Returns whether each step lies in the region."""
         value = column(steps, self.key).reshape(len(steps), -1)
         if self._least.numel() not in (1, value.shape[1]):
             raise ConditionError(

@@ -265,7 +265,7 @@ def test_suggestions_from_a_buffer() -> None:
 
 
 def test_suggestions_that_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="all 3 stored rewards are 2.0, so no threshold tells them apart"):
+    with pytest.raises(ValueError, match="all 3 stored rewards are 2.0, so no threshold separates them"):
         suggest_events(steps_of([2.0] * 3))
     with pytest.raises(ValueError, match="NaN or infinite"):
         suggest_events(steps_of([2.0, math.nan]))

@@ -173,7 +173,7 @@ def test_discrete_actions_are_refused_before_anything_is_stored() -> None:
 
 def test_images_missing_keys_and_nan_are_refused_before_anything_is_stored() -> None:
     replay = Replay(storage=PackedStorage(8), sampler=NeighborhoodMixupSampler(), transform=MixPairs(), batch_size=4)
-    with pytest.raises(ValueError, match="an image; pixels say little"):
+    with pytest.raises(ValueError, match="an image; distances of pixels do not measure"):
         replay.extend(make_steps(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.rand(4, 1)))
     with pytest.raises(ValueError, match="have no 'action'"):
         replay.extend(random_steps(4).exclude("action"))

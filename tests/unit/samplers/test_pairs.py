@@ -12,7 +12,14 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay.replay import Replay
-from lightning_replay.samplers import PrioritizedSampler, RandomPairSampler, UniformSampler
+from lightning_replay.samplers import (
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    PrioritizedSampler,
+    RandomPairSampler,
+    ReverseSweepSampler,
+    UniformSampler,
+)
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
@@ -217,3 +224,30 @@ def test_what_it_cannot_learn_from_is_refused() -> None:
 def test_bytes_are_those_of_its_parts() -> None:
     assert RandomPairSampler().nbytes == 0
     assert RandomPairSampler(first=prioritized()).nbytes == prioritized().nbytes > 0
+
+
+@pytest.mark.parametrize("pairs", [RandomPairSampler, ContinuousTransitionSampler])
+@pytest.mark.parametrize("how", ["cut", "break_episodes"])
+def test_the_first_sampler_gets_ends_of_episodes(pairs: Any, how: str) -> None:
+    """Steps 0 and 1 of an episode, its end, and step 2, from which no sweep goes back."""
+    sweep = ReverseSweepSampler(lambda steps: steps["next", "reward"].flatten() > 0, sweep_share=1.0, seed=0)
+    replay = Replay(storage=PackedStorage(8), sampler=pairs(sweep), batch_size=2)
+    steps = make_steps(3).set(("next", "reward"), torch.tensor([[0.0], [0.0], [1.0]]))
+    replay.extend(steps[:2])
+    if how == "cut":
+        replay.sampler.cut(torch.tensor([1]))
+    else:
+        replay.sampler.break_episodes([None])
+    replay.extend(steps[2:])
+    assert sweep.sample(replay.storage, 3)[0].tolist() == [2, 2, 2]
+    if pairs is ContinuousTransitionSampler:
+        assert replay.sampler.partners(torch.arange(3), replay.storage).tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("pairs", [RandomPairSampler, ContinuousTransitionSampler, NeighborhoodMixupSampler])
+def test_rows_that_the_first_sampler_refuses_are_not_stored(pairs: Any) -> None:
+    first = ReverseSweepSampler(lambda steps: steps["next", "reward"].flatten() > 0, done_key=("next", "over"))
+    replay = Replay(storage=PackedStorage(8), sampler=pairs(first=first), batch_size=2)
+    with pytest.raises(ValueError, match="done_key= of ReverseSweepSampler"):
+        replay.extend(make_steps(1))
+    assert len(replay) == 0

@@ -59,7 +59,7 @@ def test_slices_along_interleaved_trajectories_are_refused(options, rows_at_once
     for rows in steps(0, 40, num_envs=4).split(rows_at_once):
         replay.extend(rows)
     with pytest.raises(
-        ValueError, match="several environments are interleaved: 144 of 160 stretches .*slice of 8 and"
+        ValueError, match="several environments are interleaved: 144 of 160 runs .*slice of 8 and"
     ) as error:
         replay.sample()
     assert "SliceSampler(fragmented=True, traj_key='trajectory', step_key=...)" in str(error.value)
@@ -70,9 +70,7 @@ def test_slices_along_interleaved_trajectories_are_refused(options, rows_at_once
 def test_slices_that_would_run_from_one_episode_into_another_are_refused(options) -> None:
     replay = make(**options)
     replay.extend(steps(0, 40, num_envs=4))
-    message = (
-        r"ends slices where \('next', 'done'\) is true, and 144 of 160 stretches .* traj_key='trajectory'; otherwise"
-    )
+    message = r"ends slices where \('next', 'done'\) is true, and 144 of 160 runs .* traj_key='trajectory'; otherwise"
     with pytest.raises(ValueError, match=message):
         replay.sample()
 

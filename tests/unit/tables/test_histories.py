@@ -6,17 +6,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_replay.tables.histories import Histories, Stretch, led_to_events, stretches
+from lightning_replay.tables.histories import EpisodeSlice, Histories, episode_slices, led_to_events
 from lightning_replay.tables.slot_pool import Slots
 
 
 def listed(trajectory: list[int], done: list[int]) -> list[tuple[int, list[int], bool, bool]]:
-    found = stretches(np.array(trajectory, dtype=np.int64), np.array(done, dtype=bool))
+    found = episode_slices(np.array(trajectory, dtype=np.int64), np.array(done, dtype=bool))
     return [(one.trajectory, one.rows.tolist(), one.continues, one.ended) for one in found]
 
 
-def stretch(trajectory: int, count: int, *, continues: bool = True, ended: bool = False) -> Stretch:
-    return Stretch(trajectory, np.arange(count), continues, ended)
+def stretch(trajectory: int, count: int, *, continues: bool = True, ended: bool = False) -> EpisodeSlice:
+    return EpisodeSlice(trajectory, np.arange(count), continues, ended)
 
 
 def taken(slots: Slots, count: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def test_the_last_steps_are_held_and_earlier_ones_released() -> None:
     slots = Slots(9)
     histories = Histories(slots, length=3, max_trajectories=2)
     for count, expected in ((2, [0, 1]), (2, [1, 2, 3]), (4, [5, 6, 7])):
-        histories.follow(stretch(4, count), taken(slots, count))
+        histories.append(stretch(4, count), taken(slots, count))
         assert histories.before(stretch(4, 1)).tolist() == expected
     assert slots.references.tolist() == [1, 1, 1, 1, 1, 2, 2, 2, 0]
     assert histories.before(stretch(4, 1, continues=False)).tolist() == []
@@ -90,10 +90,10 @@ def test_the_last_steps_are_held_and_earlier_ones_released() -> None:
 def test_an_ended_episode_is_released() -> None:
     slots = Slots(4)
     histories = Histories(slots, length=3, max_trajectories=2)
-    histories.follow(stretch(4, 2), taken(slots, 2))
-    histories.follow(stretch(4, 1, ended=True), taken(slots, 1))
+    histories.append(stretch(4, 2), taken(slots, 2))
+    histories.append(stretch(4, 1, ended=True), taken(slots, 1))
     assert len(histories) == 0 and slots.references.tolist() == [1, 1, 1, 0]
-    histories.follow(stretch(4, 1, continues=False), taken(slots, 1))
+    histories.append(stretch(4, 1, continues=False), taken(slots, 1))
     assert histories.before(stretch(4, 1)).tolist() == [3]
     histories.forget(4)
     histories.forget(4)
@@ -104,7 +104,7 @@ def test_events_of_one_step_need_no_histories() -> None:
     slots = Slots(4)
     histories = Histories(slots, length=0, max_trajectories=1)
     histories.check_room([(np.arange(9), np.zeros(9, dtype=bool))], forget_stale=False)
-    histories.follow(stretch(4, 2), taken(slots, 2))
+    histories.append(stretch(4, 2), taken(slots, 2))
     assert len(histories) == 0 and slots.references.tolist() == [1, 1, 0, 0]
 
 
@@ -119,7 +119,7 @@ def test_events_of_one_step_need_no_histories() -> None:
 def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, running: int) -> None:
     histories = Histories(Slots(4), length=3, max_trajectories=2)
     for name in (1, 2):
-        histories.follow(stretch(name, 1), taken(histories._slots, 1))
+        histories.append(stretch(name, 1), taken(histories._slots, 1))
     with pytest.raises(ValueError, match=f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"):
         histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
     assert len(histories) == 2
@@ -136,7 +136,7 @@ def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, runn
 def test_as_many_as_there_is_room_for_may_run(trajectory, done) -> None:
     histories = Histories(Slots(4), length=3, max_trajectories=2)
     for name in (1, 2):
-        histories.follow(stretch(name, 1), taken(histories._slots, 1))
+        histories.append(stretch(name, 1), taken(histories._slots, 1))
     histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
     assert len(histories) == 2 and histories.forgotten == 0
 
@@ -146,11 +146,11 @@ def test_stale_episodes_are_forgotten_those_continued_longest_ago_first() -> Non
     slots = Slots(6)
     histories = Histories(slots, length=3, max_trajectories=2)
     for name in (1, 2, 1):
-        histories.follow(stretch(name, 1), taken(slots, 1))
+        histories.append(stretch(name, 1), taken(slots, 1))
     histories.check_room([(np.array([3]), np.array([False]))], forget_stale=True)
     assert histories.forgotten == 0, "a check changes nothing"
     histories.make_room(np.array([3]), np.array([False]))
-    histories.follow(stretch(3, 1), taken(slots, 1))
+    histories.append(stretch(3, 1), taken(slots, 1))
     assert histories.forgotten == 1 and len(histories) == 2
     assert histories.before(stretch(1, 1)).tolist() == [0, 2] and histories.before(stretch(2, 1)).tolist() == []
     with pytest.raises(ValueError, match="5 episodes would run"):
@@ -171,18 +171,18 @@ def test_histories_come_back_from_their_state() -> None:
     slots = Slots(8)
     histories = Histories(slots, length=3, max_trajectories=3)
     for name, count in ((7, 2), (1, 1), (7, 2)):
-        histories.follow(stretch(name, count), taken(slots, count))
+        histories.append(stretch(name, count), taken(slots, count))
     loaded = Histories(slots, length=3, max_trajectories=3)
     loaded.load_state_dict(histories.state_dict())
     assert len(loaded) == 2
     assert loaded.before(stretch(7, 1)).tolist() == [1, 3, 4] and loaded.before(stretch(1, 1)).tolist() == [2]
-    loaded.follow(stretch(1, 1, ended=True), taken(slots, 1))
+    loaded.append(stretch(1, 1, ended=True), taken(slots, 1))
     assert slots.references.tolist() == [1, 2, 1, 2, 2, 1, 0, 0]
 
 
 def test_the_state_without_a_running_episode_is_empty() -> None:
     histories = Histories(Slots(3), length=3, max_trajectories=1)
     loaded = Histories(Slots(3), length=3, max_trajectories=1)
-    loaded.follow(stretch(1, 1), taken(loaded._slots, 1))
+    loaded.append(stretch(1, 1), taken(loaded._slots, 1))
     loaded.load_state_dict(histories.state_dict())
     assert len(loaded) == 0

@@ -407,7 +407,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         OnPolicynessOnly(greedy_epsilon=2.0)
     with pytest.raises(ValueError, match="surprise_exponent is -1.0"):
         SurpriseOnly(-1.0)
-    with pytest.raises(ValueError, match="follows the clock 'draws', which a writer does not see"):
+    with pytest.raises(ValueError, match="follows the clock 'draws', which a writer does not have"):
         SurpriseOnly(Linear(1.0, 0.0, 10))
     with pytest.raises(ValueError, match="offset is 0.0; it must be a finite number above 0"):
         StochasticSurprise(offset=0.0)
