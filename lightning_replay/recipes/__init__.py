@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published replay methods, each as one function that returns a ready buffer."""
+"""Published replay methods, each a function that returns a complete replay buffer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 
 
 def known() -> dict[str, Callable[..., Replay]]:
-    """Every recipe by name."""
+    """Returns every recipe by its name."""
     return {name: globals()[name] for name in __all__ if name != "known"}
 
 
 def by_name(name: str) -> Callable[..., Replay]:
-    """The recipe of that name.
+    """Returns the recipe of that name.
 
     Raises:
         ValueError: unknown; the message lists the known ones.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that recipes share: a first-in-first-out buffer, and a sampler that may be prioritized."""
+"""Parts that recipes share: the buffer around a sampler, and a sampler that may be prioritized."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from torchrl.data.replay_buffers import Sampler
-from torchrl.envs import Transform
 
 from lightning_replay.recipes.storage import storage_for
 from lightning_replay.replay import Replay
@@ -14,50 +14,37 @@ from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.validation import checked_number
 
+R = TypeVar("R", bound=Replay)
 
-class Frames(NamedTuple):
-    """Options of stacked frames, see :func:`~lightning_replay.recipes.storage.storage_for`."""
-
-    frame_stack: int | None = None
-    image_key: str | tuple[str, ...] = "pixels"
-    frame_capacity: int | None = None
+_OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
+_OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "seed")
 
 
 def assemble(
-    capacity: int,
-    batch_size: int,
+    kind: type[R],
+    given: Mapping[str, Any],
     sampler: Sampler,
-    transform: Transform | None,
-    n_steps: int,
-    discount: float,
-    device: str,
-    memmap: str | None,
-    prefetch: int | None,
-    check_finite: bool,
-    seed: int | None,
-    frames: Frames | None = None,
-) -> Replay:
-    """Builds a buffer that evicts the oldest transition, with the options of a recipe."""
-    stack, key, most = frames or Frames()
-    return Replay(
-        storage=storage_for(
-            capacity,
-            device=device,
-            memmap=memmap,
-            frame_stack=stack,
-            image_key=key,
-            frame_capacity=most,
-            n_steps=n_steps,
-        ),
-        sampler=sampler,
-        transform=transform,
-        batch_size=batch_size,
-        n_steps=n_steps,
-        discount=discount,
-        prefetch=prefetch,
-        check_finite=check_finite,
-        seed=seed,
+    *,
+    slots: int | None = None,
+    default_frame_capacity: int | None = None,
+    **parts: Any,
+) -> R:
+    """Builds the buffer of a recipe.
+
+    Args:
+        kind: class of the buffer.
+        given: the recipe's arguments, as ``locals()``; those of :mod:`~lightning_replay.recipes.options` are used.
+        sampler: of the buffer.
+        slots: of the storage; ``None`` takes the option ``capacity``.
+        default_frame_capacity: see :func:`~lightning_replay.recipes.storage.storage_for`.
+        parts: further arguments of the buffer, before those in ``given``.
+    """
+    storage = storage_for(
+        given["capacity"] if slots is None else slots,
+        default_frame_capacity=default_frame_capacity,
+        **{name: given[name] for name in _OF_STORAGE if name in given},
     )
+    return kind(storage=storage, sampler=sampler, **({name: given[name] for name in _OF_BUFFER} | parts))
 
 
 def prioritized_or_uniform(

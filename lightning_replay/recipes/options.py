@@ -18,7 +18,7 @@ _DOCUMENTED = """
     batch_size: transitions per batch.
     mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
     fraction: share of rows that are mixed.
-    keys: columns that are mixed, where they are floating; a key stands for everything under it.
+    keys: columns that are mixed, those of a floating dtype; a key includes every entry nested under it.
     priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
     importance_exponent: β of their correction.
     priority_offset: ε, added to every priority.
@@ -30,23 +30,23 @@ _DOCUMENTED = """
         :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
     image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
     frame_capacity: most frames kept; a full frame store evicts the oldest transitions. By default an eighth more than
-        transitions for stacks of 4, enough for episodes of 32 steps or more.
+        ``capacity`` for stacks of 4, enough for episodes of 32 steps or more.
     prefetch: batches drawn ahead in threads.
     check_finite: refuse rows with NaN or infinity in rewards or observations.
-    seed: of every draw; ``None`` seeds from torch's global generator.
+    seed: seed of every draw; ``None`` seeds from torch's global generator.
 """
 _ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)
 _SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
 
 
 def recipe(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a recipe: completes its documentation by the shared options and refuses unknown ones by name.
+    """Decorator of a recipe: adds the shared options to its docstring and refuses unknown options by name.
 
-    A recipe documents an option itself where it means something else. The signature stays: editors, ``--help``, YAML
-    files and RLlib's checks read names and defaults from it.
+    A recipe documents an option itself where it differs. The signature is left alone: editors, ``--help``, YAML files
+    and RLlib's checks read names and defaults from it.
 
     Raises:
-        KeyError: an option is documented neither by the recipe nor here.
+        KeyError: neither the recipe nor this module documents an option.
     """
     if function.__doc__ is not None:  # python -OO has none
         before, _, rest = f"{inspect.cleandoc(function.__doc__)}\n\n".partition("Args:\n")
