@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multilayer perceptrons of the agents, over flat observations, and the output sizes of convolutions."""
+"""Multilayer perceptrons over flat observations, and the output sizes of convolutions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "pe
 
 
 def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Returns linear layers with ReLU between them."""
     sizes = [input_size, *hidden_sizes]
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
@@ -29,10 +29,10 @@ def checked_sides(
     kernel_sizes: Sequence[int],
     strides: Sequence[int],
 ) -> list[int]:
-    """Height and width of the output of convolutions over images of this shape.
+    """Returns height and width of the output of convolutions over images of this shape.
 
     Raises:
-        ValueError: not one number of each kind for each convolution, no convolution, too small an image.
+        ValueError: no convolution, not one number of each kind for each, or too small an image.
     """
     if not len(channels) == len(kernel_sizes) == len(strides) > 0:
         raise ValueError(
@@ -52,13 +52,9 @@ def checked_sides(
 
 
 class BoundedActor(nn.Module):
-    """Deterministic policy: ``center + half_range * tanh(perceptron(observation))``.
+    """Deterministic policy with actions between ``low`` and ``high``, both ``[A]``.
 
-    Args:
-        observation_size: length of a flat observation.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers.
+    ``center + half_range * tanh(perceptron(observation))``.
     """
 
     center: Tensor
@@ -67,18 +63,17 @@ class BoundedActor(nn.Module):
     def __init__(
         self,
         observation_size: int,
-        action_low: Sequence[float],
-        action_high: Sequence[float],
+        low: Tensor,
+        high: Tensor,
         hidden_sizes: Sequence[int],
     ) -> None:
         super().__init__()
-        low, high = torch.tensor(action_low), torch.tensor(action_high)
         self.perceptron = perceptron(observation_size, hidden_sizes, len(low))
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("half_range", (high - low) / 2, persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Actions within the bounds, ``[B, A]``."""
+        """Returns actions, ``[B, A]``."""
         return self.center + self.half_range * torch.tanh(self.perceptron(observation))
 
 
@@ -90,12 +85,12 @@ class StateActionCritic(nn.Module):
         self.perceptron = perceptron(observation_size + action_size, hidden_sizes, 1)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Concatenates both and values them."""
+        """Returns the values."""
         return self.perceptron(torch.cat([observation, action], dim=-1))
 
 
 def two_critics(observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> list[TensorDictModule]:
-    """Two critics for TorchRL's losses, which take the smaller value of both."""
+    """Returns two critics for TorchRL's losses, which use the smaller value of both."""
     critics = [StateActionCritic(observation_size, action_size, hidden_sizes) for _ in range(2)]
     return [TensorDictModule(critic, ["observation", "action"], ["state_action_value"]) for critic in critics]
 
@@ -108,5 +103,5 @@ class QNetwork(nn.Module):
         self.perceptron = perceptron(observation_size, hidden_sizes, num_actions)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """One value per action."""
+        """Returns the values."""
         return self.perceptron(observation)

@@ -265,7 +265,7 @@ def test_dqn_saves_its_place_in_the_schedule(tmp_path: Path) -> None:
 
 @fitted_alone
 def test_dqn_refuses_what_conflict_aversion_cannot_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='the batch has no "table"'):
+    with pytest.raises(ValueError, match='the batch has no column "table"'):
         fit(make_agent(0.5), [make_batch().exclude("table")], tmp_path)
     with pytest.raises(ValueError, match="needs one device and 32-bit precision"):
         fit(make_agent(0.5), [make_batch()], tmp_path, precision="bf16-mixed")
