@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from lightning_replay.agents.networks import checked_sides
 
-__all__ = ["ActorCritic", "ImagePlanes"]
-
 
 class ActorCritic(nn.Module):
     """Logits of discrete actions and the value of an observation, both linear in the trunk's last hidden layer.

@@ -13,14 +13,6 @@ from torch import Tensor
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.validation import BELOW_ONE, check_callable, checked_number
 
-__all__ = [
-    "ConflictAverseStep",
-    "conflict_averse_gradient",
-    "divided_by_one_plus",
-    "divided_by_one_plus_square",
-    "unscaled",
-]
-
 #: Below this share of the longest gradient a combination counts as zero.
 _ZERO = 1e-7
 

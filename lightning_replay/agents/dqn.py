@@ -18,8 +18,6 @@ from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
 
-__all__ = ["DQN"]
-
 # Checkpoints hold the hyperparameters, and torch.load reads only classes that are registered as safe.
 torch.serialization.add_safe_globals([Constant, Linear])
 

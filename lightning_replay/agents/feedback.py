@@ -14,8 +14,6 @@ from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.replay import SIGNALS
 
-__all__ = ["UpdateBatches", "UpdatePriorities"]
-
 
 class UpdateBatches:
     """Several batches for one ``training_step``, each collected for and drawn when the loop reaches it.

@@ -19,8 +19,6 @@ from lightning_replay.validation import (
     checked_share,
 )
 
-__all__ = ["check_hyperparameters"]
-
 _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for no limit")
 
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (

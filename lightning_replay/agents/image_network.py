@@ -12,8 +12,6 @@ from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear
 
 from lightning_replay.agents.networks import checked_sides
 
-__all__ = ["ImageNetwork", "with_noise"]
-
 
 def with_noise() -> set_exploration_type:
     """The context in which noisy layers add their noise; outside of it they use the mean weights alone.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from lightning_replay.replay import Replay
 
-__all__ = ["ActingAgent", "RolloutAgent", "SurpriseAgent", "TrainingData"]
-
 
 class ActingAgent(Protocol):
     """A LightningModule that collects transitions and is evaluated."""

@@ -17,8 +17,6 @@ from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import parameterized_sizes
 
-__all__ = ["MPDQN"]
-
 
 class MPDQN(ExploringAgent):
     """Multi-pass deep Q-network: ``Q target = r + γ max_k Q_k'(s', x'(s'))``, where x gives all actions' parameters.

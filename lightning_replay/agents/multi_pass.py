@@ -13,8 +13,6 @@ from tensordict.utils import unravel_key
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-__all__ = ["InvertedGradients", "MultiPassLoss"]
-
 
 class InvertedGradients(torch.autograd.Function):
     """The identity, whose gradient shrinks towards the bound it points to and is inverted beyond it.

@@ -10,8 +10,6 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "perceptron", "two_critics"]
-
 
 def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
     """Returns linear layers with ReLU between them."""

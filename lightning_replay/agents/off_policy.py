@@ -18,8 +18,6 @@ from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import continuous_sizes
 from lightning_replay.replay import Replay
 
-__all__ = ["ContinuousAgent", "ExploringAgent", "OffPolicyAgent", "weighted_mean"]
-
 
 def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
     """Returns the mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
-__all__ = ["ParameterizedActions", "is_parameterized"]
-
 
 def is_parameterized(space: Space) -> bool:
     """Whether the space is a composite one, which only :class:`ParameterizedActions` can read."""

@@ -20,8 +20,6 @@ from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import flat_or_image_sizes
 
-__all__ = ["PPO"]
-
 _LOSSES = {"policy_loss": "loss_objective", "value_loss": "loss_critic", "entropy_loss": "loss_entropy"}
 _MEASURES = {"entropy": "entropy", "clip_fraction": "clip_fraction", "kl_divergence": "kl_approx"}
 

@@ -17,8 +17,6 @@ from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, kl_divergence
 
-__all__ = ["Rainbow"]
-
 _ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few
 
 

@@ -14,8 +14,6 @@ from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import perceptron, two_critics
 from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
-__all__ = ["SAC"]
-
 
 class _ScaledTanhNormal(TanhNormal):
     """A squashed Gaussian whose density is that of the action scaled to [-1, 1], whatever the bounds."""

@@ -17,8 +17,6 @@ from torch import Tensor
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.spaces import spaces_of
 
-__all__ = ["SizedAgent"]
-
 
 class SizedAgent(L.LightningModule):
     """A LightningModule with manual optimisation whose networks fit the environment's spaces.

@@ -13,15 +13,6 @@ from gymnasium.spaces import Box, Discrete, Space
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment, check_env
 
-__all__ = [
-    "continuous_sizes",
-    "discrete_sizes",
-    "flat_or_image_sizes",
-    "image_sizes",
-    "parameterized_sizes",
-    "spaces_of",
-]
-
 
 def spaces_of(
     env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],

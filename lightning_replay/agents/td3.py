@@ -15,8 +15,6 @@ from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import BoundedActor, two_critics
 from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
-__all__ = ["TD3"]
-
 
 class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.

@@ -13,8 +13,6 @@ from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObserva
 from lightning_replay.extras import missing_extra
 from lightning_replay.validation import check_kind, checked_count, checked_flag, checked_share
 
-__all__ = ["LifeEpisodes", "atari"]
-
 
 class LifeEpisodes(gymnasium.Wrapper):
     """Ends an episode with each life lost; the game continues, and is reset only after its last life.

@@ -13,8 +13,6 @@ from gymnasium.vector import VectorEnv
 import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
 from lightning_replay.extras import MissingExtraError, missing_extra_of
 
-__all__ = ["UnknownEnvironmentError", "build_environment", "check_env"]
-
 
 class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
     """An id that is not registered with Gymnasium, or one of a module that does not exist."""

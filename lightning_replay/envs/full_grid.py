@@ -17,8 +17,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("a grid environment", "MiniGrid", "grids") from error
 
-__all__ = ["AHEAD", "FullGrid"]
-
 _EMPTY = (OBJECT_TO_IDX["empty"], 0, 0)
 AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
 

@@ -12,8 +12,6 @@ from gymnasium import spaces
 from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_share
 
-__all__ = ["GAMES", "MinAtarGame"]
-
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 

@@ -8,8 +8,6 @@ from lightning_replay.validation import checked_count
 
 from minigrid.envs import MultiRoomEnv  # isort: skip
 
-__all__ = ["MOST_ROOMS", "MultiRooms"]
-
 MOST_ROOMS = 4
 _GRID_SIZE, _ROOM_SIZE, _STEPS_PER_ROOM = 14, 5, 20
 

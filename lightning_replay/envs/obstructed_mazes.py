@@ -16,8 +16,6 @@ from minigrid.core.world_object import Ball  # isort: skip
 from minigrid.envs.obstructedmaze import ObstructedMazeEnv  # isort: skip
 from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1  # isort: skip
 
-__all__ = ["MAZES", "Maze", "ObstructedMazeGamut"]
-
 
 class Maze(NamedTuple):
     """One of MiniGrid's obstructed mazes.

@@ -11,8 +11,6 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-__all__ = ["CheckedSteps", "checked_reset", "checked_reward", "checked_step", "with_checked_steps"]
-
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 

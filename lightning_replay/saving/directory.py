@@ -27,8 +27,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_FILE", "NewSave", "exclusive", "read_manifest", "read_save", "replaced_save"]
-
 LOCK_FILE = ".lock"
 _ATTEMPTS = 5  # of a reader while another writes; then it takes the lock
 

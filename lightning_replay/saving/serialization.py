@@ -19,8 +19,6 @@ from torch import Tensor
 
 from lightning_replay.saving.snapshot import Snapshot
 
-__all__ = ["DamagedFileError", "join_state", "read_halves", "replace_file", "split_state", "sync", "write_halves"]
-
 TENSORS_FILE = "tensors.safetensors"
 VALUES_FILE = "values.json"
 

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Snapshot", "Snapshots"]
-
 # the best of 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one
 PIECE_BYTES = 256 << 10
 
