@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy and a value on one trunk: perceptrons over flat observations, convolutions over images."""
+"""Policy and value on a common trunk: perceptrons over flat observations, convolutions over images."""
 
 from __future__ import annotations
 
@@ -16,18 +16,8 @@ from lightning_replay.agents.networks import checked_sides
 class ActorCritic(nn.Module):
     """Logits of discrete actions and the value of an observation, both linear in the trunk's last hidden layer.
 
-    Weights start orthogonal, those of the policy small, so that all actions are about equally likely at first.
-
-    Args:
-        observation_shape: ``(size,)`` of flat observations or ``(height, width, channels)`` of images.
-        observation_high: largest number of an image.
-        num_actions: number of actions.
-        hidden_sizes: widths of the fully connected layers, behind the convolutions where there are such.
-        channels: of the convolutions, one number each; likewise ``kernel_sizes`` and ``strides``. Flat observations
-            pass none.
-        kernel_sizes: side of each convolution's kernel.
-        strides: of each convolution.
-        categories: see :class:`ImagePlanes`.
+    Weights are orthogonal at first, and small in the policy, so that all actions are about equally likely. The
+    arguments are those of :class:`~lightning_replay.agents.PPO`.
 
     Attributes:
         trunk: observations ``[B, ...]`` to hidden units ``[B, H]``.
@@ -35,8 +25,8 @@ class ActorCritic(nn.Module):
         value: hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; categories of flat observations; convolutions that are not given alike, or leave
-            nothing of so small an image.
+        ValueError: no hidden layer; categories of flat observations; see also
+            :func:`~lightning_replay.agents.networks.checked_sides`.
     """
 
     def __init__(
@@ -77,7 +67,7 @@ class ActorCritic(nn.Module):
         self.value = _orthogonal(nn.Linear(hidden_sizes[-1], 1), 1.0)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, num_actions]`` and values ``[B, 1]``."""
+        """Returns logits ``[B, num_actions]`` and values ``[B, 1]``."""
         hidden = self.trunk(observation)
         return self.policy(hidden), self.value(hidden)
 
@@ -85,20 +75,16 @@ class ActorCritic(nn.Module):
 class ImagePlanes(nn.Module):
     """Images ``[B, H, W, C]`` as planes ``[B, P, H, W]`` for convolutions.
 
-    The numbers are divided by the largest one. With ``categories`` they are names instead, as in MiniGrid's encoding of
-    a cell by object, colour and state (11, 6 and 4 of them): each becomes one plane that is 1 where it stands.
-
-    Args:
-        channels: C.
-        observation_high: largest number.
-        categories: how many names each channel has, one count per channel; a larger number lights no plane.
+    Values are divided by the largest one, ``observation_high``. With ``categories``, the number of them in each of the
+    C ``channels``, they are one-hot encoded instead, such as MiniGrid's object, colour and state of a cell (11, 6 and
+    4). A value beyond the categories is 0 in all planes.
 
     Raises:
         ValueError: not one count per channel.
     """
 
     channel: Tensor
-    name: Tensor
+    category: Tensor
     scale: Tensor
 
     def __init__(self, channels: int, observation_high: float, categories: Sequence[int] | None = None) -> None:
@@ -106,19 +92,19 @@ class ImagePlanes(nn.Module):
         if categories is not None and (len(categories) != channels or min(categories) < 1):
             raise ValueError(
                 f"categories is {list(categories)} for images of {channels} channels; give one count, at least 1, for "
-                "each channel, or None to scale the numbers."
+                "each channel, or None to scale the values."
             )
-        self.has_names = categories is not None
+        self.is_one_hot = categories is not None
         counts = categories or [1] * channels
         self.count = sum(counts)
         self.register_buffer("channel", torch.arange(channels).repeat_interleave(torch.tensor(counts)), False)
-        self.register_buffer("name", torch.cat([torch.arange(count) for count in counts]), False)
+        self.register_buffer("category", torch.cat([torch.arange(count) for count in counts]), False)
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Planes, float32."""
-        if self.has_names:
-            return (observation[..., self.channel] == self.name).float().movedim(-1, 1)
+        """Returns planes, float32."""
+        if self.is_one_hot:
+            return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of the agents' options: an option of one name has the same range in every agent."""
+"""Ranges of the agents' options, the same for options of one name in all agents."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (checked_flag, "cross_entropy distributional double dueling noisy samples_by_surprise"),
 )
 _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
-# read from the environment, or left out
+# read from the environment, or optional
 _MAY_BE_NONE = {
     *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
@@ -57,15 +57,13 @@ _MAY_BE_NONE = {
 
 
 def check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Refuses the options of an agent that are of another kind or out of their range.
+    """Checks the options of an agent; ``given`` may be ``locals()`` of its constructor, other names are ignored.
 
-    Args:
-        given: by name; others are passed over, so that ``locals()`` at the start of a constructor may be given. (With a
-            command line, Lightning's ``hparams`` hold class paths in place of objects.)
+    Not ``hparams``, in which Lightning has class paths in place of objects with a command line.
 
     Raises:
-        TypeError: another kind.
-        ValueError: out of the range, infinite or NaN.
+        TypeError: a value of another type.
+        ValueError: a value out of range, infinite or NaN.
     """
     for name, value in given.items():
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutional action values of images, from TorchRL's parts: dueling, noisy and distributional, or not."""
+"""Convolutional action values of images, optionally dueling, noisy and distributional, from TorchRL's parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lightning_replay.agents.networks import checked_sides
 
 
 def with_noise() -> set_exploration_type:
-    """The context in which noisy layers add their noise; outside of it they use the mean weights alone.
+    """Returns a context in which noisy layers use the noise of the last ``torchrl.modules.reset_noise``.
 
-    The noise is that of the last ``torchrl.modules.reset_noise``; a forward pass draws none.
+    Outside of it they use the mean weights alone. A forward pass draws no noise.
     """
     return set_exploration_type(ExplorationType.RANDOM)
 
@@ -24,23 +24,16 @@ def with_noise() -> set_exploration_type:
 class ImageNetwork(nn.Module):
     """Values of all actions of images divided by their largest pixel value: ``[B, *output_shape]``.
 
-    Convolutions, one hidden layer and one output per action (and atom); with ``dueling`` the sum of a state's value
-    and its actions' advantages, whose mean is 0.
+    Convolutions, one hidden layer and one output per action (and atom); with ``dueling``
+    (https://arxiv.org/abs/1511.06581) the sum of a state's value and its actions' advantages, whose mean is 0. Raises
+    as :func:`~lightning_replay.agents.networks.checked_sides`.
 
     Args:
-        observation_shape: channels, height, width.
-        observation_high: largest pixel value.
         output_shape: ``(actions,)``, or ``(atoms, actions)`` for logits of distributions.
-        channels: of the convolutions, one number each; likewise ``kernel_sizes`` and ``strides``.
-        kernel_sizes: side of each convolution's kernel.
-        strides: of each convolution.
-        hidden_size: units of the hidden layer (of each of both streams with ``dueling``).
-        dueling: a stream for the state's value beside that of the advantages (https://arxiv.org/abs/1511.06581).
         noise_deviation: σ₀ of factorised noise in the fully connected layers (https://arxiv.org/abs/1706.10295);
             ``None`` for plain layers.
 
-    Raises:
-        ValueError: the convolutions are not given alike, or leave nothing of so small an image.
+    The other arguments are those of :class:`~lightning_replay.agents.Rainbow`.
     """
 
     scale: Tensor
@@ -76,8 +69,8 @@ class ImageNetwork(nn.Module):
             self.body = DuelingCnnDQNet(tuple(output_shape), value_shape, cnn_kwargs=convolutions, mlp_kwargs=layers)
         else:
             self.body = nn.Sequential(ConvNet(**convolutions), MLP(out_features=tuple(output_shape), **layers))
-        self(torch.zeros(1, *observation_shape, dtype=torch.uint8))  # TorchRL's layers read their sizes off a batch
+        self(torch.zeros(1, *observation_shape, dtype=torch.uint8))  # initialises TorchRL's lazy layers
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Values or logits of images ``[B, C, H, W]``."""
+        """Returns values or logits of images ``[B, C, H, W]``."""
         return self.body(observation * self.scale)

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.utils import unravel_key
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
@@ -60,16 +58,11 @@ class MultiPassLoss(LossModule):
         td_error: float32 ``[B]``, magnitude.
     """
 
-    @dataclass
-    class _AcceptedKeys:
-        observation: NestedKey = "observation"
-        discrete: NestedKey = ("action", "discrete")
-        parameters: NestedKey = ("action", "parameters")
-        reward: NestedKey = "reward"
-        terminated: NestedKey = "terminated"
-
-    default_keys = _AcceptedKeys
-    out_keys = ("loss_value", "loss_parameters", "td_error")
+    in_keys: ClassVar[list[NestedKey]] = [
+        *("observation", ("action", "discrete"), ("action", "parameters")),
+        *(("next", "observation"), ("next", "reward"), ("next", "terminated")),
+    ]
+    out_keys: ClassVar[list[NestedKey]] = ["loss_value", "loss_parameters", "td_error"]
 
     value_network: nn.Module
     value_network_params: TensorDictParams
@@ -107,13 +100,6 @@ class MultiPassLoss(LossModule):
         self.discount = discount
         self.target_low, self.target_high = target_low, target_high
 
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """Keys of a batch that the losses read."""
-        keys = self.tensor_keys
-        following = (keys.observation, keys.reward, keys.terminated)
-        return [keys.observation, keys.discrete, keys.parameters, *(unravel_key(("next", key)) for key in following)]
-
     def scaled(self, parameters: Tensor) -> Tensor:
         """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
         return torch.where(self.half_range > 0, (parameters - self.center) / self.half_range, 0.0)
@@ -140,13 +126,13 @@ class MultiPassLoss(LossModule):
     def targets(self, batch: TensorDictBase) -> Tensor:
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
         following = batch.get("next")
-        observation = following.get(self.tensor_keys.observation)
+        observation = following.get("observation")
         with self.target_parameter_network_params.to_module(self.parameter_network):
             parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
         with self.target_value_network_params.to_module(self.value_network):
             bootstrap = self.action_values(observation, parameters).amax(dim=-1)
-        alive = ~following.get(self.tensor_keys.terminated).flatten()
-        target = following.get(self.tensor_keys.reward).flatten() + self._discounts(batch) * alive * bootstrap
+        alive = ~following.get("terminated").flatten()
+        target = following.get("reward").flatten() + self._discounts(batch) * alive * bootstrap
         if self.target_low is None and self.target_high is None:
             return target
         return target.clamp(self.target_low, self.target_high)
@@ -160,9 +146,8 @@ class MultiPassLoss(LossModule):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Returns both losses and the TD error of each row."""
-        observation = tensordict.get(self.tensor_keys.observation)
-        action = tensordict.get(self.tensor_keys.discrete)
-        taken = self.scaled(tensordict.get(self.tensor_keys.parameters)) * self.masks[action]
+        observation, action = tensordict.get("observation"), tensordict.get(("action", "discrete"))
+        taken = self.scaled(tensordict.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(tensordict)
         with self.value_network_params.to_module(self.value_network):
             values = self.value_network(torch.cat([observation, taken], dim=-1))

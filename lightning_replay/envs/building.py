@@ -44,9 +44,12 @@ def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[
         if missing is not None:
             raise missing from error
         cause, module = error.__cause__, str(env).partition(":")[0]
-        # of an id: its own module is missing, not one that it imports
-        is_absent = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
-        if isinstance(env, str) and is_absent:
+        # the module in the id is missing, not one that it imports
+        if (
+            isinstance(env, str)
+            and isinstance(cause, ModuleNotFoundError)
+            and f"{module}.".startswith(f"{cause.name}.")
+        ):
             raise _unknown(env, cause) from error
         raise
     except gymnasium.error.UnregisteredEnv as error:

@@ -191,9 +191,14 @@ def _close(handle: int) -> None:
     os.close(handle)
 
 
+def _close_all() -> None:
+    """Closes the parent's lock files in a forked process, so that no lock outlives the parent."""
+    for handle in list(_held):
+        _close(handle)
+
+
 if hasattr(os, "register_at_fork"):
-    # a lock of the parent process must not outlive it because the file is open in the child too
-    os.register_at_fork(after_in_child=lambda: [_close(handle) for handle in list(_held)])
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def _folder_named_in(file: Path, folder: str) -> str | None:
