@@ -11,7 +11,6 @@ from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.cagrad import ConflictAverseStep
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
@@ -25,7 +24,8 @@ torch.serialization.add_safe_globals([Constant, Linear])
 class DQN(ExploringAgent):
     """Double deep Q-learning: ``Q target = r + γ Q'(s', argmax Q(s', ·))``, epsilon-greedy exploration.
 
-    ``priority_weight`` multiplies each row of the loss, which is smooth L1. Van Hasselt et al. 2016,
+    ``priority_weight`` multiplies each row of the loss, which is smooth L1; training steps return the loss and
+    ``td_error``, float32 ``[B]``, magnitude. Van Hasselt et al. 2016,
     https://arxiv.org/abs/1509.06461, but the target network moves with every update, as in Lillicrap et al. 2016,
     https://arxiv.org/abs/1509.02971.
 
@@ -41,10 +41,6 @@ class DQN(ExploringAgent):
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
         conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of a
             batch (its column ``table``), a number or a schedule of updates; the number 0 uses the plain gradient.
-
-    Returned by each training step:
-        loss: the weighted loss.
-        td_error: float32 ``[B]``, magnitude.
 
     Example:
         >>> agent = DQN(observation_size=4, num_actions=2)
@@ -69,11 +65,9 @@ class DQN(ExploringAgent):
         exploration_steps: int = 5_000,
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
         self._conflict_aversion = conflict_aversion  # with a command line, hparams hold its class path instead
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""

@@ -68,3 +68,12 @@ def check_hyperparameters(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):
             _CHECKS[name](name, value)
+    low, high = given.get("target_low"), given.get("target_high")
+    if low is not None and high is not None and low > high:
+        raise ValueError(
+            f"target_low {low} is above target_high {high}; give the smallest and the largest return that can be "
+            "reached."
+        )
+    low, high = given.get("value_low", 0.0), given.get("value_high", 1.0)
+    if not low < high:
+        raise ValueError(f"value_low is {low} and value_high {high}; give ascending bounds of the atoms.")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 from torchrl.objectives import SoftUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import parameterized_sizes
@@ -25,7 +24,8 @@ class MPDQN(ExploringAgent):
     joint vector of all actions' parameters, which a replay stores as ``("action", "discrete")`` and
     ``("action", "parameters")``. Inverting gradients keep parameters within their bounds. With a sparse reward the
     targets must be clipped to the reachable returns (``target_low``, ``target_high``), or the values drift upwards.
-    ``priority_weight`` multiplies each row of the values' loss. Without a trainer, step the optimizers of
+    ``priority_weight`` multiplies each row of the values' loss; training steps return that loss and ``td_error``,
+    float32 ``[B]``, magnitude. Without a trainer, step the optimizers of
     :meth:`configure_optimizers` on :meth:`losses` and then call :meth:`update_targets`.
     Bester et al. 2019, https://arxiv.org/abs/1905.04388; default networks, learning rates, τ, γ and gradient norm are
     those of the authors' soccer agent, which plays 20,000 episodes. Shorter runs may need larger rates. Exploration
@@ -47,10 +47,6 @@ class MPDQN(ExploringAgent):
         exploration_start: share of random actions with random parameters at the first action taken.
         exploration_end: their share after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-
-    Returned by each training step:
-        loss: the values' loss.
-        td_error: float32 ``[B]``, magnitude.
 
     Raises:
         ValueError: no action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
@@ -86,15 +82,8 @@ class MPDQN(ExploringAgent):
         exploration_end: float = 0.1,
         exploration_steps: int = 20_000,
     ) -> None:
-        check_hyperparameters(locals())
-        if target_low is not None and target_high is not None and target_low > target_high:
-            raise ValueError(
-                f"target_low {target_low} is above target_high {target_high}; give the smallest and the largest "
-                "return that can be reached."
-            )
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates both networks, their targets and the losses."""

@@ -15,7 +15,6 @@ from torchrl.objectives.value import GAE
 
 from lightning_replay.agents.actor_critic import ActorCritic
 from lightning_replay.agents.foreign import discounts_of, scales_gradients, training_data
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import flat_or_image_sizes
@@ -98,10 +97,8 @@ class PPO(SizedAgent):
         epochs: int = 4,
         minibatches: int = 8,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network and the loss."""

@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import HardUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.image_network import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
@@ -106,15 +105,8 @@ class Rainbow(ExploringAgent):
         exploration_end: float = 0.01,
         exploration_steps: int = 250_000,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        if not value_low < value_high:
-            raise ValueError(
-                f"value_low is {value_low} and value_high {value_high}; the atoms of a distribution lie between "
-                "ascending bounds."
-            )
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import perceptron, two_critics
 from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
@@ -27,7 +26,8 @@ class _ScaledTanhNormal(TanhNormal):
 class SAC(ContinuousAgent):
     """Soft actor-critic: the policy maximises ``Q(s, a) - α log π(a|s)``, α keeps the entropy at its target.
 
-    ``priority_weight`` multiplies each row of the critics' loss. Every update steps critics, policy, α and target
+    ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
+    float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
     critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
     https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D.
 
@@ -46,10 +46,6 @@ class SAC(ContinuousAgent):
         actor_regularization: c of the term ``c / 2 * Σ w²`` in the policy's loss, over the weights of its layers
             without biases. SAC as published has none; Neighborhood Mixup Experience Replay (Sander et al. 2022) uses
             1e-4 to 2e-2 by environment, 1e-3 on HalfCheetah and 2e-3 on Ant (rmsander/interreplay, ``SAC_L2_REG``).
-
-    Returned by each training step:
-        loss: the critics' loss.
-        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
 
     Example:
         >>> agent = SAC(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -72,10 +68,8 @@ class SAC(ContinuousAgent):
         target_update_rate: float = 0.005,
         actor_regularization: float = 0.0,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -15,6 +16,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.foreign import training_data
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.spaces import spaces_of
 
 
@@ -97,8 +99,15 @@ class SizedAgent(L.LightningModule):
                 f"Give both the same environment, or leave these out: {type(self).__name__}() reads them."
             )
 
-    def build_if_sized(self) -> None:
-        """Builds the networks if all sizes are given; for the end of a subclass's ``__init__``."""
+    def set_up(self, options: Mapping[str, Any]) -> None:
+        """Checks and saves hyperparameters and builds the networks if all sizes are given.
+
+        For the end of a subclass's ``__init__``, with its ``locals()``.
+        """
+        check_hyperparameters(options)
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.save_hyperparameters(frame=frame.f_back)
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 

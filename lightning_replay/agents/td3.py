@@ -11,7 +11,6 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import SoftUpdate, TD3Loss
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import BoundedActor, two_critics
 from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
@@ -19,7 +18,8 @@ from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
-    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss.
+    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
+    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
@@ -38,10 +38,6 @@ class TD3(ContinuousAgent):
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
-
-    Returned by each training step:
-        loss: the critics' loss.
-        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
 
     Example:
         >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -64,11 +60,9 @@ class TD3(ContinuousAgent):
         target_noise_clip: float = 0.5,
         exploration_noise: float = 0.1,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
         self._updates = 0
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""

@@ -35,17 +35,12 @@ def known() -> dict[str, Callable[..., Replay]]:
 
 
 def by_name(name: str) -> Callable[..., Replay]:
-    """Returns the recipe of that name.
-
-    Raises:
-        ValueError: unknown; the message lists the known ones.
-    """
+    """Returns the recipe of that name; raises ``ValueError`` with the known names for an unknown one."""
     recipes = known()
-    if name in recipes:
-        return recipes[name]
-    raise ValueError(
-        f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
-    )
+    if name not in recipes:
+        known_names = ", ".join(sorted(recipes))
+        raise ValueError(f"there is no recipe {name!r}; known are {known_names}{did_you_mean(name, recipes)}")
+    return recipes[name]
 
 
 def __getattr__(name: str) -> Any:

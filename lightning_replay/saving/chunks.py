@@ -210,20 +210,14 @@ def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlie
         content.copy_(source[start : start + count])
     data = content.numpy().data
     identity = Fingerprint(count, _blake2b([data]))
-    shared = earlier.get(identity)
-    if shared is not None and _link(shared, file):
-        return Chunk(file.name, identity, linked=True)
+    if identity in earlier:
+        try:
+            os.link(earlier[identity], file)
+            return Chunk(file.name, identity, linked=True)
+        except OSError as error:  # another file system, one without links, or the earlier save was removed meanwhile
+            logger.debug("%s is written, not linked: %s", file, error)
     replace_file(file, data)  # never written in place: a link that exists after all belongs to the earlier save too
     return Chunk(file.name, identity, linked=False)
-
-
-def _link(source: Path, file: Path) -> bool:
-    try:
-        os.link(source, file)
-    except OSError as error:  # another file system, one without links, or the earlier save was removed meanwhile
-        logger.debug("%s is written, not linked: %s", file, error)
-        return False
-    return True
 
 
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
