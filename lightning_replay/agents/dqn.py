@@ -108,7 +108,7 @@ class DQN(ExploringAgent):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Returns Adam."""
         return self.adam(self._network[0].parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

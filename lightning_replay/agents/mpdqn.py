@@ -161,7 +161,7 @@ class MPDQN(ExploringAgent):
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the values, then for the parameters."""
+        """Returns Adam for the values, then for the parameters."""
         values, parameters = self._networks
         return [self.adam(values, "value_learning_rate"), self.adam(parameters, "parameter_learning_rate")]
 

@@ -13,9 +13,9 @@ from torch.distributions import Categorical
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from lightning_replay.agents.actor_critic import ActorCritic
 from lightning_replay.agents.foreign import discounts_of, scales_gradients, training_data
 from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import flat_or_image_sizes
 
@@ -240,5 +240,5 @@ class PPO(SizedAgent):
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Returns Adam."""
         return self.adam(self.parameters())

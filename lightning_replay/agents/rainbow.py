@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import HardUpdate
 
-from lightning_replay.agents.image_network import ImageNetwork, with_noise
+from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
@@ -187,7 +187,7 @@ class Rainbow(ExploringAgent):
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Returns Adam."""
         return self.adam(self.loss.value_network_params.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

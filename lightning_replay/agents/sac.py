@@ -125,7 +125,7 @@ class SAC(ContinuousAgent):
         return {"loss": loss.detach(), "td_error": details["td_error"]}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the critics, the policy and the entropy coefficient."""
+        """Returns Adam for the critics, the policy and the entropy coefficient."""
         return [
             self.critic_optimizer(),
             self.adam(self._network[0].parameters(), "actor_learning_rate"),

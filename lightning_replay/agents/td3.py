@@ -108,7 +108,7 @@ class TD3(ContinuousAgent):
         return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the critics, then for the policy."""
+        """Returns Adam for the critics, then for the policy."""
         return [self.critic_optimizer(), self.adam(self._actor[0].parameters(), "actor_learning_rate")]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

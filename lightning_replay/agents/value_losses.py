@@ -34,6 +34,9 @@ class RowErrors(NamedTuple):
     action_values: Tensor
 
 
+_Errors = tuple[Tensor, Tensor, Tensor]  # loss, TD error and surprise of each row
+
+
 class _FeedbackLoss:
     """Adds :meth:`rows` to a loss of TorchRL, which leaves weighting and averaging to the caller."""
 
@@ -54,9 +57,7 @@ class _FeedbackLoss:
         """Returns the action values ``[B, A]`` of the network's outputs."""
         raise NotImplementedError
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
         """Returns loss, TD error and surprise ``[B]`` from the outputs of the action taken and of the best next one."""
         raise NotImplementedError
 
@@ -73,19 +74,14 @@ class _FeedbackLoss:
         terminated); without it, γ, or 0 after termination.
         """
         observation, following = batch.get("observation"), batch.get(("next", "observation"))
-        following_outputs = None
-        if torch.is_grad_enabled():
-            outputs = self.outputs(observation)
-        elif self.double:
-            outputs, following_outputs = self.outputs(torch.cat([observation, following])).chunk(2)
-        else:
-            outputs = self.outputs(observation)
+        in_one_pass = self.double and not torch.is_grad_enabled()
+        outputs = self.outputs(torch.cat([observation, following]) if in_one_pass else observation)
+        if in_one_pass:
+            outputs, following_outputs = outputs.chunk(2)
         with torch.no_grad():
             target_outputs = self.outputs(following, of_target=True)
-            if not self.double:
-                following_outputs = target_outputs
-            elif following_outputs is None:
-                following_outputs = self.outputs(following)
+            if not in_one_pass:
+                following_outputs = self.outputs(following) if self.double else target_outputs
             best = self.means(following_outputs).argmax(-1)
             reward = batch.get(("next", "reward")).reshape(-1)
         current = _of_action(outputs, batch.get("action").reshape(-1))
@@ -128,9 +124,7 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
         """Returns the values themselves."""
         return outputs
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
         """Returns Huber loss, TD error and its square."""
         target = reward + discount * following
         td_error = (target - current).detach()
@@ -181,9 +175,7 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
         """Returns the mean of each action's distribution."""
         return torch.einsum("bna,n->ba", outputs.exp(), self.support)
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
         """Returns the cross-entropy, the difference of the means, and the measured surprise."""
         target = categorical_projection(following.exp(), reward, discount, self.support)
         log_current = current.detach()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_replay.recipes.assemble import assemble, prioritized_or_uniform
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,

@@ -7,8 +7,7 @@ Options that a recipe's own documentation leaves out are those of :mod:`lightnin
 from __future__ import annotations
 
 from lightning_replay.events.event_table import ConditionLike
-from lightning_replay.recipes.assemble import assemble
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, UniformSampler
 from lightning_replay.schedules import Schedule

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recipes.assemble import assemble, prioritized_or_uniform
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
 from lightning_replay.recipes.storage import frames_at_worst
 from lightning_replay.replay import Replay
 from lightning_replay.schedules import Schedule

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.events.event_table import EventTable
-from lightning_replay.recipes.assemble import assemble
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, recipe
 from lightning_replay.recipes.storage import frames_in_order
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
