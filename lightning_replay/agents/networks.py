@@ -32,8 +32,7 @@ def checked_sides(
 ) -> list[int]:
     """Returns height and width of the output of convolutions over images of this shape.
 
-    Raises:
-        ValueError: no convolution, not one number of each kind for each, or too small an image.
+    Raises ``ValueError`` for no convolution, not one number of each kind for each, or too small an image.
     """
     if not len(channels) == len(kernel_sizes) == len(strides) > 0:
         raise ValueError(

@@ -63,9 +63,6 @@ class PPO(SizedAgent):
     Returned by each training step, means over its gradient steps, 0 if no row was trained on:
         loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence: scalars.
 
-    Raises:
-        ValueError: a count below 1, a factor outside its range.
-
     Example:
         >>> agent = PPO(observation_shape=(4,), num_actions=2)
         >>> agent.act(torch.zeros(5, 4), explore=True).shape
@@ -135,10 +132,9 @@ class PPO(SizedAgent):
         return Categorical(logits=logits).sample() if explore else logits.argmax(dim=-1)
 
     def act_with_value(self, observation: Tensor) -> TensorDict:
-        """Returns actions drawn for observations ``[N, ...]`` and the other columns that a rollout records.
+        """Returns the columns of a rollout for observations ``[N, ...]``.
 
-        action int64 ``[N]``, action_log_prob float32 ``[N]``, logits float32 ``[N, A]``, state_value float32
-        ``[N, 1]``.
+        action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
         logits, value = self._network[0](observation)
         policy = Categorical(logits=logits)
@@ -199,9 +195,7 @@ class PPO(SizedAgent):
     def on_fit_start(self) -> None:
         """Refuses a precision that scales gradients, and a data module that does not fit.
 
-        Raises:
-            ValueError: such a precision, a rollout with fewer rows than ``minibatches``, different discounts.
-            TypeError: a data module that replays transitions.
+        ``TypeError`` for one that replays transitions, else ``ValueError``.
         """
         if scales_gradients(self.trainer):
             raise ValueError(

@@ -64,9 +64,6 @@ class Rainbow(ExploringAgent):
         action_values: float32 ``[B, A]``, means of the distributions under the pass's noise.
         action: int64 ``[B]``, of the batch.
 
-    Raises:
-        ValueError: fewer than two atoms, or bounds that are not ascending; a count or norm that is not positive.
-
     Example:
         >>> agent = Rainbow(observation_shape=(4, 84, 84), observation_high=255.0, num_actions=6)
         >>> agent.act(torch.zeros(5, 4, 84, 84, dtype=torch.uint8), explore=True).shape

@@ -56,8 +56,7 @@ class SizedAgent(L.LightningModule):
     ) -> Self:
         """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
 
-        Raises:
-            ValueError: the agent cannot act in the environment's spaces.
+        Raises ``ValueError`` as :meth:`sizes_from`.
         """
         return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))
 

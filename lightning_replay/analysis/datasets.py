@@ -12,16 +12,14 @@ from torch import Tensor
 
 
 def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float32) -> TensorDict:
-    """Returns every step of a Minari data set, in time order, for ``replay.extend(minari_transitions(dataset))``.
+    """Returns every step of a Minari data set ``[N]``, in time order, for ``replay.extend``.
 
-    TorchRL's own data sets need no conversion: ``replay.extend(dataset[:])``.
+    The column ``trajectory``, int64 ``[N]``, is the number of the episode. TorchRL's own data sets need no conversion:
+    ``replay.extend(dataset[:])``.
 
     Args:
         dataset: from ``minari.load_dataset``.
         dtype: of every floating-point column; ``None`` keeps them as recorded.
-
-    Returns:
-        TensorDict ``[N]`` of transitions, with ``trajectory`` int64 ``[N]`` counting the episodes.
 
     Raises:
         ValueError: the data set has no episode.

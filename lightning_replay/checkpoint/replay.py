@@ -96,12 +96,8 @@ def save_replay(replay: SavedReplay, path: str | Path, *, previous: str | Path |
         if previous is not None:
             earlier |= _chunks_in(Path(previous))
         with frozen_state(replay) as state:
-            save.manifest |= {
-                "format": FORMAT,
-                "version": FORMAT_VERSION,
-                "built_by": describe(replay),
-                "length": state["length"],
-            }
+            save.manifest |= {"format": FORMAT, "version": FORMAT_VERSION}
+            save.manifest |= {"built_by": describe(replay), "length": state["length"]}
             size = write_data(save, state, earlier)
     has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
     if previous is not None and has_chunks and size.written == size.total:

@@ -46,7 +46,7 @@ class FullGrid(MiniGridEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; the same seed gives the same level, whatever the episodes before."""
+        """Begins an episode; the same seed gives the same level."""
         observation, _ = super().reset(seed=seed, options=options)
         return observation, {"difficulty": self.difficulty}
 

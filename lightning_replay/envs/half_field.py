@@ -155,13 +155,10 @@ class HalfField(TaskChoice, gymnasium.Env):
         keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
         return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
 
-    def _cycle(
-        self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray
-    ) -> tuple[bool, bool, bool, bool]:
+    def _cycle(self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray) -> tuple[bool, ...]:
         """Computes one cycle of the server: the player acts, then everything moves.
 
-        Returns:
-            Whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
+        Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
         """
         player_x = player_y = ball_x = ball_y = 0.0
         kicked = False
@@ -240,17 +237,15 @@ class HalfField(TaskChoice, gymnasium.Env):
         return observe(self.player, self.heading, self.ball, None if self.keeper is None else self.keeper.body)
 
 
-def _power(value: float) -> float:
+def _power(power: float) -> float:
     """Returns the power clipped to [0, 100]."""
-    power = float(value)
     if not math.isfinite(power):
         raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
-    return min(max(power, 0.0), 100.0)
+    return min(max(float(power), 0.0), 100.0)
 
 
 def _angle(degrees: float) -> float:
     """Returns an angle in degrees, clipped to [-180, 180], in radians."""
-    angle = float(degrees)
-    if not math.isfinite(angle):
-        raise ValueError(f"the action's angle is {angle}; accepted are degrees in [-180, 180]")
-    return math.radians(min(max(angle, -180.0), 180.0))
+    if not math.isfinite(degrees):
+        raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")
+    return math.radians(min(max(degrees, -180.0), 180.0))

@@ -47,13 +47,11 @@ def _row(y: float) -> int:
     return round((soccer.HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE)
 
 
-def _bar(
-    picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, int, int]
-) -> None:
+def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, ...]) -> None:
     picture[_row(top) : _row(bottom) + 2, _column(left) : _column(right) + 2] = colour
 
 
-def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, int, int]) -> None:
+def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, ...]) -> None:
     rows, columns = np.ogrid[:HEIGHT, :WIDTH]
     distance = np.hypot(rows - _row(centre[1]), columns - _column(centre[0]))
     picture[distance <= radius * PIXELS_PER_METRE] = colour

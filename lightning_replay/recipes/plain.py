@@ -92,7 +92,7 @@ def reverse_sweep(
 ) -> Replay:
     """Replays episodes that reached a goal backwards in contiguous batches, mixed with uniform ones.
 
-    A baseline of Stratified Sampling from Event Tables (arXiv:2211.00576), which gives no numbers for it.
+    A baseline of Stratified Sampling from Event Tables (arXiv:2211.00576), which reports no numbers for it.
 
     Args:
         batch_size: transitions per batch, and steps of an episode in one batch of a sweep.

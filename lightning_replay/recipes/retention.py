@@ -70,7 +70,7 @@ def surprise_retention(
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        ValueError: ``rule`` beside options of the one it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
+        ValueError: ``rule`` with options of the rule it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
             (with frames below ``frame_stack + n_steps``).
     """
     if rule is None:

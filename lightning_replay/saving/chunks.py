@@ -100,13 +100,8 @@ def locate_chunks(
 ) -> dict[str, ChunkedTensor]:
     """Returns the tensors that :func:`write_chunks` recorded, without reading their content.
 
-    Args:
-        directory: of the chunk files.
-        records: returned by :func:`write_chunks`.
-        files: expected size and hash of each file, by its name.
-
-    Raises:
-        DamagedFileError: the files do not make up the tensors, are missing, or have another size.
+    ``files`` are the expected size and hash of each file. Raises ``DamagedFileError`` if files are missing, have
+    another size, or do not make up the tensors.
     """
     located = {}
     for name, record in records.items():
@@ -118,7 +113,7 @@ def locate_chunks(
             tensor = ChunkedTensor(dtype, shape, located_files)
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFileError(f"the chunks of {name} in {directory} are not known: {error!r}") from error
+            raise DamagedFileError(f"the chunks of {name} in {directory} are not described: {error!r}") from error
         if missing:
             raise DamagedFileError(f"the chunks of {name} in {directory} lack {missing:,} bytes; load an earlier save")
         for file, expected in tensor.files:
@@ -166,13 +161,12 @@ def check_file(
 
     Args:
         file: to check.
-        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`; ``crc32`` in place of ``blake2b`` in saves
-            of the first format.
+        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`; ``crc32`` in saves of the first format.
         target: receives the content, of the expected length.
         reads: with ``False`` only the size is checked.
 
     Raises:
-        DamagedFileError: the file is missing, of another size, or its content changed.
+        DamagedFileError: the file is missing or not as expected.
     """
     kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class NewSave:
-    """A save in the making.
+    """A save that is being written.
 
     Attributes:
         data: an empty folder for its files.

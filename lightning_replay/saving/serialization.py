@@ -48,11 +48,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snaps
 
 
 def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Returns the state that :func:`split_state` took apart.
-
-    Raises:
-        DamagedFileError: a tensor is missing, or the values are not those of a state.
-    """
+    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
     try:
         return _join(values, tensors)
     except MALFORMED as error:
@@ -70,11 +66,7 @@ def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Sn
 
 
 def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads what :func:`write_halves` wrote.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or unreadable.
-    """
+    """Reads both files of :func:`write_halves`; raises ``DamagedFileError`` if one is missing or unreadable."""
     try:
         return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
     except FileNotFoundError as error:
@@ -85,7 +77,7 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
     except (OSError, SafetensorError, RecursionError, ValueError) as error:
         raise DamagedFileError(
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
-            "Load an earlier save, or build the object anew."
+            "Load an earlier save, or build the object again."
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of tensors that others go on writing into: copy on write, piece by piece."""
+"""Snapshots of tensors that others write into: copy on write, piece by piece."""
 
 from __future__ import annotations
 

@@ -149,9 +149,6 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
         save: that is being written.
         state: see :func:`~lightning_replay.saving.serialization.split_state`.
         earlier: chunk files that are linked where the content is the same.
-
-    Returns:
-        bytes of the files, and of those that were written.
     """
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
@@ -165,11 +162,7 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
 
 
 def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
-    """Reads and checks the small files of a save, and checks the sizes of the others.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or changed.
-    """
+    """Reads and checks the small files of a save, and the sizes of the others; raises ``DamagedFileError``."""
     try:
         files = manifest["files"]
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
