@@ -51,6 +51,8 @@ MOVED = {
     "lightning_replay.replay_state": "lightning_replay.checkpoint.state",
     "lightning_replay.progress": "lightning_replay.schedulers.progress",
     "lightning_replay.cagrad": "lightning_replay.agents.cagrad",
+    "lightning_replay.agents.actor_critic": "lightning_replay.agents.networks",
+    "lightning_replay.agents.image_network": "lightning_replay.agents.networks",
     "lightning_replay.pictures": "lightning_replay.analysis.plotting",
     "lightning_replay.inspection": "lightning_replay.analysis.inspection",
     "lightning_replay.datasets": "lightning_replay.analysis.datasets",

@@ -219,7 +219,7 @@ class _Saved(Drawing):
         generator = self.generator_state()
         return state if generator is None else {**state, "generator": generator}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
         super().load_state_dict(state_dict)  # type: ignore[misc]
         for name in self.saved_attributes:

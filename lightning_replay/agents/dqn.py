@@ -8,17 +8,14 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.modules import QValueActor
-from torchrl.objectives import DQNLoss, SoftUpdate
+from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.cagrad import ConflictAverseStep
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import discrete_sizes
+from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
-
-__all__ = ["DQN"]
 
 # Checkpoints hold the hyperparameters, and torch.load reads only classes that are registered as safe.
 torch.serialization.add_safe_globals([Constant, Linear])
@@ -27,9 +24,10 @@ torch.serialization.add_safe_globals([Constant, Linear])
 class DQN(ExploringAgent):
     """Double deep Q-learning: ``Q target = r + γ Q'(s', argmax Q(s', ·))``, epsilon-greedy exploration.
 
-    ``priority_weight`` multiplies each row of the loss, which is smooth L1.
-    Van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, where the target network is a copy renewed every so many
-    updates; here it moves with every update, as in Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
+    ``priority_weight`` multiplies each row of the loss, which is smooth L1; training steps return the loss and
+    ``td_error``, float32 ``[B]``, magnitude. Van Hasselt et al. 2016,
+    https://arxiv.org/abs/1509.06461, but the target network moves with every update, as in Lillicrap et al. 2016,
+    https://arxiv.org/abs/1509.02971.
 
     Args:
         observation_size: length of a flat observation; read from the environment if absent.
@@ -41,12 +39,8 @@ class DQN(ExploringAgent):
         exploration_start: share of random actions at the first action taken.
         exploration_end: share of random actions after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-        conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the parts that the
-            batch's ``table`` names, a number or a schedule of updates; the number 0 takes the plain gradient.
-
-    Returned by each training step:
-        loss: the weighted loss.
-        td_error: float32 ``[B]``, magnitude.
+        conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of a
+            batch (its column ``table``), a number or a schedule of updates; the number 0 uses the plain gradient.
 
     Example:
         >>> agent = DQN(observation_size=4, num_actions=2)
@@ -71,38 +65,24 @@ class DQN(ExploringAgent):
         exploration_steps: int = 5_000,
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        self._conflict_aversion = conflict_aversion  # of a command line the hyperparameters hold its class path
-        self.build_if_sized()
+        self._conflict_aversion = conflict_aversion  # with a command line, hparams hold its class path instead
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""
         options = self.hparams
         network = QNetwork(options["observation_size"], options["num_actions"], options["hidden_sizes"])
-        self.loss = DQNLoss(
-            QValueActor(network, in_keys=["observation"], action_space="categorical"),
-            loss_function="smooth_l1",
-            delay_value=True,
-            double_dqn=True,
-            action_space="categorical",
-            reduction="none",
-            use_prioritized_weights=False,
-        )
-        self.loss.make_value_estimator(gamma=options["discount"])
+        self.loss = ScalarValueLoss(network, discount=options["discount"])
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._network = (network,)  # in a tuple: its parameters already belong to the loss
         c = self._conflict_aversion
         self._averse_step = None if c == 0 else ConflictAverseStep(network.parameters(), c)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
+        """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
         greedy = self._network[0](observation).argmax(dim=-1)
-        if not explore:
-            return greedy
-        is_random = self.draw_random(greedy)
-        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return self.with_random(greedy) if explore else greedy
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the network and its target."""
@@ -119,7 +99,7 @@ class DQN(ExploringAgent):
         return {"loss": loss.detach(), "td_error": batch["td_error"].detach().squeeze(-1).sqrt()}
 
     def on_fit_start(self) -> None:
-        """Refuses conflict aversion where the trainer would have to scale or exchange its gradients."""
+        """Refuses conflict aversion where the trainer scales gradients or syncs them between devices."""
         super().on_fit_start()
         if self._averse_step is not None and not self.takes_plain_gradients:
             raise ValueError(
@@ -128,28 +108,28 @@ class DQN(ExploringAgent):
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
-        return torch.optim.Adam(list(self._network[0].parameters()), lr=self.hparams["learning_rate"], fused=True)
+        """Returns Adam."""
+        return self.adam(self._network[0].parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the places in the schedules of exploration and conflict aversion."""
+        """Saves the positions in the schedules of exploration and conflict aversion."""
         super().on_save_checkpoint(checkpoint)
         if self._averse_step is not None:
             checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the places in both schedules."""
+        """Restores both positions."""
         super().on_load_checkpoint(checkpoint)
         if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
             self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
 def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """The weighted loss of each row, and the table it was drawn from."""
+    """Returns the weighted loss of each row, and the table it was drawn from."""
     table, weight = batch.get("table", None), batch.get("priority_weight", None)
     if table is None:
         raise ValueError(
-            'the batch has no "table", between whose parts conflict_aversion mediates; draw from event tables '
+            'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
             "(recipes.event_tables), or set conflict_aversion=0.0."
         )
     return rows if weight is None else rows * weight.reshape(rows.shape), table

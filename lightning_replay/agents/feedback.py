@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feedback of an agent's training steps to the replay: after each step, or for each of its batches."""
+"""Feedback of training steps to the replay: after each step, or for each of its batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.replay import SIGNALS
 
-__all__ = ["UpdateBatches", "UpdatePriorities"]
-
 
 class UpdateBatches:
-    """Several batches for one ``training_step``, each collected for and drawn when the loop reaches it.
+    """Several batches for one ``training_step``; each is drawn, after due collection, when the loop reaches it.
 
-    Update the priorities inside the loop; the callback that does it between steps would come too late.
+    Update the priorities inside the loop, because :class:`UpdatePriorities` runs only after the step.
 
     Example::
 
@@ -41,7 +39,7 @@ class UpdateBatches:
             yield self._source.draw()
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
-        """Passes the TD errors of one batch to the replay, with the signals among a step's other outputs."""
+        """Passes the TD errors of one batch to the replay, with the signals among the other outputs."""
         self._source.update_priority(batch, td_error, **_signals_of(outputs))
 
 
@@ -49,8 +47,8 @@ class UpdatePriorities(L.Callback):
     """After each training step calls ``replay.update_priority`` with the step's ``td_error`` and other signals.
 
     Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
-    detached, ``[B]``, and, where it has them, ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action``
-    ``[B]``, which a replay that keeps transitions by their priority learns from. What a replay does not use it ignores.
+    detached, ``[B]``, and optionally ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action`` ``[B]`` for a
+    replay that keeps transitions by their priority. Others ignore these.
     """
 
     def on_train_batch_end(

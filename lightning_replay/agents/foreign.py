@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapter for objects of the user's own and of other libraries: the one place where attributes are looked for."""
+"""Adapters for objects of users and other libraries; the only place that probes for attributes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class _UsersData(TrainingData):
-    """A data module of the user's own: those attributes of :class:`TrainingData` that it has."""
+    """Adapter for a user's data module, with those attributes of :class:`TrainingData` that it has."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -38,22 +38,18 @@ class _UsersData(TrainingData):
         return {"return_normalization": getattr(self._module, "return_normalization", None), "levels.score": score}
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch on."""
+        """Passes the TD errors of a batch to the data module."""
         self._module.update_priority(batch, td_error, **signals)
 
 
 def training_data(trainer: L.Trainer) -> TrainingData | None:
-    """Returns the trainer's data module, or an adapter for one of the user's own; ``None`` without a data module."""
+    """Returns the trainer's data module, in an adapter if it is a user's own; ``None`` without a data module."""
     module = getattr(trainer, "datamodule", None)
     return module if module is None or isinstance(module, TrainingData) else _UsersData(module)
 
 
 def acting_agent(agent: L.LightningModule) -> ActingAgent:
-    """Returns the agent, after a check of its method.
-
-    Raises:
-        TypeError: it has no method ``act``.
-    """
+    """Returns the agent; raises ``TypeError`` if it has no method ``act``."""
     if not callable(getattr(agent, "act", None)):
         raise TypeError(
             f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
@@ -63,11 +59,7 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
-    """Returns the agent, after a check of its methods.
-
-    Raises:
-        TypeError: it lacks ``act``, ``act_with_value`` or ``value``.
-    """
+    """Returns the agent; raises ``TypeError`` if it has no method ``act``, ``act_with_value`` or ``value``."""
     if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
         raise TypeError(
             f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
@@ -88,5 +80,5 @@ def scales_gradients(trainer: L.Trainer) -> bool:
 
 
 def name_of(env: Any) -> str:
-    """Returns the id of an environment, or the name of what builds one."""
+    """Returns the id of an environment, or the name of a callable that builds one."""
     return env if isinstance(env, str) else getattr(env, "__name__", repr(env))

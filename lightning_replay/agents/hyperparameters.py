@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of the agents' options: an option of one name has the same range in every agent."""
+"""Ranges of the agents' options, the same for options of one name in all agents."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from lightning_replay.validation import (
     checked_numbers,
     checked_share,
 )
-
-__all__ = ["check_hyperparameters"]
 
 _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for no limit")
 
@@ -50,7 +48,7 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (checked_flag, "cross_entropy distributional double dueling noisy samples_by_surprise"),
 )
 _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
-# read from the environment, or left out
+# read from the environment, or optional
 _MAY_BE_NONE = {
     *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
@@ -59,16 +57,23 @@ _MAY_BE_NONE = {
 
 
 def check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Refuses the options of an agent that are of another kind or out of their range.
+    """Checks the options of an agent; ``given`` may be ``locals()`` of its constructor, other names are ignored.
 
-    Args:
-        given: by name; others are passed over, so that ``locals()`` at the start of a constructor may be given. (With a
-            command line, Lightning's ``hparams`` hold class paths in place of objects.)
+    Not ``hparams``, in which Lightning has class paths in place of objects with a command line.
 
     Raises:
-        TypeError: another kind.
-        ValueError: out of the range, infinite or NaN.
+        TypeError: a value of another type.
+        ValueError: a value out of range, infinite or NaN.
     """
     for name, value in given.items():
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE):
             _CHECKS[name](name, value)
+    low, high = given.get("target_low"), given.get("target_high")
+    if low is not None and high is not None and low > high:
+        raise ValueError(
+            f"target_low {low} is above target_high {high}; give the smallest and the largest return that can be "
+            "reached."
+        )
+    low, high = given.get("value_low", 0.0), given.get("value_high", 1.0)
+    if not low < high:
+        raise ValueError(f"value_low is {low} and value_high {high}; give ascending bounds of the atoms.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces between agents and data modules: methods and attributes that one declares for the other."""
+"""Interfaces between agents and data modules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from lightning_replay.replay import Replay
 
-__all__ = ["ActingAgent", "RolloutAgent", "SurpriseAgent", "TrainingData"]
-
 
 class ActingAgent(Protocol):
     """A LightningModule that collects transitions and is evaluated."""
@@ -22,38 +20,38 @@ class ActingAgent(Protocol):
     device: torch.device
 
     def act(self, observation: Tensor, explore: bool) -> Any:
-        """Actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.policy.ActionReader`."""
+        """Returns actions for observations ``[N, ...]``, see :class:`~lightning_replay.lit.policy.ActionReader`."""
 
 
 class RolloutAgent(ActingAgent, Protocol):
     """A LightningModule that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
 
     def act_with_value(self, observation: Tensor) -> TensorDictBase | dict[str, Any]:
-        """Columns ``[N, ...]`` to record for observations: ``action``, ``state_value`` and what the loss needs."""
+        """Returns columns ``[N, ...]`` to record: ``action``, ``state_value`` and others that the loss needs."""
 
     def value(self, observation: Tensor) -> Tensor:
-        """Values of observations, float ``[N, 1]``."""
+        """Returns values of observations, float ``[N, 1]``."""
 
 
 class SurpriseAgent(Protocol):
-    """A LightningModule that measures the surprise of transitions that it has not learned from yet."""
+    """A LightningModule that computes the surprise of new transitions."""
 
     def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
-        """Surprise of transitions ``[M]``, float32 ``[M]``, at least 0."""
+        """Returns the surprise of transitions ``[M]``, float32 ``[M]``, at least 0."""
 
 
 class TrainingData:
-    """The source that an agent's training steps get their batches from: attributes that agents read.
+    """Source of the batches of an agent's training steps.
 
-    The data modules of :mod:`lightning_replay.lit` subclass it; a user's own is read by
-    :func:`~lightning_replay.agents.foreign.training_data`.
+    The data modules of :mod:`lightning_replay.lit` subclass it; :func:`~lightning_replay.agents.foreign.training_data`
+    adapts a user's own.
 
     Attributes:
         observation_space: of one environment; ``None`` before ``setup``.
         action_space: of one environment; ``None`` before ``setup``.
-        replay: the buffer that batches are drawn from; ``None`` where there is none.
-        rollout_rows: rows of one rollout; 0 where batches are drawn from a replay, ``None`` if unknown.
-        steps_environments: whether it plays with the agent, whose networks then have to fit these spaces.
+        replay: the buffer that batches are drawn from, or ``None``.
+        rollout_rows: rows of one rollout; 0 if batches are drawn from a replay, ``None`` if unknown.
+        steps_environments: whether it steps environments with the agent, whose networks must fit the spaces.
         takes_td_errors: whether :meth:`update_priority` is called after each training step.
     """
 
@@ -66,13 +64,13 @@ class TrainingData:
 
     @property
     def discounting_parts(self) -> Mapping[str, Any]:
-        """Parts that sum rewards with a ``discount`` or ``gae_lambda`` of their own, by the name of their option."""
+        """Parts with a ``discount`` or ``gae_lambda`` of their own, by the name of their option."""
         return {}
 
     def draw(self) -> TensorDictBase:
-        """Collects what is due before the next update, then returns what it learns from, on the agent's device."""
+        """Collects the steps due before the next update, and returns its batch on the agent's device."""
         raise NotImplementedError
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, which ignores what it does not use."""
+        """Passes TD errors and other signals of a batch to the replay, which ignores those it does not use."""
         raise NotImplementedError

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 from torchrl.objectives import SoftUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import parameterized_sizes
-
-__all__ = ["MPDQN"]
 
 
 class MPDQN(ExploringAgent):
@@ -25,14 +22,14 @@ class MPDQN(ExploringAgent):
 
     Acts in ``Tuple(Discrete(K), Box, ..., Box)``, or a Dict of these: :meth:`act` returns the discrete actions and the
     joint vector of all actions' parameters, which a replay stores as ``("action", "discrete")`` and
-    ``("action", "parameters")``. Parameters stay within their bounds by inverting gradients. With a sparse reward the
+    ``("action", "parameters")``. Inverting gradients keep parameters within their bounds. With a sparse reward the
     targets must be clipped to the reachable returns (``target_low``, ``target_high``), or the values drift upwards.
-    ``priority_weight`` multiplies each row of the values' loss. Without a trainer, step the optimizers of
+    ``priority_weight`` multiplies each row of the values' loss; training steps return that loss and ``td_error``,
+    float32 ``[B]``, magnitude. Without a trainer, step the optimizers of
     :meth:`configure_optimizers` on :meth:`losses` and then call :meth:`update_targets`.
-    Bester et al. 2019, https://arxiv.org/abs/1905.04388. By default networks, learning rates, τ, γ and the norm of the
-    gradients are those of the authors' soccer agent, which plays 20,000 episodes; shorter runs may need larger rates.
-    Its exploration falls over 1000 episodes, here over environment steps; its mixing with Monte-Carlo returns is left
-    out.
+    Bester et al. 2019, https://arxiv.org/abs/1905.04388; default networks, learning rates, τ, γ and gradient norm are
+    those of the authors' soccer agent, which plays 20,000 episodes. Shorter runs may need larger rates. Exploration
+    falls over environment steps instead of episodes; the mixing with Monte-Carlo returns is left out.
 
     Args:
         observation_size: length of a flat observation; like the next three it is read from the environment if absent.
@@ -44,16 +41,12 @@ class MPDQN(ExploringAgent):
         parameter_learning_rate: Adam's, of x.
         discount: γ.
         target_update_rate: τ of the target networks.
-        target_low: smallest reachable return, below which no target lies; ``None`` for no bound.
-        target_high: largest reachable return.
+        target_low: smallest reachable return, a lower bound of the targets; ``None`` for no bound.
+        target_high: largest reachable return, an upper bound.
         gradient_clip: largest norm of each network's gradient.
         exploration_start: share of random actions with random parameters at the first action taken.
         exploration_end: their share after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-
-    Returned by each training step:
-        loss: the values' loss.
-        td_error: float32 ``[B]``, magnitude.
 
     Raises:
         ValueError: no action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
@@ -89,15 +82,8 @@ class MPDQN(ExploringAgent):
         exploration_end: float = 0.1,
         exploration_steps: int = 20_000,
     ) -> None:
-        check_hyperparameters(locals())
-        if target_low is not None and target_high is not None and target_low > target_high:
-            raise ValueError(
-                f"target_low {target_low} is above target_high {target_high}; give the smallest and the largest "
-                "return that can be reached."
-            )
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates both networks, their targets and the losses."""
@@ -131,7 +117,7 @@ class MPDQN(ExploringAgent):
         self._networks = (list(value_network.parameters()), list(parameter_network.parameters()))
 
     def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Discrete actions int64 ``[N]`` and, in the environment's units, the parameters of all actions ``[N, P]``.
+        """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
 
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
         """
@@ -145,20 +131,20 @@ class MPDQN(ExploringAgent):
             return discrete, self.loss.unscaled(parameters)
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """The values' loss, the parameters' loss and the TD errors ``[B]``, magnitudes, of one batch.
+        """Returns the values' loss, the parameters' loss and the magnitudes of the TD errors ``[B]`` of one batch.
 
-        Take the gradients of both losses, in either order or of their sum, before any optimizer steps.
+        Compute the gradients of both losses, in either order or of their sum, before any optimizer steps.
         """
         rows = self.loss(batch)
         return weighted_mean(rows.get("loss_value"), batch), rows.get("loss_parameters").mean(), rows.get("td_error")
 
     def clip_gradients_of_networks(self) -> None:
-        """Limits the norm of each network's gradient; call it before the optimizers step."""
+        """Clips the norm of each network's gradient; call it before the optimizers step."""
         for parameters in self._networks:
             nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_clip"], foreach=True)
 
     def update_targets(self) -> None:
-        """Moves the target networks towards the networks; call it after the optimizers stepped."""
+        """Moves the target networks towards the networks; call it after the optimizers step."""
         self._target_update.step()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -175,16 +161,13 @@ class MPDQN(ExploringAgent):
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the values, then for the parameters."""
-        rates = (self.hparams["value_learning_rate"], self.hparams["parameter_learning_rate"])
-        return [
-            torch.optim.Adam(parameters, lr=rate, fused=True)
-            for parameters, rate in zip(self._networks, rates, strict=True)
-        ]
+        """Returns Adam for the values, then for the parameters."""
+        values, parameters = self._networks
+        return [self.adam(values, "value_learning_rate"), self.adam(parameters, "parameter_learning_rate")]
 
 
 def _network(input_size: int, hidden_sizes: tuple[int, ...], output_size: int) -> MLP:
-    """Kaiming weights and zero biases; outputs near zero at first, as in the authors' code."""
+    """Returns a perceptron with Kaiming weights, zero biases and initial outputs near zero, as in the authors' code."""
     network = MLP(
         in_features=input_size,
         out_features=output_size,

@@ -4,20 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.utils import unravel_key
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
-__all__ = ["InvertedGradients", "MultiPassLoss"]
-
 
 class InvertedGradients(torch.autograd.Function):
-    """The identity, whose gradient shrinks towards the bound it pushes to, and turns round beyond it.
+    """The identity, whose gradient shrinks towards the bound it points to and is inverted beyond it.
 
     For parameters p within [-1, 1], a descent that increases p is scaled by ``(1 - p) / 2``, one that decreases p by
     ``(p + 1) / 2``. Hausknecht & Stone 2016, equation 11, https://arxiv.org/abs/1511.04143.
@@ -47,18 +43,14 @@ class MultiPassLoss(LossModule):
     """``(y - Q_a(s, p))² / 2`` with ``y = r + γ max_k Q_k(s', x(s'))``, and ``-Σ_k Q_k(s, x(s))`` for x.
 
     ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends on
-    its own alone: the K passes are stacked into one. Both networks see parameters scaled to [-1, 1].
+    its own alone: the K passes are stacked into one. Both networks work on parameters scaled to [-1, 1].
     Bester et al. 2019, https://arxiv.org/abs/1905.04388.
 
     Args:
         value_network: from an observation joined with all parameters ``[B, S + P]`` to the values ``[B, K]``.
         parameter_network: from observations ``[B, S]`` to parameters ``[B, P]``, not bounded.
-        parameter_sizes: parameters of each action.
-        parameter_low: smallest value of each of the P parameters.
-        parameter_high: largest value of each.
-        discount: γ.
-        target_low: smallest reachable return, below which no target lies; ``None`` for no bound.
-        target_high: largest reachable return.
+
+    The other arguments are those of :class:`~lightning_replay.agents.MPDQN`.
 
     Returned keys:
         loss_value: float32 ``[B]``.
@@ -66,16 +58,11 @@ class MultiPassLoss(LossModule):
         td_error: float32 ``[B]``, magnitude.
     """
 
-    @dataclass
-    class _AcceptedKeys:
-        observation: NestedKey = "observation"
-        discrete: NestedKey = ("action", "discrete")
-        parameters: NestedKey = ("action", "parameters")
-        reward: NestedKey = "reward"
-        terminated: NestedKey = "terminated"
-
-    default_keys = _AcceptedKeys
-    out_keys = ("loss_value", "loss_parameters", "td_error")
+    in_keys: ClassVar[list[NestedKey]] = [
+        *("observation", ("action", "discrete"), ("action", "parameters")),
+        *(("next", "observation"), ("next", "reward"), ("next", "terminated")),
+    ]
+    out_keys: ClassVar[list[NestedKey]] = ["loss_value", "loss_parameters", "td_error"]
 
     value_network: nn.Module
     value_network_params: TensorDictParams
@@ -113,30 +100,23 @@ class MultiPassLoss(LossModule):
         self.discount = discount
         self.target_low, self.target_high = target_low, target_high
 
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """Keys that the losses read of a batch."""
-        keys = self.tensor_keys
-        following = (keys.observation, keys.reward, keys.terminated)
-        return [keys.observation, keys.discrete, keys.parameters, *(unravel_key(("next", key)) for key in following)]
-
     def scaled(self, parameters: Tensor) -> Tensor:
-        """The environment's parameters in [-1, 1]; one that cannot vary is 0."""
+        """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
         return torch.where(self.half_range > 0, (parameters - self.center) / self.half_range, 0.0)
 
     def unscaled(self, parameters: Tensor) -> Tensor:
-        """Parameters in the environment's units, within its bounds."""
+        """Returns parameters in the environment's units, within its bounds."""
         return torch.clamp(self.center + self.half_range * parameters, self.low, self.high)
 
     def action_values(self, observation: Tensor, parameters: Tensor) -> Tensor:
-        """``Q_k`` of every action ``[B, K]`` by K passes, for scaled parameters, with the weights now in place."""
+        """Returns ``Q_k`` of every action ``[B, K]`` by K passes, for scaled parameters and the weights in place."""
         size, passes = len(observation), len(self.masks)
         one_at_a_time = parameters.unsqueeze(1) * self.masks
         stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
         return self.value_network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
 
     def policy(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """The most valuable action ``[B]`` and scaled parameters of all actions ``[B, P]``."""
+        """Returns the most valuable action ``[B]`` and scaled parameters of all actions ``[B, P]``."""
         with self.parameter_network_params.to_module(self.parameter_network):
             parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
         with self.value_network_params.to_module(self.value_network):
@@ -144,32 +124,30 @@ class MultiPassLoss(LossModule):
 
     @torch.no_grad()
     def targets(self, batch: TensorDictBase) -> Tensor:
-        """Targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
+        """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
         following = batch.get("next")
-        observation = following.get(self.tensor_keys.observation)
+        observation = following.get("observation")
         with self.target_parameter_network_params.to_module(self.parameter_network):
             parameters = self.parameter_network(observation).clamp(-1.0, 1.0)
         with self.target_value_network_params.to_module(self.value_network):
             bootstrap = self.action_values(observation, parameters).amax(dim=-1)
-        alive = ~following.get(self.tensor_keys.terminated).flatten()
-        target = following.get(self.tensor_keys.reward).flatten() + self._discounts(batch) * alive * bootstrap
+        alive = ~following.get("terminated").flatten()
+        target = following.get("reward").flatten() + self._discounts(batch) * alive * bootstrap
         if self.target_low is None and self.target_high is None:
             return target
         return target.clamp(self.target_low, self.target_high)
 
     def _discounts(self, batch: TensorDictBase) -> Tensor | float:
-        """γ, to the power of the steps of each row's return: the replay's own column, or from their number."""
-        given: Tensor | None = batch.get("discount", None)
+        """Returns γ to the power of each return's steps: the column ``discount``, or from the number of steps."""
+        given, steps = batch.get("discount", None), batch.get("steps_to_next_obs", None)
         if given is not None:
             return given.flatten()
-        steps: Tensor | None = batch.get("steps_to_next_obs", None)
         return self.discount if steps is None else self.discount ** steps.flatten()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Both losses and the TD error of each row."""
-        observation = tensordict.get(self.tensor_keys.observation)
-        action = tensordict.get(self.tensor_keys.discrete)
-        taken = self.scaled(tensordict.get(self.tensor_keys.parameters)) * self.masks[action]
+        """Returns both losses and the TD error of each row."""
+        observation, action = tensordict.get("observation"), tensordict.get(("action", "discrete"))
+        taken = self.scaled(tensordict.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(tensordict)
         with self.value_network_params.to_module(self.value_network):
             values = self.value_network(torch.cat([observation, taken], dim=-1))

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multilayer perceptrons of the agents, over flat observations, and the output sizes of convolutions."""
+"""Networks of the agents: perceptrons over flat observations, convolutions over images."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-
-__all__ = ["BoundedActor", "QNetwork", "StateActionCritic", "checked_sides", "perceptron", "two_critics"]
+from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear
 
 
 def perceptron(input_size: int, hidden_sizes: Sequence[int], output_size: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Returns linear layers with ReLU between them."""
     sizes = [input_size, *hidden_sizes]
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
@@ -29,10 +30,9 @@ def checked_sides(
     kernel_sizes: Sequence[int],
     strides: Sequence[int],
 ) -> list[int]:
-    """Height and width of the output of convolutions over images of this shape.
+    """Returns height and width of the output of convolutions over images of this shape.
 
-    Raises:
-        ValueError: not one number of each kind for each convolution, no convolution, too small an image.
+    Raises ``ValueError`` for no convolution, not one number of each kind for each, or too small an image.
     """
     if not len(channels) == len(kernel_sizes) == len(strides) > 0:
         raise ValueError(
@@ -52,13 +52,9 @@ def checked_sides(
 
 
 class BoundedActor(nn.Module):
-    """Deterministic policy: ``center + half_range * tanh(perceptron(observation))``.
+    """Deterministic policy with actions between ``low`` and ``high``, both ``[A]``.
 
-    Args:
-        observation_size: length of a flat observation.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers.
+    ``center + half_range * tanh(perceptron(observation))``.
     """
 
     center: Tensor
@@ -67,18 +63,17 @@ class BoundedActor(nn.Module):
     def __init__(
         self,
         observation_size: int,
-        action_low: Sequence[float],
-        action_high: Sequence[float],
+        low: Tensor,
+        high: Tensor,
         hidden_sizes: Sequence[int],
     ) -> None:
         super().__init__()
-        low, high = torch.tensor(action_low), torch.tensor(action_high)
         self.perceptron = perceptron(observation_size, hidden_sizes, len(low))
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("half_range", (high - low) / 2, persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Actions within the bounds, ``[B, A]``."""
+        """Returns actions, ``[B, A]``."""
         return self.center + self.half_range * torch.tanh(self.perceptron(observation))
 
 
@@ -90,12 +85,12 @@ class StateActionCritic(nn.Module):
         self.perceptron = perceptron(observation_size + action_size, hidden_sizes, 1)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Concatenates both and values them."""
+        """Returns the values."""
         return self.perceptron(torch.cat([observation, action], dim=-1))
 
 
 def two_critics(observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> list[TensorDictModule]:
-    """Two critics for TorchRL's losses, which take the smaller value of both."""
+    """Returns two critics for TorchRL's losses, which use the smaller value of both."""
     critics = [StateActionCritic(observation_size, action_size, hidden_sizes) for _ in range(2)]
     return [TensorDictModule(critic, ["observation", "action"], ["state_action_value"]) for critic in critics]
 
@@ -108,5 +103,170 @@ class QNetwork(nn.Module):
         self.perceptron = perceptron(observation_size, hidden_sizes, num_actions)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """One value per action."""
+        """Returns the values."""
         return self.perceptron(observation)
+
+
+def with_noise() -> set_exploration_type:
+    """Returns a context in which noisy layers use the noise of the last ``torchrl.modules.reset_noise``.
+
+    Outside of it they use the mean weights alone. A forward pass draws no noise.
+    """
+    return set_exploration_type(ExplorationType.RANDOM)
+
+
+class ImageNetwork(nn.Module):
+    """Values of all actions of images divided by their largest pixel value: ``[B, *output_shape]``.
+
+    Convolutions, one hidden layer and one output per action (and atom); with ``dueling``
+    (https://arxiv.org/abs/1511.06581) the sum of a state's value and its actions' advantages, whose mean is 0. Raises
+    as :func:`~lightning_replay.agents.networks.checked_sides`.
+
+    Args:
+        output_shape: ``(actions,)``, or ``(atoms, actions)`` for logits of distributions.
+        noise_deviation: σ₀ of factorised noise in the fully connected layers (https://arxiv.org/abs/1706.10295);
+            ``None`` for plain layers.
+
+    The other arguments are those of :class:`~lightning_replay.agents.Rainbow`.
+    """
+
+    scale: Tensor
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        observation_high: float,
+        output_shape: Sequence[int],
+        *,
+        channels: Sequence[int],
+        kernel_sizes: Sequence[int],
+        strides: Sequence[int],
+        hidden_size: int,
+        dueling: bool,
+        noise_deviation: float | None,
+    ) -> None:
+        super().__init__()
+        checked_sides(observation_shape, (1, 2), channels, kernel_sizes, strides)
+        self.register_buffer("scale", torch.tensor(1.0 / observation_high), persistent=False)
+        convolutions = {
+            "num_cells": list(channels),
+            "kernel_sizes": list(kernel_sizes),
+            "strides": list(strides),
+            "activation_class": nn.ReLU,
+        }
+        layers = {"depth": 1, "num_cells": hidden_size, "activation_class": nn.ReLU}
+        if noise_deviation is not None:
+            layers |= {"layer_class": NoisyLinear, "layer_kwargs": [{"std_init": noise_deviation} for _ in range(2)]}
+        self.body: nn.Module
+        if dueling:
+            value_shape = (*output_shape[:-1], 1)
+            self.body = DuelingCnnDQNet(tuple(output_shape), value_shape, cnn_kwargs=convolutions, mlp_kwargs=layers)
+        else:
+            self.body = nn.Sequential(ConvNet(**convolutions), MLP(out_features=tuple(output_shape), **layers))
+        self(torch.zeros(1, *observation_shape, dtype=torch.uint8))  # initialises TorchRL's lazy layers
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns values or logits of images ``[B, C, H, W]``."""
+        return self.body(observation * self.scale)
+
+
+class ActorCritic(nn.Module):
+    """Logits of discrete actions and the value of an observation, both linear in the trunk's last hidden layer.
+
+    Weights are orthogonal at first, and small in the policy, so that all actions are about equally likely. The
+    arguments are those of :class:`~lightning_replay.agents.PPO`.
+
+    Attributes:
+        trunk: observations ``[B, ...]`` to hidden units ``[B, H]``.
+        policy: hidden units to logits ``[B, num_actions]``.
+        value: hidden units to values ``[B, 1]``.
+
+    Raises:
+        ValueError: no hidden layer; categories of flat observations; see also
+            :func:`~lightning_replay.agents.networks.checked_sides`.
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        observation_high: float,
+        num_actions: int,
+        *,
+        hidden_sizes: Sequence[int],
+        channels: Sequence[int],
+        kernel_sizes: Sequence[int],
+        strides: Sequence[int],
+        categories: Sequence[int] | None,
+    ) -> None:
+        super().__init__()
+        if not hidden_sizes:
+            raise ValueError("hidden_sizes is empty; the policy and the value need at least one hidden layer.")
+        if categories is not None and len(observation_shape) != 3:
+            raise ValueError(
+                f"categories is {list(categories)}, and observations have the shape {tuple(observation_shape)}; it is "
+                "for images (height, width, channels). Leave it out."
+            )
+        layers: list[nn.Module] = []
+        size = observation_shape[0]
+        if len(observation_shape) == 3:
+            planes = ImagePlanes(observation_shape[2], observation_high, categories)
+            height, width = checked_sides(observation_shape, (0, 1), channels, kernel_sizes, strides)
+            size = height * width * channels[-1]
+            layers = [planes]
+            inputs = (planes.count, *channels)
+            for before, after, kernel_size, stride in zip(inputs, channels, kernel_sizes, strides, strict=False):
+                layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
+            layers.append(nn.Flatten())
+        for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
+            layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
+        self.trunk = nn.Sequential(*layers)
+        self.policy = _orthogonal(nn.Linear(hidden_sizes[-1], num_actions), 0.01)
+        self.value = _orthogonal(nn.Linear(hidden_sizes[-1], 1), 1.0)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits ``[B, num_actions]`` and values ``[B, 1]``."""
+        hidden = self.trunk(observation)
+        return self.policy(hidden), self.value(hidden)
+
+
+class ImagePlanes(nn.Module):
+    """Images ``[B, H, W, C]`` as planes ``[B, P, H, W]`` for convolutions.
+
+    Values are divided by the largest one, ``observation_high``. With ``categories``, the number of them in each of the
+    C ``channels``, they are one-hot encoded instead, such as MiniGrid's object, colour and state of a cell (11, 6 and
+    4). A value beyond the categories is 0 in all planes.
+
+    Raises:
+        ValueError: not one count per channel.
+    """
+
+    channel: Tensor
+    category: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int, observation_high: float, categories: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if categories is not None and (len(categories) != channels or min(categories) < 1):
+            raise ValueError(
+                f"categories is {list(categories)} for images of {channels} channels; give one count, at least 1, for "
+                "each channel, or None to scale the values."
+            )
+        self.is_one_hot = categories is not None
+        counts = categories or [1] * channels
+        self.count = sum(counts)
+        self.register_buffer("channel", torch.arange(channels).repeat_interleave(torch.tensor(counts)), False)
+        self.register_buffer("category", torch.cat([torch.arange(count) for count in counts]), False)
+        self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns planes, float32."""
+        if self.is_one_hot:
+            return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
+        return (observation * self.scale).movedim(-1, 1)
+
+
+def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
+    assert layer.bias is not None
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

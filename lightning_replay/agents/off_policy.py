@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common base of TD3, SAC, DQN, MP-DQN and Rainbow: one update per batch, priority feedback."""
+"""Base classes of TD3, SAC, DQN, MP-DQN and Rainbow: one update per batch, priority feedback."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data
 from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.agents.spaces import continuous_sizes
 from lightning_replay.replay import Replay
-
-__all__ = ["ExploringAgent", "OffPolicyAgent", "weighted_mean"]
 
 
 def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
-    """Mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.
+    """Returns the mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.
 
     The sum is divided by B, not by the sum of the weights, which would undo their normalisation.
     """
@@ -37,15 +36,15 @@ class OffPolicyAgent(SizedAgent):
     """
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """One gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
+        """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
-        """Returns the callback that passes TD errors to the replay, so that none is forgotten."""
+        """Returns the callback that passes TD errors to the replay."""
         return [UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
-        """One update, or one per drawn batch where the stream hands out several per step."""
+        """Updates once, or once per batch where a step has several."""
         if not isinstance(batch, UpdateBatches):
             return self.update(batch)
         outputs: dict[str, Tensor] = {}
@@ -66,20 +65,40 @@ class OffPolicyAgent(SizedAgent):
                 )
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
-        """The critic's, which Lightning counts as the step, and the others raw, so that it does not count them."""
+        """Returns the critic's optimizer, which Lightning counts as the step, and the others unwrapped."""
         wrapped = self.optimizers()
         if not isinstance(wrapped, list):
             return wrapped, []
         return wrapped[0], list(self.optimizers(use_pl_optimizer=False)[1:])
 
 
+class ContinuousAgent(OffPolicyAgent):
+    """Base of TD3 and SAC: continuous actions between bounds, two critics in ``loss.qvalue_network_params``."""
+
+    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
+    read_sizes = staticmethod(continuous_sizes)
+    action_center: Tensor
+    action_half_range: Tensor
+
+    def register_bounds(self) -> tuple[Tensor, Tensor]:
+        """Returns the bounds of the actions, and keeps their centre and half range as buffers."""
+        low, high = torch.tensor(self.hparams["action_low"]), torch.tensor(self.hparams["action_high"])
+        self.register_buffer("action_center", (high + low) / 2, persistent=False)
+        self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
+        return low, high
+
+    def critic_optimizer(self) -> torch.optim.Optimizer:
+        """Returns Adam of both critics."""
+        return self.adam(self.loss.qvalue_network_params.values(True, True), "critic_learning_rate")
+
+
 class ExploringAgent(OffPolicyAgent):
-    """Takes random actions, at first and then ever fewer; the place in their schedule is part of the checkpoint.
+    """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
 
     A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``.
     """
 
-    explored_key: str  # of the checkpoint
+    explored_key: str  # in the checkpoint
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,21 +106,26 @@ class ExploringAgent(OffPolicyAgent):
 
     @property
     def exploration_rate(self) -> float:
-        """Share of random actions now."""
+        """Present probability of a random action."""
         done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
         start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
         return start + (end - start) * done
 
     def draw_random(self, greedy: Tensor) -> Tensor:
-        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the step."""
+        """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
         is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
         self._explored_steps += len(greedy)
         return is_random
 
+    def with_random(self, greedy: Tensor) -> Tensor:
+        """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
+        is_random = self.draw_random(greedy)
+        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the place in the exploration schedule."""
+        """Saves the position in the exploration schedule."""
         checkpoint[self.explored_key] = self._explored_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the place in the exploration schedule."""
+        """Restores the position in the exploration schedule."""
         self._explored_steps = checkpoint.get(self.explored_key, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions with parameters of their own, between an agent's two columns and Gymnasium's spaces."""
+"""Discrete actions with continuous parameters, as columns of an agent and as actions of Gymnasium's spaces."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 
-__all__ = ["ParameterizedActions", "is_parameterized"]
-
 
 def is_parameterized(space: Space) -> bool:
-    """Whether the space is a composite one, which only :class:`ParameterizedActions` can read."""
+    """Whether the space is composite, for :class:`ParameterizedActions`."""
     return isinstance(space, Tuple | Dict)
 
 
 @dataclass(frozen=True)
 class ParameterizedActions:
-    """``K`` discrete actions, each with a vector of parameters; agents see all parameters joined to one vector.
+    """``K`` discrete actions, each with a vector of parameters.
 
     An agent's action is the pair ``(discrete, parameters)``: int64 ``[N]`` and float32 ``[N, P]``, the parameters of
     all actions one after the other in the environment's units. Masson et al. 2016, https://arxiv.org/abs/1509.01644.
@@ -50,7 +48,7 @@ class ParameterizedActions:
             ValueError: another space.
         """
         if isinstance(space, Dict):
-            # the Discrete may stand anywhere: Gymnasium sorts the keys of a plain dictionary
+            # the Discrete may be anywhere, because Gymnasium sorts the keys of a plain dictionary
             ordered = sorted(space.spaces.items(), key=lambda item: not isinstance(item[1], Discrete))
             keys, parts = tuple(key for key, _ in ordered), [part for _, part in ordered]
         else:
@@ -67,7 +65,7 @@ class ParameterizedActions:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Parameters of each action."""
+        """Number of parameters of each action."""
         return tuple(int(np.prod(box.shape)) for box in self.boxes)
 
     @property
@@ -81,13 +79,13 @@ class ParameterizedActions:
         return np.concatenate([box.high.reshape(-1) for box in self.boxes]).astype(np.float32)
 
     def random(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Uniformly random discrete actions ``[N]`` and parameters ``[N, P]``."""
+        """Returns uniformly random discrete actions ``[N]`` and parameters ``[N, P]``."""
         low, high = self.low, self.high
         discrete = generator.integers(len(self.boxes), size=count)
         return discrete, generator.uniform(low, high, size=(count, len(low))).astype(np.float32)
 
     def for_environments(self, discrete: np.ndarray, parameters: np.ndarray) -> Any:
-        """The action of a vector of environments: batched arrays in the structure of the space."""
+        """Returns the action of a vector of environments: batched arrays in the structure of the space."""
         cuts = np.split(parameters, np.cumsum(self.sizes)[:-1], axis=1)
         boxes = [
             cut.reshape(len(discrete), *box.shape).astype(box.dtype, copy=False)
@@ -96,7 +94,7 @@ class ParameterizedActions:
         return dict(zip(self.keys, (discrete, *boxes), strict=True)) if self.keys else (discrete, *boxes)
 
     def for_one(self, discrete: np.ndarray, parameters: np.ndarray) -> Any:
-        """The action of a single environment, from arrays ``[1]`` and ``[1, P]``."""
+        """Returns the action of a single environment, from arrays ``[1]`` and ``[1, P]``."""
         batched = self.for_environments(discrete, parameters)
         if self.keys:
             return {key: part[0] for key, part in batched.items()}

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
@@ -15,11 +13,11 @@ from torch.distributions import Categorical
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from lightning_replay.agents.actor_critic import ActorCritic
 from lightning_replay.agents.foreign import scales_gradients, training_data
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.agents.spaces import flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 
 __all__ = ["PPO"]
@@ -31,44 +29,42 @@ _MEASURES = {"entropy": "entropy", "clip_fraction": "clip_fraction", "kl_diverge
 class PPO(SizedAgent):
     """Maximises ``E[min(r A, clip(r, 1 ± clip_range) A)]``, r the ratio of new to old action probability.
 
-    Each ``training_step`` takes one rollout, a TensorDict ``[N, T]`` as :class:`~lightning_replay.lit.LevelDataModule`
-    collects them: advantages by TorchRL's GAE with the values recorded during collection (a time limit bootstraps
-    from the episode's last observation, a termination does not), normalised over the rollout, then ``epochs`` passes
-    over ``minibatches`` with TorchRL's ``ClipPPOLoss``. Rows whose ``is_trained`` is False take part in neither. Of the
-    gradient steps of a rollout the last is counted by Lightning: ``global_step`` is the number of rollouts learned
-    from.
+    Each ``training_step`` learns from one rollout, a TensorDict ``[N, T]`` as collected by
+    :class:`~lightning_replay.lit.LevelDataModule`: advantages by TorchRL's GAE with the values recorded during
+    collection (a time limit bootstraps from the episode's last observation, a termination does not), normalised over
+    the rollout, then ``epochs`` passes over ``minibatches`` with TorchRL's ``ClipPPOLoss``. Rows whose ``is_trained``
+    is False are left out of both. Lightning counts the last gradient step of a rollout: ``global_step`` is the number
+    of rollouts.
 
     Policy and value share a trunk: a perceptron over flat float observations; for images ``uint8 [H, W, C]``
-    convolutions over their numbers divided by the largest one, or, with ``categories``, over one plane per name.
+    convolutions over pixels divided by the largest value or, with ``categories``, over one plane per category.
     Schulman et al. 2017, https://arxiv.org/abs/1707.06347; the defaults are those of Jiang et al. 2021 on MiniGrid
     (https://arxiv.org/abs/2010.03934, appendix).
 
     Args:
         observation_shape: ``(size,)`` or ``(height, width, channels)``; read from the environment if absent.
-        observation_high: largest number of an image; read from the environment with the shape, else 255.
+        observation_high: largest value of an image; read from the environment with the shape, else 255.
         num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the fully connected layers.
         channels: of the convolutions over images, one number each.
         kernel_sizes: of the convolutions.
         strides: of the convolutions.
-        categories: names in each channel of images that encode things, (11, 6, 4) for MiniGrid's; ``None`` scales.
+        categories: number of categories in each channel of images that encode objects, (11, 6, 4) for MiniGrid's;
+            ``None`` for pixels.
         learning_rate: Adam's.
         adam_epsilon: Adam's.
         discount: γ.
         gae_lambda: λ.
-        clip_range: how far the ratio r may pay off.
-        value_clip: how far a value may move from the recorded one and pay off; ``None`` does not clip.
-        entropy_coefficient: weight of the entropy that is maximised.
+        clip_range: largest deviation of the ratio r from 1 that still increases the objective.
+        value_clip: largest deviation of a value from the recorded one; ``None`` does not clip.
+        entropy_coefficient: weight of the entropy, which is maximised.
         value_coefficient: weight of the mean squared error of the values.
-        gradient_norm: the gradient's norm is cut to this; ``None`` leaves it.
+        gradient_norm: largest norm of the gradient; ``None`` does not clip.
         epochs: passes over a rollout.
-        minibatches: parts a rollout is cut into for each pass; fewer of that size where rows are left out.
+        minibatches: parts of a rollout in each pass; fewer of the same size where rows are left out.
 
-    Returned by each training step, means over its gradient steps, 0 where no row was trained on:
+    Returned by each training step, means over its gradient steps, 0 if no row was trained on:
         loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence: scalars.
-
-    Raises:
-        ValueError: a count below 1, a factor outside its range.
 
     Example:
         >>> agent = PPO(observation_shape=(4,), num_actions=2)
@@ -77,6 +73,7 @@ class PPO(SizedAgent):
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_shape", "num_actions")
+    read_sizes = staticmethod(flat_or_image_sizes)
 
     def __init__(
         self,
@@ -100,32 +97,8 @@ class PPO(SizedAgent):
         epochs: int = 4,
         minibatches: int = 8,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
-
-    @classmethod
-    def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """Shape and range of the observations and number of actions."""
-        if not isinstance(action_space, Discrete) or action_space.start != 0:
-            raise ValueError(
-                f"{cls.__name__} got the action space {action_space}; it needs Discrete actions that start at 0."
-            )
-        shape: tuple[int, ...] = observation_space.shape if isinstance(observation_space, Box) else ()
-        is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
-        is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
-        if not (is_flat or is_image):
-            raise ValueError(
-                f"{cls.__name__} got the observation space {observation_space}; it needs flat observations, a "
-                "one-dimensional Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). "
-                "Wrap the environment, for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
-            )
-        return {
-            "observation_shape": [int(size) for size in shape],
-            "observation_high": float(observation_space.high.max()) if is_image else None,
-            "num_actions": int(action_space.n),
-        }
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network and the loss."""
@@ -137,7 +110,7 @@ class PPO(SizedAgent):
             **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
         )
         actor = ProbabilisticTensorDictSequential(
-            # the value reads what the policy's pass left of the trunk: one pass for both
+            # the value reuses the hidden units of the policy's pass: one pass of the trunk for both
             TensorDictModule(network.trunk, ["observation"], ["hidden"]),
             TensorDictModule(network.policy, ["hidden"], ["logits"]),
             ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical, return_log_prob=True),
@@ -152,21 +125,19 @@ class PPO(SizedAgent):
             loss_critic_type="l2",
             functional=False,
         )
-        self._network = (network,)  # in a tuple: its parameters already belong to the loss
-        # in a tuple as well: its two numbers are no weights to be saved
+        # in tuples: the parameters already belong to the loss, and a checkpoint holds no numbers of GAE
+        self._network = (network,)
         self._advantages = (GAE(gamma=options["discount"], lmbda=options["gae_lambda"], value_network=None),)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions, int64 ``[N]``: drawn from the policy, or the most probable."""
+        """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
         logits, _ = self._network[0](observation)
         return Categorical(logits=logits).sample() if explore else logits.argmax(dim=-1)
 
     def act_with_value(self, observation: Tensor) -> TensorDict:
-        """Actions drawn for observations ``[N, ...]`` and what a rollout records with them.
+        """Returns the columns of a rollout for observations ``[N, ...]``.
 
-        Returns:
-            TensorDict ``[N]``: action int64 ``[N]``, action_log_prob float32 ``[N]``, logits float32 ``[N, A]``,
-            state_value float32 ``[N, 1]``.
+        action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
         logits, value = self._network[0](observation)
         policy = Categorical(logits=logits)
@@ -177,11 +148,11 @@ class PPO(SizedAgent):
         )
 
     def value(self, observation: Tensor) -> Tensor:
-        """Values of observations, float32 ``[N, 1]``."""
+        """Returns values of observations, float32 ``[N, 1]``."""
         return self._network[0](observation)[1]
 
     def training_step(self, batch: TensorDictBase, batch_idx: int) -> dict[str, Tensor]:
-        """All gradient steps on one rollout ``[N, T]``."""
+        """Takes all gradient steps on one rollout ``[N, T]``."""
         rows = self.trained_rows(batch)
         if len(rows) == 0:
             return {name: torch.zeros(()) for name in ("loss", *_LOSSES, *_MEASURES)}
@@ -200,7 +171,7 @@ class PPO(SizedAgent):
         return {name: number / (epochs * parts) for name, number in sums.items()}
 
     def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
-        """The rows ``[M]`` of a rollout that are learned from, with normalised ``advantage`` and ``value_target``."""
+        """Returns the rows ``[M]`` of a rollout to learn from, with normalised ``advantage`` and ``value_target``."""
         with torch.no_grad():
             rollout = self._advantages[0](rollout.copy())
         rows = rollout.exclude("next").reshape(-1)
@@ -227,9 +198,7 @@ class PPO(SizedAgent):
     def on_fit_start(self) -> None:
         """Refuses a precision that scales gradients, and a data module that does not fit.
 
-        Raises:
-            ValueError: such a precision, a rollout with fewer rows than ``minibatches``, other discounts.
-            TypeError: a data module that replays transitions.
+        ``TypeError`` for one that replays transitions, else ``ValueError``.
         """
         if scales_gradients(self.trainer):
             raise ValueError(
@@ -252,7 +221,7 @@ class PPO(SizedAgent):
         self._check_discounts(data)
 
     def _check_discounts(self, data: TrainingData) -> None:
-        """Refuses discounts other than the agent's, all at once, and names the options to give."""
+        """Refuses discounts other than the agent's, all in one error that names the options to give."""
         found: list[str] = []
         options: list[str] = []
         for owner, part in data.discounting_parts.items():
@@ -268,8 +237,5 @@ class PPO(SizedAgent):
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
-        options = self.hparams
-        return torch.optim.Adam(
-            list(self.parameters()), lr=options["learning_rate"], eps=options["adam_epsilon"], fused=True
-        )
+        """Returns Adam."""
+        return self.adam(self.parameters())

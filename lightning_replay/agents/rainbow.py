@@ -10,26 +10,23 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import HardUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
-from lightning_replay.agents.image_network import ImageNetwork, with_noise
+from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
 from lightning_replay.agents.spaces import image_sizes
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, kl_divergence
 
-__all__ = ["Rainbow"]
-
-_ROWS_PER_PASS = 256  # of initial_surprise: the warm-up stores 1,024 rows at once, a step after it a few
+_ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few
 
 
 class Rainbow(ExploringAgent):
     """Double, dueling, distributional Q-learning with noisy layers on prioritized n-step transitions.
 
-    The replay brings the last two: ``priority_weight`` multiplies each row of the loss, and the column ``discount``,
-    where the batch has one, is the factor of the bootstrap. Rewards are clipped where they arise, in the environment
-    (see :func:`~lightning_replay.envs.atari.atari`), so that a return over several steps sums clipped ones.
-    Hessel et al. 2018, https://arxiv.org/abs/1710.02298; the defaults are those of the retention paper's experiments,
-    one update of 32 rows per step on a replay with ``n_steps=5``.
+    The replay provides the last two: ``priority_weight`` multiplies each row of the loss, and the column ``discount``,
+    where the batch has one, is the factor of the bootstrap. The environment clips rewards
+    (:func:`~lightning_replay.envs.atari.atari`), so that n-step returns sum clipped ones. Hessel et al. 2018,
+    https://arxiv.org/abs/1710.02298; the defaults are those of the retention paper's experiments, one update of 32
+    rows per step on a replay with ``n_steps=5``.
 
     Args:
         observation_shape: channels, height and width of an image; read from the environment if absent.
@@ -42,16 +39,16 @@ class Rainbow(ExploringAgent):
         learning_rate: Adam's.
         adam_epsilon: Adam's.
         discount: γ of batches without a column ``discount``; a replay's returns must have the same.
-        gradient_norm: the gradient's norm is cut to this; ``None`` leaves it.
+        gradient_norm: largest norm of the gradient; ``None`` does not clip.
         target_update_every: updates between two copies of the network to the target network.
         double: the network chooses the next action and the target network values it; else the latter does both.
-        dueling: a stream for the state's value beside that of the advantages.
+        dueling: separate streams for a state's value and the actions' advantages.
         distributional: distributions of returns on fixed atoms (C51); else expected values with a Huber loss.
-        noisy: factorised noise in the fully connected layers explores, drawn anew for every action and update; else
-            random actions do.
+        noisy: exploration by factorised noise in the fully connected layers, drawn for every action and update; else
+            by random actions.
         noise_deviation: σ₀ of that noise.
-        atoms: of a distribution.
-        value_low: least return, the first atom.
+        atoms: number of atoms of a distribution.
+        value_low: smallest return, the first atom.
         value_high: largest return, the last atom.
         cross_entropy: ``surprise`` is the cross-entropy of target and current distribution, not KL(target ‖ current).
         samples_by_surprise: ``td_error`` is the surprise, so that a prioritized sampler draws by it, as Rainbow does;
@@ -63,12 +60,9 @@ class Rainbow(ExploringAgent):
     Returned by each training step, all from the forward pass before the network changed:
         loss: the weighted loss.
         td_error: float32 ``[B]``, signed.
-        surprise: float32 ``[B]``; the squared TD error where ``distributional`` is off.
+        surprise: float32 ``[B]``; the squared TD error without ``distributional``.
         action_values: float32 ``[B, A]``, means of the distributions under the pass's noise.
-        action: int64 ``[B]``, the batch's.
-
-    Raises:
-        ValueError: fewer than two atoms, or bounds that are not ascending; a count or norm that is not positive.
+        action: int64 ``[B]``, of the batch.
 
     Example:
         >>> agent = Rainbow(observation_shape=(4, 84, 84), observation_high=255.0, num_actions=6)
@@ -108,15 +102,8 @@ class Rainbow(ExploringAgent):
         exploration_end: float = 0.01,
         exploration_steps: int = 250_000,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        if not value_low < value_high:
-            raise ValueError(
-                f"value_low is {value_low} and value_high {value_high}; the atoms of a distribution lie between "
-                "ascending bounds."
-            )
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network, its target and the loss."""
@@ -134,43 +121,39 @@ class Rainbow(ExploringAgent):
             noise_deviation=options["noise_deviation"] if options["noisy"] else None,
         )
         both = {"discount": options["discount"], "double": options["double"]}
-        self.loss: CategoricalValueLoss | ScalarValueLoss
         if options["distributional"]:
             support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
             measure = cross_entropy if options["cross_entropy"] else kl_divergence
             self.loss = CategoricalValueLoss(network, support, measure=measure, **both)
         else:
             self.loss = ScalarValueLoss(network, **both)
-        # TorchRL's counter reaches the interval and starts from 0 again, which takes one step more
+        # TorchRL's counter goes from the interval back to 0, which takes one step more
         self._target_update = HardUpdate(self.loss, value_network_update_interval=options["target_update_every"] - 1)
 
     @property
     def exploration_rate(self) -> float:
-        """Share of random actions now; 0 where the noise explores."""
+        """Present probability of a random action; 0 with ``noisy``."""
         return 0.0 if self.hparams["noisy"] else super().exploration_rate
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions, int64 ``[N]``: the most valuable; exploring, under new noise, or some at random without noise."""
-        if not explore:
-            return self._greedy(observation)
-        if self.hparams["noisy"]:
+        """Returns actions, int64 ``[N]``: the most valuable; with ``explore`` under new noise, or partly random."""
+        if explore and self.hparams["noisy"]:
             self.loss.redraw_noise()
             with with_noise():
                 return self._greedy(observation)
         greedy = self._greedy(observation)
-        is_random = self.draw_random(greedy)
-        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return self.with_random(greedy) if explore else greedy
 
     def _greedy(self, observation: Tensor) -> Tensor:
         with torch.no_grad():
             return self.loss.means(self.loss.outputs(observation)).argmax(dim=-1)
 
     def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
-        """Surprise of transitions ``[M]`` not learned from yet, float32 ``[M]``, where the transitions are.
+        """Returns the surprise of new transitions ``[M]``, float32 ``[M]``, on their device.
 
-        One forward pass of the network, over observations and next observations together, and one of the target
-        network, under the noise of the last action or update; above 256 rows, one of each per 256.
-        A replay that keeps transitions by surprise calls it at insertion; the data module hands it to the replay.
+        A replay that keeps transitions by surprise calls it at insertion; the data module passes it to the replay.
+        Costs one forward pass of the network, over observations and next observations, and one of the target network
+        for every 256 rows, under the noise of the last action or update.
         """
         columns = transitions.select("observation", "action", "next", "discount", strict=False)
         with torch.no_grad(), with_noise():
@@ -201,18 +184,16 @@ class Rainbow(ExploringAgent):
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
-        options = self.hparams
-        parameters = list(self.loss.value_network_params.parameters())
-        return torch.optim.Adam(parameters, lr=options["learning_rate"], eps=options["adam_epsilon"], fused=True)
+        """Returns Adam."""
+        return self.adam(self.loss.value_network_params.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the places in the schedules of exploration and target updates."""
+        """Saves the positions in the schedules of exploration and target updates."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["rainbow_target_update"] = self._target_update.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` kept."""
+        """Restores both positions."""
         super().on_load_checkpoint(checkpoint)
         self.configure_model()
         self._target_update.load_state_dict(checkpoint["rainbow_target_update"])

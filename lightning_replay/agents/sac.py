@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
@@ -12,28 +10,25 @@ from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import perceptron, two_critics
-from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
-from lightning_replay.agents.spaces import continuous_sizes
-
-__all__ = ["SAC"]
+from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
 
 class _ScaledTanhNormal(TanhNormal):
     """A squashed Gaussian whose density is that of the action scaled to [-1, 1], whatever the bounds."""
 
     def rsample_and_log_prob(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Actions in the environment's units, and the logarithm of their scaled density."""
+        """Returns actions in the environment's units, and the logarithm of their scaled density."""
         action, log_density = super().rsample_and_log_prob(sample_shape)
         return action, log_density + ((self.high - self.low) / 2).log().sum()
 
 
-class SAC(OffPolicyAgent):
+class SAC(ContinuousAgent):
     """Soft actor-critic: the policy maximises ``Q(s, a) - α log π(a|s)``, α keeps the entropy at its target.
 
-    ``priority_weight`` multiplies each row of the critics' loss. Critics, policy, α and target critics all move with
-    every update, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
+    ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
+    float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
+    critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
     https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D.
 
     Args:
@@ -45,26 +40,18 @@ class SAC(OffPolicyAgent):
         critic_learning_rate: Adam's, of the critics.
         entropy_learning_rate: Adam's, of the entropy coefficient.
         initial_entropy_coefficient: α at the start.
-        target_entropy: entropy the policy is held to, in nats; minus the number of action dimensions if absent.
+        target_entropy: of the policy, in nats; minus the number of action dimensions if absent.
         discount: γ.
         target_update_rate: τ of the target critics, ``target += τ * (critic - target)``.
-        actor_regularization: L2 coefficient c; adds ``c / 2 * Σ w²`` over the weights w of the policy's layers, biases
-            left out, to the policy's loss, so that each weight's gradient grows by ``c * w``. SAC as published has
-            none; Neighborhood Mixup Experience Replay (Sander et al. 2022) takes 1e-4 to 2e-2 by environment, 1e-3 on
-            HalfCheetah and 2e-3 on Ant in the authors' code (rmsander/interreplay, ``SAC_L2_REG``).
-
-    Returned by each training step:
-        loss: the critics' loss.
-        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
+        actor_regularization: c of the term ``c / 2 * Σ w²`` in the policy's loss, over the weights of its layers
+            without biases. SAC as published has none; Neighborhood Mixup Experience Replay (Sander et al. 2022) uses
+            1e-4 to 2e-2 by environment, 1e-3 on HalfCheetah and 2e-3 on Ant (rmsander/interreplay, ``SAC_L2_REG``).
 
     Example:
         >>> agent = SAC(observation_size=3, action_low=[-2.0], action_high=[2.0])
         >>> agent.act(torch.zeros(5, 3), explore=False).shape
         torch.Size([5, 1])
     """
-
-    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
-    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -81,15 +68,13 @@ class SAC(OffPolicyAgent):
         target_update_rate: float = 0.005,
         actor_regularization: float = 0.0,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""
         options = self.hparams
-        low, high = torch.tensor(options["action_low"]), torch.tensor(options["action_high"])
+        low, high = self.register_bounds()
         sizes, action_size = options["hidden_sizes"], len(low)
         network = nn.Sequential(perceptron(options["observation_size"], sizes, 2 * action_size), NormalParamExtractor())
         actor = ProbabilisticActor(
@@ -112,14 +97,12 @@ class SAC(OffPolicyAgent):
             scalar_output_mode="exclude",
         )
         self.loss.make_value_estimator(gamma=options["discount"])
-        _ = self.loss.target_entropy  # TorchRL registers this buffer at first sight; a checkpoint must find it
+        _ = self.loss.target_entropy  # TorchRL registers this buffer at the first access; a checkpoint must find it
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._network = (network,)  # in a tuple: its parameters already belong to the loss
-        self.register_buffer("action_center", (high + low) / 2, persistent=False)
-        self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
+        """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
         loc, scale = self._network[0](observation)
         if explore:
             loc = loc + scale * torch.randn_like(loc)
@@ -134,22 +117,17 @@ class SAC(OffPolicyAgent):
         actor_rows, actor_details = self.loss.actor_loss(batch)
         actor_loss = actor_rows.mean()
         if self.hparams["actor_regularization"] > 0:
-            actor_loss = actor_loss + self._actor_penalty()
+            squares = [w.square().sum() for w in self._network[0].parameters() if w.ndim > 1]
+            actor_loss = actor_loss + self.hparams["actor_regularization"] / 2 * torch.stack(squares).sum()
         self.descend(actor_optimizer, actor_loss)
         self.descend(entropy_optimizer, self.loss.alpha_loss(actor_details["log_prob"]).mean())
         self._target_update.step()
         return {"loss": loss.detach(), "td_error": details["td_error"]}
 
-    def _actor_penalty(self) -> Tensor:
-        """``c / 2 * Σ w²`` over the weights of the policy's layers."""
-        weights = [parameter for parameter in self._network[0].parameters() if parameter.ndim > 1]
-        return self.hparams["actor_regularization"] / 2 * torch.stack([w.square().sum() for w in weights]).sum()
-
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the critics, the policy and the entropy coefficient."""
-        critics = list(self.loss.qvalue_network_params.values(True, True))
+        """Returns Adam for the critics, the policy and the entropy coefficient."""
         return [
-            torch.optim.Adam(critics, lr=self.hparams["critic_learning_rate"], fused=True),
-            torch.optim.Adam(list(self._network[0].parameters()), lr=self.hparams["actor_learning_rate"], fused=True),
-            torch.optim.Adam([self.loss.log_alpha], lr=self.hparams["entropy_learning_rate"], fused=True),
+            self.critic_optimizer(),
+            self.adam(self._network[0].parameters(), "actor_learning_rate"),
+            self.adam([self.loss.log_alpha], "entropy_learning_rate"),
         ]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of the agents: sizes from the environment, networks built once, gradients without overhead."""
+"""Base class of the agents: sizes read from the environment, networks built once, gradients without overhead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import gymnasium
@@ -15,10 +16,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from lightning_replay.agents.foreign import training_data
-from lightning_replay.agents.interfaces import TrainingData
+from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.spaces import spaces_of
-
-__all__ = ["SizedAgent"]
 
 
 class SizedAgent(L.LightningModule):
@@ -27,7 +26,12 @@ class SizedAgent(L.LightningModule):
     A subclass defines ``build`` (networks, loss), ``act``, ``training_step`` and ``configure_optimizers``, and names in
     ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
     trainer attaches a data module that has an environment.
+
+    Attributes:
+        loss: created by :meth:`build`.
     """
+
+    loss: Any
 
     size_names: ClassVar[tuple[str, ...]] = ()
 
@@ -38,26 +42,21 @@ class SizedAgent(L.LightningModule):
 
     @staticmethod
     def read_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-        """A function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
+        """Function of :mod:`~lightning_replay.agents.spaces`, called with the agent's name for its errors."""
         raise NotImplementedError
 
     @classmethod
     def sizes_from(cls, observation_space: Space, action_space: Space) -> dict[str, Any]:
-        """The arguments the spaces determine.
-
-        Raises:
-            ValueError: the agent cannot act in such spaces.
-        """
+        """Returns the arguments that the spaces determine; raises ``ValueError`` if the agent cannot act in them."""
         return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(
         cls, env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env], **hyperparameters: Any
     ) -> Self:
-        """An agent for this environment, given as an id, itself, a vector of them, or a callable that builds one.
+        """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
 
-        Raises:
-            ValueError: where the agent cannot act in the environment's spaces.
+        Raises ``ValueError`` as :meth:`sizes_from`.
         """
         return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))
 
@@ -66,7 +65,7 @@ class SizedAgent(L.LightningModule):
         raise NotImplementedError
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions for a batch of observations."""
+        """Returns actions for a batch of observations."""
         raise NotImplementedError
 
     def configure_model(self) -> None:
@@ -74,51 +73,60 @@ class SizedAgent(L.LightningModule):
         data = None if self._trainer is None else training_data(self.trainer)
         if self.is_built:
             if data is not None and data.steps_environments:
-                self._refuse_other_sizes(data)
+                assert data.observation_space is not None and data.action_space is not None
+                self._refuse_other_sizes(self.sizes_from(data.observation_space, data.action_space), type(data))
             return
         missing = [name for name in self.size_names if self.hparams.get(name) is None]
         if missing:
             if data is None or data.observation_space is None or data.action_space is None:
                 raise ValueError(
                     f"{type(self).__name__} was built without {', '.join(missing)}; give them, use "
-                    f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit, which "
-                    "knows its spaces."
+                    f"{type(self).__name__}.for_env(env), or fit it with a data module of lightning_replay.lit."
                 )
             sizes = self.sizes_from(data.observation_space, data.action_space)
             self.hparams.update({name: size for name, size in sizes.items() if self.hparams.get(name) is None})
         self.build()
         self.is_built = True
 
-    def _refuse_other_sizes(self, data: TrainingData) -> None:
-        """Raises ``ValueError`` where the attached data module has an environment of other sizes than the agent's."""
-        assert data.observation_space is not None and data.action_space is not None
-        sizes = self.sizes_from(data.observation_space, data.action_space)
+    def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
         given = {name: self.hparams.get(name) for name in self.size_names}
         other = [name for name in self.size_names if _size(name, given[name]) != _size(name, sizes[name])]
         if other:
-            name, module = type(self).__name__, type(data).__name__
+            ours, theirs = (", ".join(f"{name}={found[name]}" for name in other) for found in (given, sizes))
             raise ValueError(
-                f"{name} was built with {_listed(given, other)}, and the environment of {module} has "
-                f"{_listed(sizes, other)}. Give both the same environment, or leave these out: {name}() reads them."
+                f"{type(self).__name__} was built with {ours}, and the environment of {module.__name__} has {theirs}. "
+                f"Give both the same environment, or leave these out: {type(self).__name__}() reads them."
             )
 
-    def build_if_sized(self) -> None:
-        """Called at the end of a subclass's ``__init__``."""
+    def set_up(self, options: Mapping[str, Any]) -> None:
+        """Checks and saves hyperparameters and builds the networks if all sizes are given.
+
+        For the end of a subclass's ``__init__``, with its ``locals()``.
+        """
+        check_hyperparameters(options)
+        frame = inspect.currentframe()
+        assert frame is not None
+        self.save_hyperparameters(frame=frame.f_back)
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Records the return of one evaluation episode."""
+        """Logs the return of one evaluation episode."""
         self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
 
+    def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> torch.optim.Optimizer:
+        """Returns Adam with the option ``rate`` as learning rate, and ``adam_epsilon`` if the agent has it."""
+        epsilon = self.hparams.get("adam_epsilon", 1e-8)
+        return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
+
     def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        """Takes one step on a loss."""
+        """Takes one gradient step on a loss."""
         optimizer.zero_grad()
         self.take_gradients(loss)
         optimizer.step()
 
     def take_gradients(self, loss: Tensor) -> None:
-        """``manual_backward``, without its 20 to 50 µs where it does nothing: one device, 32-bit precision."""
+        """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough."""
         if self.takes_plain_gradients:
             loss.backward()
         else:
@@ -126,17 +134,13 @@ class SizedAgent(L.LightningModule):
 
     @property
     def takes_plain_gradients(self) -> bool:
-        """Whether the trainer neither scales gradients nor exchanges them between devices."""
+        """Whether the trainer neither scales gradients nor syncs them between devices."""
         trainer = self.trainer
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
 
 def _size(name: str, value: Any) -> Any:
-    """The part of an option that has to fit the environment: the length of bounds, which may be narrower."""
+    """Returns the part of an option that has to fit the environment: the length of bounds, which may be narrower."""
     if name.endswith(("_low", "_high")):
         return len(value) if isinstance(value, list | tuple) else None
     return list(value) if isinstance(value, list | tuple) else value
-
-
-def _listed(options: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={options[name]}" for name in names)

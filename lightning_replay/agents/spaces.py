@@ -13,16 +13,14 @@ from gymnasium.spaces import Box, Discrete, Space
 from lightning_replay.agents.parameterized_actions import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import build_environment, check_env
 
-__all__ = ["continuous_sizes", "discrete_sizes", "image_sizes", "parameterized_sizes", "spaces_of"]
-
 
 def spaces_of(
     env: str | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env],
 ) -> tuple[Space, Space]:
-    """Observation and action space of an environment: an id, itself, a vector of them, or a callable that makes one.
+    """Returns observation and action space of an environment, its id, a vector of them, or a callable that makes one.
 
     Raises:
-        TypeError: something else.
+        TypeError: ``env`` is something else.
         MissingExtraError, UnknownEnvironmentError: see :func:`~lightning_replay.envs.building.build_environment`.
     """
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -37,7 +35,7 @@ def spaces_of(
 
 
 def continuous_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-    """``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
+    """Returns ``observation_size``, ``action_low`` and ``action_high`` of a bounded Box action space."""
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
@@ -51,13 +49,29 @@ def continuous_sizes(observation_space: Space, action_space: Space, agent: str) 
 
 
 def discrete_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-    """``observation_size`` and ``num_actions`` of a Discrete action space."""
+    """Returns ``observation_size`` and ``num_actions`` of a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     return {"observation_size": _flat_size(observation_space, agent), "num_actions": num_actions}
 
 
+def flat_or_image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
+    """Returns ``observation_shape``, ``observation_high`` of images and ``num_actions`` of a Discrete action space."""
+    num_actions = _num_actions(action_space, agent)
+    shape: tuple[int, ...] = observation_space.shape if isinstance(observation_space, Box) else ()
+    is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
+    is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
+    if not (is_flat or is_image):
+        raise ValueError(
+            f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
+            "Box of floats, or images, a Box of uint8 whose shape is (height, width, channels). Wrap the environment, "
+            "for example in gymnasium.wrappers.FlattenObservation or TransformObservation."
+        )
+    high = float(observation_space.high.max()) if is_image else None
+    return {"observation_shape": [int(size) for size in shape], "observation_high": high, "num_actions": num_actions}
+
+
 def image_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-    """``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
+    """Returns ``observation_shape``, ``observation_high`` and ``num_actions`` of images and a Discrete action space."""
     num_actions = _num_actions(action_space, agent)
     is_image = isinstance(observation_space, Box) and len(observation_space.shape) == 3
     if not is_image or observation_space.dtype != np.uint8:
@@ -65,16 +79,12 @@ def image_sizes(observation_space: Space, action_space: Space, agent: str) -> di
             f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
             "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for flat observations."
         )
-    shape = [int(size) for size in observation_space.shape]
-    return {
-        "observation_shape": shape,
-        "observation_high": float(observation_space.high.max()),
-        "num_actions": num_actions,
-    }
+    shape, high = [int(size) for size in observation_space.shape], float(observation_space.high.max())
+    return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
 
 
 def parameterized_sizes(observation_space: Space, action_space: Space, agent: str) -> dict[str, Any]:
-    """``observation_size``, ``parameter_sizes`` and both bounds of discrete actions that have parameters."""
+    """Returns ``observation_size``, ``parameter_sizes`` and both bounds of discrete actions with parameters."""
     if not is_parameterized(action_space):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs discrete actions with parameters, "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -11,22 +11,19 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives import SoftUpdate, TD3Loss
 
-from lightning_replay.agents.hyperparameters import check_hyperparameters
 from lightning_replay.agents.networks import BoundedActor, two_critics
-from lightning_replay.agents.off_policy import OffPolicyAgent, weighted_mean
-from lightning_replay.agents.spaces import continuous_sizes
-
-__all__ = ["TD3"]
+from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
 
 
-class TD3(OffPolicyAgent):
+class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
-    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss.
-    Follows Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: the critics move with every update;
-    after every ``policy_delay``-th the policy moves, then the targets of policy and critics. RLlib's former TD3, with
-    which Neighborhood Mixup Experience Replay was published, moves the targets after every update;
-    ``target_update_rate=0.01`` with ``policy_delay=2`` moves them as far over two updates.
+    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
+    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'.
+    Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
+    ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
+    Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
+    ``policy_delay=2`` moves them as far over two updates.
 
     Args:
         observation_size: length of a flat observation; like the two bounds it is read from the environment if absent.
@@ -42,18 +39,11 @@ class TD3(OffPolicyAgent):
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
 
-    Returned by each training step:
-        loss: the critics' loss.
-        td_error: float32 ``[B]``, magnitude, the larger of the two critics'.
-
     Example:
         >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
         >>> agent.act(torch.zeros(5, 3), explore=True).shape
         torch.Size([5, 1])
     """
-
-    size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
-    read_sizes = staticmethod(continuous_sizes)
 
     def __init__(
         self,
@@ -70,21 +60,20 @@ class TD3(OffPolicyAgent):
         target_noise_clip: float = 0.5,
         exploration_noise: float = 0.1,
     ) -> None:
-        check_hyperparameters(locals())
         super().__init__()
-        self.save_hyperparameters()
         self._updates = 0
-        self.build_if_sized()
+        self.set_up(locals())
 
     def build(self) -> None:
         """Creates the policy, two critics, their targets and the loss."""
         options = self.hparams
-        low, high = options["action_low"], options["action_high"]
+        # buffers of the agent's own: the loss moves copies of the network's to another device, not the network's
+        low, high = self.register_bounds()
         actor = BoundedActor(options["observation_size"], low, high, options["hidden_sizes"])
         self.loss = TD3Loss(
             TensorDictModule(actor, in_keys=["observation"], out_keys=["action"]),
             two_critics(options["observation_size"], len(low), options["hidden_sizes"]),
-            bounds=(torch.tensor(low), torch.tensor(high)),
+            bounds=(low, high),
             loss_function="l2",
             reduction="none",
             use_prioritized_weights=False,
@@ -95,12 +84,9 @@ class TD3(OffPolicyAgent):
         self.loss.make_value_estimator(gamma=options["discount"])
         self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
         self._actor = (actor,)  # in a tuple: its parameters already belong to the loss
-        # of its own: the loss moves copies of the network's buffers to another device, not the network's
-        self.register_buffer("action_center", actor.center.clone(), persistent=False)
-        self.register_buffer("action_half_range", actor.half_range.clone(), persistent=False)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Actions in the environment's units, ``[N, A]``; noisy where ``explore``."""
+        """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
         action = torch.tanh(self._actor[0].perceptron(observation))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
@@ -122,18 +108,13 @@ class TD3(OffPolicyAgent):
         return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Adam for the critics, then for the policy."""
-        critics = list(self.loss.qvalue_network_params.values(True, True))
-        actor = list(self._actor[0].parameters())
-        return [
-            torch.optim.Adam(critics, lr=self.hparams["critic_learning_rate"], fused=True),
-            torch.optim.Adam(actor, lr=self.hparams["actor_learning_rate"], fused=True),
-        ]
+        """Returns Adam for the critics, then for the policy."""
+        return [self.critic_optimizer(), self.adam(self._actor[0].parameters(), "actor_learning_rate")]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the place in the policy delay."""
+        """Saves the number of updates, for the policy delay."""
         checkpoint["td3_updates"] = self._updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the place in the policy delay."""
+        """Restores the number of updates."""
         self._updates = checkpoint.get("td3_updates", 0)

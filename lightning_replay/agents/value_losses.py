@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRL's DQN losses, extended by the signals of a replay: signed TD errors, surprise and the values."""
+"""TorchRL's DQN losses with the signals of a replay: signed TD errors, surprise and action values."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class RowErrors(NamedTuple):
     action_values: Tensor
 
 
+_Errors = tuple[Tensor, Tensor, Tensor]  # loss, TD error and surprise of each row
+
+
 class _FeedbackLoss:
     """Adds :meth:`rows` to a loss of TorchRL, which leaves weighting and averaging to the caller."""
 
@@ -44,48 +47,41 @@ class _FeedbackLoss:
     discount: float
 
     def outputs(self, observation: Tensor, *, of_target: bool = False) -> Tensor:
-        """Output of the network, or the target network: values ``[B, A]``, or log probabilities ``[B, N, A]``."""
+        """Returns values ``[B, A]``, or log probabilities ``[B, N, A]``, of the network or the target network."""
         parameters = self.target_value_network_params if of_target else self.value_network_params
         batch = TensorDict({"observation": observation}, [len(observation)])
         with parameters.to_module(self.value_network):
             return self.value_network(batch).get("action_value")
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Action values ``[B, A]`` of the network's outputs."""
+        """Returns the action values ``[B, A]`` of the network's outputs."""
         raise NotImplementedError
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, TD error and surprise ``[B]`` of the action taken, whose target is ``following``'s, the best next's."""
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
+        """Returns loss, TD error and surprise ``[B]`` from the outputs of the action taken and of the best next one."""
         raise NotImplementedError
 
     def redraw_noise(self, *, of_target: bool = False) -> None:
-        """New noise for the noisy layers of the network, or of the target network."""
+        """Draws new noise for the noisy layers of the network, or of the target network."""
         parameters = self.target_value_network_params if of_target else self.value_network_params
         with parameters.to_module(self.value_network):
             self.value_network.apply(reset_noise)
 
     def rows(self, batch: TensorDictBase) -> RowErrors:
-        """Loss and feedback of each row, from one forward pass of the network and one of the target network.
+        """Returns loss and feedback of each row, from one forward pass of the network and one of the target network.
 
-        The batch's column ``discount``, where it has one, is the factor of the bootstrap: γ to the power of the steps
-        its reward sums, 0 where they terminated. Without the column it is γ, or 0 after termination.
+        The factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 where they
+        terminated); without it, γ, or 0 after termination.
         """
         observation, following = batch.get("observation"), batch.get(("next", "observation"))
-        following_outputs = None
-        if torch.is_grad_enabled():
-            outputs = self.outputs(observation)
-        elif self.double:
-            outputs, following_outputs = self.outputs(torch.cat([observation, following])).chunk(2)
-        else:
-            outputs = self.outputs(observation)
+        in_one_pass = self.double and not torch.is_grad_enabled()
+        outputs = self.outputs(torch.cat([observation, following]) if in_one_pass else observation)
+        if in_one_pass:
+            outputs, following_outputs = outputs.chunk(2)
         with torch.no_grad():
             target_outputs = self.outputs(following, of_target=True)
-            if not self.double:
-                following_outputs = target_outputs
-            elif following_outputs is None:
-                following_outputs = self.outputs(following)
+            if not in_one_pass:
+                following_outputs = self.outputs(following) if self.double else target_outputs
             best = self.means(following_outputs).argmax(-1)
             reward = batch.get(("next", "reward")).reshape(-1)
         current = _of_action(outputs, batch.get("action").reshape(-1))
@@ -106,8 +102,8 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
     Args:
         network: observations to values ``[B, A]``.
         discount: γ of batches without a column ``discount``.
-        double: the network chooses the best next action, which the target network values (arXiv:1509.06461); else the
-            target network does both.
+        double: the network chooses the best next action and the target network values it (arXiv:1509.06461); else
+            the target network does both.
     """
 
     def __init__(self, network: nn.Module, *, discount: float, double: bool = True) -> None:
@@ -125,13 +121,11 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
         self.double = double
 
     def means(self, outputs: Tensor) -> Tensor:
-        """The values themselves."""
+        """Returns the values themselves."""
         return outputs
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Huber loss, TD error and its square."""
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
+        """Returns Huber loss, TD error and its square."""
         target = reward + discount * following
         td_error = (target - current).detach()
         return smooth_l1_loss(current, target, reduction="none"), td_error, squared_td_error(td_error)
@@ -140,15 +134,16 @@ class ScalarValueLoss(_FeedbackLoss, DQNLoss):
 class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
     """Cross-entropy between the projected target distribution and the current one (C51).
 
-    TorchRL's own forward pass is inherited and gives the same loss; it does not return the target distribution, from
-    which the surprise and the TD error are computed, computes the target on the CPU and always is double.
+    TorchRL's inherited forward pass gives the same loss, but always is double, computes the target on the CPU and does
+    not return the target distribution, which surprise and TD error are computed from.
 
     Args:
         network: observations to logits ``[B, N, A]``.
         support: ``[N]``, the atoms.
         discount: γ of batches without a column ``discount``.
         double: as in :class:`ScalarValueLoss`.
-        measure: surprise ``[B]`` of the target distribution and the current one's logarithm, both ``[B, N]``.
+        measure: from the target distribution and the logarithm of the current one, both ``[B, N]``, to the surprise
+            ``[B]``.
     """
 
     def __init__(
@@ -177,13 +172,11 @@ class CategoricalValueLoss(_FeedbackLoss, DistributionalDQNLoss):
         return self.value_network_params.get("support")
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Mean of each action's distribution."""
+        """Returns the mean of each action's distribution."""
         return torch.einsum("bna,n->ba", outputs.exp(), self.support)
 
-    def compare(
-        self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy, difference of the means, and the measured surprise."""
+    def compare(self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor) -> _Errors:
+        """Returns the cross-entropy, the difference of the means, and the measured surprise."""
         target = categorical_projection(following.exp(), reward, discount, self.support)
         log_current = current.detach()
         td_error = ((target - log_current.exp()) * self.support).sum(-1)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at buffers: inspection, plots, recorded data sets."""
+"""Inspection of buffers, plots, recorded data sets."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded data sets as transitions that a replay takes in one call."""
+"""Conversion of recorded data sets to transitions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from torch import Tensor
 
 
 def minari_transitions(dataset: Any, *, dtype: torch.dtype | None = torch.float32) -> TensorDict:
-    """Every step of a Minari data set, in time order: ``replay.extend(minari_transitions(dataset))``.
+    """Returns every step of a Minari data set ``[N]``, in time order, for ``replay.extend``.
 
-    TorchRL's own data sets need no conversion: ``replay.extend(dataset[:])``.
+    The column ``trajectory``, int64 ``[N]``, is the number of the episode. TorchRL's own data sets need no conversion:
+    ``replay.extend(dataset[:])``.
 
     Args:
-        dataset: what ``minari.load_dataset`` returns.
+        dataset: from ``minari.load_dataset``.
         dtype: of every floating-point column; ``None`` keeps them as recorded.
-
-    Returns:
-        TensorDict ``[N]`` of transitions, with ``trajectory`` int64 ``[N]`` counting the episodes.
 
     Raises:
         ValueError: the data set has no episode.

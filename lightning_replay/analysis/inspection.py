@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays in buffers: ages, returns and observations of their rows, side by side as numbers and as a picture."""
+"""Inspection of buffers: ages, returns and observations of their rows, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lightning_replay.validation import check_kind, check_option, checked_choice
 
 PROJECTIONS = ("pca", "tsne")
 _USUAL_KEYS = (("observation",), ("pixels",))
-_OVERSAMPLED = 48  # directions followed beside the wanted ones: those are exact where there are no more directions
+_OVERSAMPLED = 48  # further directions; with all directions of the rows the result is exact
 _ITERATIONS = 4
-_TSNE_DIMENSIONS = 50  # principal ones, to which rows are reduced before (van der Maaten and Hinton 2008)
+_TSNE_DIMENSIONS = 50  # principal components that rows are reduced to first (van der Maaten and Hinton 2008)
 _PERPLEXITY = 30.0
 _BINS = 30
 _AGE = "age (transitions that came since)"
@@ -38,10 +38,10 @@ _AXIS_NAMES = (
 
 
 class Inspection(NamedTuple):
-    """The rows of a buffer, the oldest first.
+    """The rows of a buffer, oldest first.
 
-    ``ages``, int64 ``[N]``, and ``returns``, float ``[N]``, of all rows; ``sampled``, int64 ``[P]`` ascending, which of
-    them were projected, and ``points``, float32 ``[P, 2]``, where they lie.
+    ``ages``, int64 ``[N]``, and ``returns``, float ``[N]``, of all rows; ``sampled``, int64 ``[P]`` ascending, the rows
+    that are projected, and ``points``, float32 ``[P, 2]``, their coordinates.
     """
 
     ages: Tensor
@@ -58,9 +58,9 @@ def stored_rows(replay: Replay) -> Tensor:
 
 
 def ages(replay: Replay) -> Tensor:
-    """Returns how many transitions came after each stored row, int64 ``[N]``, the oldest first.
+    """Returns the number of transitions given after each stored row, also of refused ones, int64 ``[N]``, oldest first.
 
-    Those that a writer refused count as well. Raises ``ValueError`` as :func:`stored_rows`.
+    Raises ``ValueError`` as :func:`stored_rows`.
     """
     age = declared_writer(replay.writer).age_of(stored_rows(replay))
     assert age is not None, "stored_rows sorts by it"
@@ -68,11 +68,9 @@ def ages(replay: Replay) -> Tensor:
 
 
 def returns(replay: Replay) -> Tensor:
-    """The rewards of the stored rows, float ``[N]``, the oldest first; with ``n_steps`` above 1 their discounted sums.
+    """Returns the rewards of the stored rows, or with ``n_steps`` above 1 their returns, float ``[N]``, oldest first.
 
-    Raises:
-        ValueError: see :func:`stored_rows`.
-        KeyError: no rewards are stored.
+    Raises ``ValueError`` as :func:`stored_rows`, and ``KeyError`` if no rewards are stored.
     """
     slots, storage = stored_rows(replay), replay.storage
     if replay._episodes is not None:
@@ -82,20 +80,19 @@ def returns(replay: Replay) -> Tensor:
 
 
 def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
-    """Observations ``[P, ...]`` of the rows ``slots``, int64 ``[P]``, as they are stored, on the CPU.
+    """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
 
     Args:
         replay: the buffer.
         slots: see :func:`stored_rows`.
-        key: of their column, a tuple where it is nested. ``None`` takes the ``image_key`` where frames are stored once,
-            else ``"observation"``, else ``"pixels"``.
+        key: of the column, a tuple if nested. ``None`` uses the ``image_key`` of a frame storage, else
+            ``"observation"``, else ``"pixels"``.
 
     Raises:
-        KeyError: there is no such column; the message names those there are.
+        KeyError: no such column; the message lists the stored ones.
     """
     storage = replay.storage
-    columns = storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)
-    stored = [_as_tuple(name) for name in columns]
+    stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
     image_key = storage.image_key if isinstance(storage, FrameStorage) else ()
     wanted = [image_key, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
     found = next((name for name in wanted if name in stored), None)
@@ -108,7 +105,7 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
 
 
 def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:
-    """Two coordinates for every observation, found for all of them together, so that all have the same axes.
+    """Returns two coordinates of every observation, float32 ``[P, 2]`` by name, on axes common to all buffers.
 
     Observations are flattened, and centred but not scaled: columns of large numbers weigh more. PCA is torch's; the
     sign of an axis is that of its largest coefficient. t-SNE is scikit-learn's, on the first 50 principal components.
@@ -116,10 +113,7 @@ def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: i
     Args:
         observations: by the buffers' names, ``[P, ...]``; numbers of any dtype.
         projection: ``"pca"`` or ``"tsne"``.
-        seed: the same one gives the same points; the global generator is left alone.
-
-    Returns:
-        By name, float32 ``[P, 2]``.
+        seed: of the projection; the global generator is not used.
 
     Raises:
         ValueError: an unknown projection, observations of different shapes, NaN or infinite ones, or fewer than 4 of
@@ -148,7 +142,7 @@ def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: i
 
 
 def principal_components(rows: Tensor, count: int, seed: int = 0) -> Tensor:
-    """The first ``count`` principal components of float ``[N, F]``: ``[N, count]``, 0 where there are fewer."""
+    """Returns the first ``count`` principal components of float ``[N, F]``: ``[N, count]``, 0 beyond their number."""
     centred = rows - rows.mean(0)
     rank = min(count + _OVERSAMPLED, *rows.shape)
     with torch.random.fork_rng(devices=[]):
@@ -173,9 +167,9 @@ def _tsne(rows: Tensor, seed: int) -> Tensor:
     reduced = principal_components(rows, max(2, min(_TSNE_DIMENSIONS, rows.shape[1])), seed)
     start = reduced[:, :2]
     start = start / max(float(start[:, 0].std()), 1e-12)
-    # Beside the line that a single feature makes, or points could not pass each other.
+    # off the line of a single feature, on which points could not pass each other
     start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed))
-    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # three times as many neighbours are looked at
+    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # t-SNE uses three times as many neighbours
     tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
     return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
 
@@ -189,21 +183,18 @@ def inspect_buffers(
     seed: int = 0,
     trust: Sequence[str] = (),
 ) -> dict[str, Inspection]:
-    """Ages, returns and projected observations of the rows of several buffers; no buffer is changed.
+    """Returns ages, returns and projected observations of the rows of several buffers, by name.
 
     Args:
-        buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`.
+        buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
         observation_key: see :func:`observations`.
         projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
-        max_points: rows of each buffer that are projected; of more so many are drawn, without replacement.
+        max_points: most rows of each buffer that are projected, drawn without replacement.
         seed: of these draws and of the projection.
         trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
 
-    Returns:
-        By name.
-
     Raises:
-        ValueError: no buffers, an empty one, ``max_points`` below 1, or what :func:`project` refuses.
+        ValueError: no buffers, an empty one, ``max_points`` below 1, or as :func:`project`.
         KeyError: no such column.
     """
     checked_choice("projection", projection, PROJECTIONS)
@@ -212,27 +203,24 @@ def inspect_buffers(
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
     if not buffers:
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
-    read = {
-        name: _read(name, _loaded(each, trust), observation_key, max_points, seed) for name, each in buffers.items()
-    }
-    points = project({name: seen for name, (_, seen) in read.items()}, projection, seed)
+    read = {}
+    for name, each in buffers.items():
+        replay = each if isinstance(each, Replay) else load_replay(each, trust=trust)
+        read[name] = _read(name, replay, observation_key, max_points, seed)
+    points = project({name: drawn for name, (_, drawn) in read.items()}, projection, seed)
     return {name: found._replace(points=points[name]) for name, (found, _) in read.items()}
 
 
-def _loaded(buffer: Replay | str | Path, trust: Sequence[str]) -> Replay:
-    return buffer if isinstance(buffer, Replay) else load_replay(buffer, trust=trust)
-
-
 def _read(name: str, replay: Replay, key: NestedKey | None, max_points: int, seed: int) -> tuple[Inspection, Tensor]:
-    """Returns what is known of a buffer without the others, and the observations of its sampled rows."""
+    """Returns the inspection of a buffer without points, and the observations of its sampled rows."""
     if len(replay) == 0:
         raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
     with replay._replay_lock:
         slots = stored_rows(replay)
         drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed))[:max_points]
         sampled = drawn.sort().values
-        seen = observations(replay, slots[sampled.to(slots.device)], key)
-        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2)), seen
+        observed = observations(replay, slots[sampled.to(slots.device)], key)
+        return Inspection(ages(replay), returns(replay), sampled, torch.zeros(0, 2)), observed
 
 
 def draw_inspection(
@@ -244,21 +232,16 @@ def draw_inspection(
     https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        inspections: what :func:`inspect_buffers` returned.
-        path: of the picture, in the format of its suffix.
-        title: above all.
+        inspections: from :func:`inspect_buffers`.
+        path: of the picture; its suffix determines the format.
+        title: of the picture.
 
     Raises:
         ModuleNotFoundError: without matplotlib.
     """
+    columns = len(inspections)
     figure, axes = make_figure(
-        "the picture of what stays",
-        3,
-        len(inspections),
-        8.0,
-        max(7.0, 3 * len(inspections)),
-        sharex="row",
-        sharey="row",
+        "the picture of what stays", 3, columns, 8.0, max(7.0, 3 * columns), sharex="row", sharey="row"
     )
     found = list(inspections.values())
     oldest = max(int(each.ages.max()) for each in found)
@@ -273,7 +256,7 @@ def draw_inspection(
             vmin=0,
             vmax=max(oldest, 1),
             cmap="viridis_r",
-            edgecolors="0.3",  # or the youngest, which are bright, would hardly be seen on white
+            edgecolors="0.3",  # the youngest are bright, hardly visible on white
             linewidths=0.4,
         )
         top.set_title(f"{name}: {len(each.ages):,} rows", fontsize="medium")

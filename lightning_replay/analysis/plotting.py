@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of one style, drawn with matplotlib, which is imported only when a picture is drawn."""
+"""Figures of one style, drawn with matplotlib, which is imported when the first one is drawn."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from numpy.typing import ArrayLike
 
 from lightning_replay.extras import missing_extra
 
-# Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white.
+# Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--")  # beyond the last colour
 _DPI = 120
-_MOST_POINTS = 100  # of a line; more are drawn in groups
+_MOST_POINTS = 100  # of a line; more are averaged in groups
 _MOST_GROUPS, _LEAST_IN_A_GROUP = 50, 5
 _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
 
 
 def import_pyplot(picture: str) -> Any:
-    """``matplotlib.pyplot``, which draws into files unless a display was chosen before.
+    """Returns ``matplotlib.pyplot``, which draws into files unless a display was chosen before.
 
-    Args:
-        picture: what is drawn, for the error.
-
-    Raises:
-        MissingExtraError: without the extra ``plots``.
+    Raises ``MissingExtraError``, with the name of the ``picture``, without the extra ``plots``.
     """
     try:
         import matplotlib
@@ -42,23 +38,17 @@ def import_pyplot(picture: str) -> Any:
 def make_figure(
     picture: str, rows: int = 1, columns: int = 1, height: float = 4.0, width: float = 7.0, **options: Any
 ) -> tuple[Any, Any]:
-    """Creates a figure with a light grid and colours that colour-blind people tell apart.
+    """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
 
-    Text of 10 points in a figure 7 inches wide stays readable where a page shows the picture 700 pixels wide.
+    Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
 
     Args:
-        picture: what is drawn, for the error.
+        picture: see :func:`import_pyplot`.
         rows: of panels.
         columns: of panels.
         height: of the figure, in inches.
         width: of the figure, in inches.
         options: further ones of ``pyplot.subplots``.
-
-    Returns:
-        The figure, and its panels as an array ``[rows, columns]`` of ``Axes``.
-
-    Raises:
-        MissingExtraError: without the extra ``plots``.
     """
     pyplot = import_pyplot(picture)
     figure, panels = pyplot.subplots(
@@ -73,7 +63,7 @@ def make_figure(
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Colour and dashes of line ``number`` of a panel, for lines that have to look alike in several panels.
+    """Returns colour and dashes of line ``number`` of a panel, for lines that look alike in several panels.
 
     Example:
         >>> line_style(0), line_style(7)
@@ -84,19 +74,16 @@ def line_style(number: int) -> dict[str, str]:
 
 
 def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
-    """Draws the mean of curves over seeds, with a band of one standard error of the mean.
+    """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
 
     A single curve has no band. Where one of the curves is NaN, mean and band have a gap.
 
     Args:
         axes: the panel.
-        x: where the points of all curves are, ``[P]``.
+        x: of the points of all curves, ``[P]``.
         curves: ``[seeds, P]``.
-        label: for the legend; :func:`band_note` words what the band is.
+        label: for the legend; :func:`band_note` describes the band.
         line_options: further ones of ``axes.plot``.
-
-    Returns:
-        The line.
 
     Raises:
         ValueError: curves of another shape.
@@ -120,7 +107,7 @@ def fill_band(axes: Any, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, lin
 
 
 def band_note(seeds: int) -> str:
-    """Words for the title or the legend of a figure: what the lines and bands of :func:`draw_band` are.
+    """Returns a description of the lines and bands of :func:`draw_band`, for a title or a legend.
 
     Example:
         >>> band_note(8)
@@ -130,10 +117,7 @@ def band_note(seeds: int) -> str:
 
 
 def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
-    """Splits points ``[P, ...]`` that are too many for a readable line: at most 50 groups of at least 5 in a row.
-
-    Up to 100 points are a group each.
-    """
+    """Splits points ``[P, ...]`` of a line: up to 100 into a group each, more into at most 50 groups of at least 5."""
     rows = np.asarray(points, dtype=np.float64)
     many = len(rows) > _MOST_POINTS
     return np.array_split(rows, min(_MOST_GROUPS, len(rows) // _LEAST_IN_A_GROUP) if many else max(1, len(rows)))
@@ -148,25 +132,22 @@ def count_on(axis: Any) -> None:
 
 
 def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
-    """A logarithmic colour scale, on which one large value does not hide how the others differ.
+    """Returns the values ``[P]`` to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
 
     Args:
-        values: not negative, ``[P]``; 0, and what is below a millionth of the largest, gets the lowest colour.
-
-    Returns:
-        The values to draw, ``[P]``, and matplotlib's ``LogNorm``.
+        values: not negative, ``[P]``; those below a millionth of the largest get the lowest colour.
     """
     from matplotlib.colors import LogNorm
 
     given = np.asarray(values, dtype=np.float64)
     largest = float(given.max()) or 1.0
     lowest = max(float(given[given > 0].min(initial=largest)), largest * 10.0**-_MOST_DECADES)
-    # matplotlib draws no scale from a value to itself
+    # matplotlib draws no scale of length 0
     return given.clip(lowest), LogNorm(min(lowest, largest / 10), largest)
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Writes a figure as the file that the suffix names, makes its folder if absent, and closes the figure."""
+    """Writes a figure in the format of the suffix, creates its folder if absent, and closes the figure."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)

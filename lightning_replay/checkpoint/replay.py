@@ -12,13 +12,7 @@ from lightning_replay.checkpoint.state import frozen_state
 from lightning_replay.locking import LockedReplay
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint, check_file
 from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
-from lightning_replay.saving.serialization import (
-    MALFORMED,
-    TENSORS_FILE,
-    VALUES_FILE,
-    DamagedFileError,
-    read_halves,
-)
+from lightning_replay.saving.serialization import MALFORMED, TENSORS_FILE, VALUES_FILE, DamagedFileError, read_halves
 from lightning_replay.saving.spec import describe
 from lightning_replay.saving.state import (
     STATE_MANIFEST,
@@ -40,31 +34,28 @@ MANIFEST = "replay.json"
 
 
 def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
-    """Saves a replay buffer: rows, priorities, generators, counters and how it was built, as they are at one moment.
+    """Saves a replay buffer at one moment: rows, priorities, generators, counters and the options it was built with.
 
-    Other threads may go on writing and drawing: they wait while the small parts of the state are copied (priorities,
-    links, lists). After that a write first copies the rows it overwrites, in pieces of 256 KiB, unless they are saved.
+    Other threads wait only while the small parts of the state are copied (priorities, links, lists). Later writes
+    first copy the rows that they overwrite, in pieces of 256 KiB, unless these are saved already. The directory is
+    replaced as a whole, see :mod:`lightning_replay.saving.directory`: a save that is interrupted (a crash, ``kill -9``,
+    a power loss) leaves the previous one loadable.
 
-    The directory holds a manifest and the data it names. New data is written beside the old and synced to the disk, and
-    the manifest is swapped last, so a save that is cut short (a crash, ``kill -9``, a power loss) leaves the previous
-    one loadable. Several processes or threads that save into one directory take turns; what saves that were killed left
-    behind is removed.
-
-    Parts of the rows that an earlier save holds are hard-linked from it instead of written; a hash of the content
-    decides which. Every save is complete on its own, and removing another never harms it. But a shared file that the
-    disk damages is damaged in all the saves that share it; loading and :func:`verify_replay` find that.
+    Parts of the rows whose content an earlier save holds are hard-linked instead of written. Every save is complete,
+    and removing another never affects it; but damage of the disk in a shared file affects all saves that share it,
+    which loading and :func:`verify_replay` detect.
 
     Args:
         replay: the buffer; it is not changed.
-        path: a directory, created when missing; an earlier save in it is shared from, then replaced.
-        previous: directory of another save to share files with. Where it is of no use (missing, damaged, of another
-            buffer, on another file system) everything is written.
+        path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced.
+        previous: directory of another save to share files with; if it cannot be used (missing, damaged, of another
+            buffer, on another file system), everything is written.
 
     Returns:
         bytes of the save, and those written now.
 
     Raises:
-        TypeError: something else than a replay buffer, such as a level buffer.
+        TypeError: something other than a replay buffer, such as a level buffer.
 
     Example:
         >>> import tempfile
@@ -83,12 +74,8 @@ def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path 
         if previous is not None:
             earlier |= _chunks_in(Path(previous))
         with frozen_state(replay) as state:
-            save.manifest |= {
-                "format": FORMAT,
-                "version": FORMAT_VERSION,
-                "built_by": describe(replay),
-                "length": state["length"],
-            }
+            save.manifest |= {"format": FORMAT, "version": FORMAT_VERSION}
+            save.manifest |= {"built_by": describe(replay), "length": state["length"]}
             size = write_data(save, state, earlier)
     has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
     if previous is not None and has_chunks and size.written == size.total:
@@ -97,10 +84,10 @@ def save_replay(replay: LockedReplay, path: str | Path, *, previous: str | Path 
 
 
 def verify_replay(path: str | Path) -> dict[str, Any]:
-    """Reads a saved buffer and raises what loading it would raise, without building or changing a buffer.
+    """Reads and checks a saved buffer without building one.
 
     Returns:
-        ``built_by``: how the buffer was built, as plain values; ``length``: transitions.
+        ``built_by``: class and options of the buffer, as plain values; ``length``: transitions.
 
     Raises:
         FileNotFoundError: no saved buffer there.
@@ -116,11 +103,7 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
 
 
 def save_id(path: str | Path) -> str | None:
-    """Returns what a saved buffer is recognised by, no two saves alike; ``None`` for saves before format version 3.
-
-    Raises:
-        FileNotFoundError, DamagedFileError, ValueError: as :func:`verify_replay`.
-    """
+    """Returns the unique id of a save, ``None`` before format version 3; raises as :func:`verify_replay`."""
     return _manifest_of(Path(path)).get("id")
 
 
@@ -140,14 +123,13 @@ def _open(manifest: Mapping[str, Any], data: Path) -> SavedState:
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save; none where it cannot be used."""
+    """Returns the chunk files of an earlier save; none if it cannot be used."""
     try:
         manifest = _manifest_of(directory)
+        if manifest["version"] == 1:
+            raise ValueError("format version 1")
     except (OSError, ValueError, DamagedFileError) as error:
         logger.info("%s is not used as an earlier save: %s", directory, error)
-        return {}
-    if manifest["version"] == 1:
-        logger.info("%s is not used as an earlier save: format version %d", directory, manifest["version"])
         return {}
     return chunks_of(manifest, directory / Path(manifest["data"]).name)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that decides the next draws of a replay buffer, as tensors and plain values, at one moment."""
+"""The state of a replay buffer: everything that decides its next draws, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.locking import LockedReplay
@@ -36,8 +36,8 @@ def read_state(replay: LockedReplay) -> dict[str, Any]:
 def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
     """Context manager for the state as it is now, however others write and draw while it is read in the body.
 
-    Rows and frames of the library's storages are snapshots, and others go on at once. The rows of TorchRL's storages
-    are copied; where memory does not hold them twice, others wait until the body ends.
+    Rows and frames of the library's storages are snapshots, and others continue at once. The rows of TorchRL's
+    storages are copied; where memory does not hold them twice, others wait until the body ends.
     """
     with ExitStack() as until_read:
         with ExitStack() as now:
@@ -47,11 +47,11 @@ def frozen_state(replay: LockedReplay) -> Iterator[dict[str, Any]]:
             if isinstance(storage, PackedStorage):
                 state["storage"] = until_read.enter_context(storage.frozen_state())
             else:
-                rows = storage.state_dict()
-                if _fits(rows):
-                    state["storage"] = _copied(rows)
+                state["storage"] = storage.state_dict()
+                free = free_bytes(torch.device("cpu"))
+                if free is None or 2 * _nbytes(state["storage"]) <= free:
+                    state["storage"] = _copied(state["storage"])
                 else:
-                    state["storage"] = rows
                     until_read.push(now.pop_all())
         yield state
 
@@ -91,38 +91,39 @@ def _state_of(replay: LockedReplay) -> dict[str, Any]:
         "transform": _copied(dict(replay._transform.state_dict())),
         "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
         "feedback": replay._feedback.state_dict(),
-        # One that failed is drawn again by the buffer that this is loaded into, and fails there.
-        "prefetched": [_plain(*future.result()) for future in replay._prefetch_queue if future.exception() is None],
+        "prefetched": [
+            {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
+            # a draw that failed is repeated, and fails, in the buffer that loads this
+            for data, info in (future.result() for future in replay._prefetch_queue if future.exception() is None)
+        ],
     }
 
 
 def _own(part: Any) -> dict[str, Any]:
-    """Returns the state of a part that may be TorchRL's, whose tensors are then those it goes on writing into."""
+    """Returns the state of a part; copied if it is TorchRL's, which returns the tensors that it writes into."""
     state = part.state_dict()
     return state if type(part).__module__.startswith("lightning_replay.") else _copied(state)
 
 
-_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads the state, loads one, and which one
+_Restoration = tuple[Callable[[], Any], Callable[[Any], Any], Any]  # reads a state, loads one, and the one to load
 
 
 def _restorations(replay: LockedReplay, state: dict[str, Any]) -> list[_Restoration]:
-    """Returns what is to be loaded, in order: the rows last, because nothing refuses after them."""
-    episodes, storage = replay._episodes, replay._storage
+    """Returns what is to be loaded, in order; the rows last, so that nothing is refused after them."""
+    episodes, storage, transform = replay._episodes, replay._storage, replay._transform
     parts: list[_Restoration] = [
         (part.state_dict, part.load_state_dict, state[name])
-        for name, part in (("sampler", replay._sampler), ("writer", replay._writer))
+        for name, part in (("sampler", replay._sampler), ("writer", replay._writer), ("feedback", replay._feedback))
     ]
-    transform = replay._transform
     parts.append((lambda: _copied(dict(transform.state_dict())), transform.load_state_dict, state["transform"]))
     if episodes is not None and state["episodes"] is not None:
         parts.append((episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage), state["episodes"]))
-    parts.append((replay._feedback.state_dict, replay._feedback.load_state_dict, state["feedback"]))
     parts.append((lambda: None, storage.load_state_dict, state["storage"]))
     return parts
 
 
 def _restore_all(parts: list[_Restoration]) -> None:
-    """Loads all states, or none: those that were loaded before one is refused are set back."""
+    """Loads all states, or none: if one is refused, those loaded before are reverted."""
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
         for read, load, state in parts:
@@ -136,7 +137,7 @@ def _restore_all(parts: list[_Restoration]) -> None:
 
 
 def _parts_of(replay: LockedReplay) -> dict[str, Any]:
-    """Returns what a buffer is built from, in names: the saved state of one part means nothing to another."""
+    """Returns names and sizes of a buffer's parts, which must be the same where its state is loaded."""
     sampler = [type(replay._sampler).__name__]
     base = declared_sampler(replay._sampler).base_sampler
     tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
@@ -151,7 +152,7 @@ def _parts_of(replay: LockedReplay) -> dict[str, Any]:
     parts |= declared_writer(replay._writer).build_options()
     if isinstance(replay._storage, PackedStorage):
         parts |= replay._storage.build_options()
-    if isinstance(tables, Tables):  # in order, which numbers them
+    if isinstance(tables, Tables):  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
 
@@ -160,7 +161,7 @@ def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
     different = [
         f"{name} {saved[name]}, here {present[name]}"
         for name in present
-        if saved.get(name, present[name]) != present[name]  # early saves do not name their tables
+        if saved.get(name, present[name]) != present[name]  # early saves lack the tables
     ]
     if different:
         raise ValueError(
@@ -169,33 +170,23 @@ def _refuse_other_parts(saved: dict[str, Any], present: dict[str, Any]) -> None:
         )
 
 
-def _plain(data: TensorDictBase, info: dict[str, Any]) -> dict[str, Any]:
-    return {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
-
-
 def _ready(batch: dict[str, Any]) -> Future[Any]:
-    """Returns a batch drawn ahead as the queue holds it."""
+    """Returns a prefetched batch in the form of the queue."""
     ready: Future[Any] = Future()
     ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
     return ready
 
 
 def _copied(state: Any) -> Any:
-    """Returns a state whose tensors nobody else writes into."""
+    """Returns a state with copies of its tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
         copied = type(state)((key, _copied(value)) for key, value in state.items())
-        if hasattr(state, "_metadata"):  # of TensorDict's own state
+        if hasattr(state, "_metadata"):  # of a TensorDict's state
             copied._metadata = state._metadata  # type: ignore[attr-defined]
         return copied
     return type(state)(_copied(value) for value in state) if isinstance(state, list | tuple) else state
-
-
-def _fits(state: Any) -> bool:
-    """Whether the tensors of a state fit into memory once more."""
-    free = free_bytes(torch.device("cpu"))
-    return free is None or 2 * _nbytes(state) <= free
 
 
 def _nbytes(state: Any) -> int:

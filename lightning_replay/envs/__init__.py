@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments of the published experiments; importing this module registers them with Gymnasium.
 
-Gymnasium reads no entry points, so import this module once before ``gymnasium.make("HalfField-1v0")``, or name it
-in the identifier: ``gymnasium.make("lightning_replay.envs:HalfField-1v0")``.
+Import it before ``gymnasium.make("HalfField-1v0")``, or name it in the id, ``"lightning_replay.envs:HalfField-1v0"``.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def register_envs() -> None:
-    """Registers every environment of this package with Gymnasium; what is registered already stays as it is.
+    """Registers every environment of this package with Gymnasium, unless its id is registered already.
 
-    Only the modules' names are registered: MiniGrid, MuJoCo, ale-py and MinAtar are imported when such an environment
-    is made.
+    MiniGrid, MuJoCo, ale-py and MinAtar are imported when such an environment is made.
     """
     for identifier, (entry_point, options) in _ENVIRONMENTS.items():
         if identifier not in registry:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atari 2600 games with the preprocessing that deep Q-learning is measured with, on Gymnasium's wrappers."""
+"""Atari 2600 games with the usual preprocessing of deep Q-learning, by Gymnasium's wrappers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObserva
 from lightning_replay.extras import missing_extra
 from lightning_replay.validation import check_kind, checked_count, checked_flag, checked_share
 
-__all__ = ["LifeEpisodes", "atari"]
-
 
 class LifeEpisodes(gymnasium.Wrapper):
-    """Ends an episode with each life lost; the game goes on, and only after its last life is it reset.
+    """Ends an episode with each life lost; the game continues, and is reset only after its last life.
 
-    So an agent learns what a lost life costs and still sees how the game continues. An episode that begins with a
-    further life begins with one step of the action 0, which in Atari does nothing. With ``reset(seed=...)`` or
-    ``reset(options=...)`` the game is reset in any case.
+    An episode that begins with a further life begins with one step of the action 0, which in Atari does nothing.
+    ``reset(seed=...)`` and ``reset(options=...)`` always reset the game.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -32,7 +29,7 @@ class LifeEpisodes(gymnasium.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Goes on with the next life, or begins a new game."""
+        """Continues with the next life, or begins a new game."""
         goes_on = self._goes_on and seed is None and not options
         if goes_on:
             observation, _, terminated, truncated, info = self.env.step(0)
@@ -44,7 +41,7 @@ class LifeEpisodes(gymnasium.Wrapper):
         return observation, info
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """Steps the game; terminated too where a life was lost."""
+        """Steps the game; a lost life terminates the episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         lost_life = info["lives"] < self._lives
         self._lives = info["lives"]
@@ -65,11 +62,11 @@ def atari(
     sticky_action_probability: float = 0.0,
     render_mode: str | None = None,
 ) -> gymnasium.Env:
-    """An Atari game as ``Atari-v0``: ``gymnasium.make("lightning_replay.envs:Atari-v0", game="Breakout")``.
+    """Returns an Atari game, ``gymnasium.make("lightning_replay.envs:Atari-v0", game="Breakout")``.
 
     Up to 30 idle frames at the start, each action for four frames, the brighter of the last two in gray at 84 x 84,
-    the last four of these as one observation; to learn from, an episode ends with a life and rewards are clipped to
-    [-1, 1]. To evaluate, switch off both: ``ends_with_life=False, clips_rewards=False``.
+    the last four of these as one observation. For training, an episode ends with a life and rewards are clipped to
+    [-1, 1]; for evaluation, pass ``ends_with_life=False, clips_rewards=False``.
     Mnih et al. 2015, https://doi.org/10.1038/nature14236; the steps are those of the retention paper's code.
 
     Args:
@@ -79,7 +76,7 @@ def atari(
         frame_stack: images in one observation; the first of an episode is repeated.
         frame_skip: frames per action.
         screen_size: height and width of an image.
-        noops: most idle frames at the start of a game; at least 1 is played, 0 plays none.
+        noops: most idle frames at the start of a game, at least 1 of them; 0 for none.
         max_frames: frames after which a game is truncated.
         sticky_action_probability: chance that a frame repeats the last frame's action.
         render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
@@ -101,7 +98,11 @@ def atari(
     checked_count("noops", noops, 0)
     checked_count("max_frames", max_frames)
     checked_share("sticky_action_probability", sticky_action_probability)
-    _check_packages()
+    for module, package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
+        try:
+            importlib.import_module(module)  # ale_py registers its games with Gymnasium
+        except ModuleNotFoundError as error:
+            raise missing_extra("an Atari game", package, "atari") from error
     try:
         made = gymnasium.make(
             f"ALE/{game}-v5",
@@ -121,11 +122,3 @@ def atari(
     if clips_rewards:
         made = ClipReward(made, -1.0, 1.0)
     return FrameStackObservation(made, frame_stack)
-
-
-def _check_packages() -> None:
-    for module, package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
-        try:
-            importlib.import_module(module)  # ale_py registers its games with Gymnasium
-        except ModuleNotFoundError as error:
-            raise missing_extra("an Atari game", package, "atari") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds one Gymnasium environment from an id or a callable, with errors that name what is missing."""
+"""Builds a Gymnasium environment from an id or a callable, with errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from gymnasium.vector import VectorEnv
 import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
 from lightning_replay.extras import MissingExtraError, missing_extra_of
 
-__all__ = ["UnknownEnvironmentError", "build_environment", "check_env"]
-
 
 class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
     """An id that is not registered with Gymnasium, or one of a module that does not exist."""
 
 
 def check_env(env: Any) -> None:
-    """Refuses an option ``env`` that builds no environment.
-
-    Raises:
-        TypeError: an environment, or anything else that is neither an id nor a callable.
-    """
+    """Raises ``TypeError`` if an option ``env`` is neither an id nor a callable that builds an environment."""
     if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
@@ -34,16 +28,12 @@ def check_env(env: Any) -> None:
 
 
 def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[str, Any]) -> gymnasium.Env:
-    """Returns one environment, with any spaces.
-
-    Args:
-        env: Gymnasium id, or a callable that builds one environment.
-        env_kwargs: its arguments.
+    """Returns the environment of a Gymnasium id, or of a callable, with these arguments.
 
     Raises:
-        MissingExtraError: a package that it imports is not installed, and an extra of this library brings it.
+        MissingExtraError: a package that it imports is not installed, and an extra of this library includes it.
         UnknownEnvironmentError: Gymnasium does not have the id.
-        TypeError: what was built is no environment, or has no spaces.
+        TypeError: the callable returned no environment, or one without spaces.
     """
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
@@ -53,8 +43,14 @@ def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[
         missing = missing_extra_of(f"environment {env!r}", error)
         if missing is not None:
             raise missing from error
-        if isinstance(env, str) and _is_absent(env.partition(":")[0], error.__cause__):
-            raise _unknown(env, error.__cause__) from error
+        cause, module = error.__cause__, str(env).partition(":")[0]
+        # the module in the id is missing, not one that it imports
+        if (
+            isinstance(env, str)
+            and isinstance(cause, ModuleNotFoundError)
+            and f"{module}.".startswith(f"{cause.name}.")
+        ):
+            raise _unknown(env, cause) from error
         raise
     except gymnasium.error.UnregisteredEnv as error:
         raise _unknown(env, error) from error
@@ -73,12 +69,7 @@ def build_environment(env: str | Callable[..., gymnasium.Env], env_kwargs: dict[
     return made
 
 
-def _is_absent(module: str, error: BaseException | None) -> bool:
-    """Returns whether the import failed because of that module, and not because of one that it imports."""
-    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-
-
-def _unknown(env: object, error: BaseException | None) -> UnknownEnvironmentError:
+def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
     reason = str(error)
     return UnknownEnvironmentError(
         f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "

@@ -8,30 +8,26 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lightning_replay.extras import missing_extra
+from lightning_replay.envs.full_grid import AHEAD  # first: it names the extra if MiniGrid is missing
 from lightning_replay.validation import checked_choice, checked_count, checked_number
 
-try:
-    from minigrid.core.grid import Grid
-    from minigrid.core.mission import MissionSpace
-    from minigrid.core.world_object import Goal, Lava, Wall
-    from minigrid.minigrid_env import MiniGridEnv
-except ModuleNotFoundError as error:
-    raise missing_extra("a grid environment", "MiniGrid", "grids") from error
+from minigrid.core.grid import Grid  # isort: skip
+from minigrid.core.mission import MissionSpace  # isort: skip
+from minigrid.core.world_object import Goal, Lava, Wall  # isort: skip
+from minigrid.minigrid_env import MiniGridEnv  # isort: skip
 
 LEFT, RIGHT, FORWARD = range(3)
 GOAL_REWARD = 1.0
-_AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
 
 
 class RoomGrid(MiniGridEnv):
-    """A fixed grid: turn left, turn right or go forward until the goal; reward 1 there, else ``step_reward``.
+    """A fixed grid: turn left, turn right or go forward to the goal; reward 1 there, else ``step_reward``.
 
     An episode terminates at the goal or on lava and is truncated after ``max_steps``.
 
     Args:
         max_steps: steps after which an episode is truncated.
-        step_reward: added to every step, also the last (the paper's own: -0.1).
+        step_reward: added to every step, also the last; -0.1 in the paper.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Attributes:
@@ -69,12 +65,11 @@ class RoomGrid(MiniGridEnv):
         self.observation_space = spaces.Box(np.zeros(6, np.float32), high)
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Turns or goes one cell forward; walls stop the agent."""
+        """Turns, or goes one cell forward if there is no wall."""
         self.step_count += 1
         reward, terminated = self.step_reward, False
         if action == FORWARD:
-            ahead = _AHEAD[self.agent_dir]
-            x, y = self.agent_pos[0] + ahead[0], self.agent_pos[1] + ahead[1]
+            x, y = self.agent_pos[0] + AHEAD[self.agent_dir][0], self.agent_pos[1] + AHEAD[self.agent_dir][1]
             cell = self.grid.get(x, y)
             if cell is None or cell.can_overlap():
                 self.agent_pos = (x, y)
@@ -88,7 +83,7 @@ class RoomGrid(MiniGridEnv):
         return self.gen_obs(), reward, terminated, self.step_count >= self.max_steps and not terminated, {}
 
     def gen_obs(self) -> np.ndarray:
-        """Returns where the agent is and faces, float32 ``[6]``."""
+        """Returns the agent's position and direction, float32 ``[6]``."""
         observation = np.zeros(6, np.float32)
         observation[0], observation[1] = self.agent_pos
         observation[2 + self.agent_dir] = 1.0
@@ -139,10 +134,10 @@ class TwoRooms(RoomGrid):
 
 
 class ObstacleCourse(RoomGrid):
-    """Walls with gaps now below, now above, lava beside the way and a last obstacle; the shortest takes 25 steps.
+    """Walls with gaps, lava beside the way and a last obstacle; the shortest way takes 25 steps.
 
-    The paper's map is not printed in it; this one has walls with gaps and obstacles, some of which end the episode, at
-    a length within the history of 50 steps the paper used here. Its ``GAPS`` are those of the two whole walls.
+    The paper does not print its map; this one is within the history of 50 steps that it used. ``GAPS`` are those of the
+    two whole walls.
     """
 
     MAP = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameterised-action soccer on half a field, from hard to easy by how far from the goal an episode starts."""
+"""Parameterised-action soccer on half a field, with tasks that differ in the start's distance from the goal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ GOAL_REWARD = 5.0
 
 
 class Start(NamedTuple):
-    """Where an episode of a task starts, in metres; every number is drawn uniformly.
+    """Start positions of a task, in metres, drawn uniformly.
 
     Attributes:
         x_low, x_high: range of the ball's distance from the midline.
         y_limit: the ball starts within ±y_limit.
-        behind: the player starts at most this far from the ball, on the side away from the goal.
+        behind: largest distance of the player from the ball, on the side away from the goal.
     """
 
     x_low: float
@@ -48,19 +48,19 @@ class HalfField(TaskChoice, gymnasium.Env):
     """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
 
     The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
-    (:mod:`~lightning_replay.envs.soccer`); stamina, collisions and weaker sideways dashes are left out. The tasks
-    differ only in where an episode starts; ``"target"`` is the start of Half Field Offense (Hausknecht et al. 2016),
-    the substitute of the curriculum of Li & Ji 2021, whose own game has no release on PyPI.
+    (:mod:`~lightning_replay.envs.soccer`), without stamina, collisions and weaker sideways dashes. The tasks differ
+    only in the start of an episode; ``"target"`` is that of Half Field Offense (Hausknecht et al. 2016), in place of
+    the game of Li & Ji 2021, which has no release on PyPI.
 
-    An episode terminates at a goal, where the ball leaves the half field, or where the keeper catches it; it is
+    An episode terminates when the ball enters the goal, leaves the half field or is caught by the keeper; it is
     truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball.
 
     Args:
         task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
         keeper: whether a keeper guards the goal (``HalfField-1v1``).
         max_steps: cycles of the server after which an episode is truncated.
-        untouched_limit: cycles in a row without a kick; ``None`` for no such end.
-        frame_skip: cycles for which each action is held, as long as the episode runs.
+        untouched_limit: cycles in a row without a kick; ``None`` for no limit.
+        frame_skip: cycles for which each action is repeated.
         player_noise: of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
         ball_noise: of the ball's movement, as a share of its speed (RoboCup: 0.05).
         kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
@@ -68,7 +68,7 @@ class HalfField(TaskChoice, gymnasium.Env):
 
     Action: ``Tuple(Discrete(3), Box[2], Box[1], Box[2])``: the choice of dash, turn or kick, then the parameters of
         dash (power in [0, 100], direction), of turn (angle) and of kick (power, direction); angles in degrees in
-        [-180, 180], relative to where the player faces. What lies outside is clipped; NaN is refused.
+        [-180, 180], relative to the player's heading. Values outside are clipped; NaN is refused.
 
     Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``; see
         :func:`~lightning_replay.envs.half_field_observation.observe`.
@@ -110,13 +110,12 @@ class HalfField(TaskChoice, gymnasium.Env):
         self.action_space = spaces.Tuple(
             (spaces.Discrete(3), spaces.Box(*dash_or_kick), spaces.Box(-180.0, 180.0, (1,)), spaces.Box(*dash_or_kick))
         )
-        self._steps = 0
-        self._untouched = 0
+        self._steps = self._untouched = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Places ball and player by the task, or by ``options={"task": name}``, the player facing any way."""
+        """Places ball and player by the task, or by ``options={"task": name}``, the player with a random heading."""
         super().reset(seed=seed)
         self._begin_task(options)
         start = STARTS[self.task]
@@ -131,14 +130,13 @@ class HalfField(TaskChoice, gymnasium.Env):
         self.heading = math.pi * (2.0 * draw_heading - 1.0)
         if self.keeper is not None:
             self.keeper.start(draw_keeper)
-        self._steps = 0
-        self._untouched = 0
+        self._steps = self._untouched = 0
         return self._observation(), self._info(goal=False, caught=False, kicked=False)
 
     def step(
         self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """The player acts for ``frame_skip`` cycles; ``kicked`` is whether any of its kicks reached the ball."""
+        """Steps ``frame_skip`` cycles; ``kicked`` is whether any of the kicks reached the ball."""
         kicked = False
         for _ in range(self.frame_skip):
             goal, caught, outside, touched = self._cycle(*action)
@@ -147,33 +145,26 @@ class HalfField(TaskChoice, gymnasium.Env):
             timed_out = self._steps >= self.max_steps or self._untouched == self.untouched_limit
             if terminated or timed_out:
                 break
-        return (
-            self._observation(),
-            GOAL_REWARD if goal else 0.0,
-            terminated,
-            timed_out and not terminated,
-            self._info(goal, caught, kicked),
-        )
+        reward, truncated = GOAL_REWARD if goal else 0.0, timed_out and not terminated
+        return self._observation(), reward, terminated, truncated, self._info(goal, caught, kicked)
 
     def render(self) -> np.ndarray | None:
-        """The field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        """Returns the field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         if self.render_mode is None:
             return None
         keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)
         return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
 
-    def _cycle(
-        self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray
-    ) -> tuple[bool, bool, bool, bool]:
-        """One cycle of the server: the player acts, everything moves, then goal, lines and keeper are asked.
+    def _cycle(self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray) -> tuple[bool, ...]:
+        """Computes one cycle of the server: the player acts, then everything moves.
 
-        Returns:
-            Whether it was a goal, was caught, left the field elsewhere, and was kicked.
+        Returns whether the ball entered the goal, was caught, left the field elsewhere, and was kicked.
         """
         player_x = player_y = ball_x = ball_y = 0.0
         kicked = False
         if choice == DASH:
-            player_x, player_y = self._dash(_power(dash[0]), _angle(dash[1]))
+            acceleration, direction = soccer.dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
+            player_x, player_y = acceleration * math.cos(direction), acceleration * math.sin(direction)
         elif choice == TURN:
             self._turn(_angle(turn[0]))
         elif choice == KICK:
@@ -186,10 +177,6 @@ class HalfField(TaskChoice, gymnasium.Env):
         self._steps += 1
         self._untouched = 0 if kicked else self._untouched + 1
         return goal, caught, outside, kicked
-
-    def _dash(self, power: float, direction: float) -> tuple[float, float]:
-        acceleration = soccer.dash_acceleration(power)
-        return acceleration * math.cos(self.heading + direction), acceleration * math.sin(self.heading + direction)
 
     def _turn(self, turn: float) -> None:
         if self.player_noise:
@@ -205,10 +192,10 @@ class HalfField(TaskChoice, gymnasium.Env):
         acceleration = soccer.kick_acceleration(power, distance, angle)
         x = acceleration * math.cos(self.heading + direction)
         y = acceleration * math.sin(self.heading + direction)
-        return *self._shaken(x, y, self.kick_noise * power / 100.0), True
+        return *self._noisy(x, y, self.kick_noise * power / 100.0), True
 
     def _move_ball(self, acceleration_x: float, acceleration_y: float) -> tuple[bool, bool, bool]:
-        """Moves the ball, then the keeper; whether it was a goal, was caught, and left the field elsewhere."""
+        """Moves ball and keeper; returns whether the ball entered the goal, was caught, left the field elsewhere."""
         ball = self.ball
         from_x, from_y = ball.x, ball.y
         self._move(ball, acceleration_x, acceleration_y, self.ball_noise)
@@ -223,13 +210,13 @@ class HalfField(TaskChoice, gymnasium.Env):
         return goal, False, exit_point is not None and not goal
 
     def _move(self, body: soccer.Body, x: float, y: float, noise: float) -> None:
-        """Moves the body with this acceleration, shaken by a share of the speed it then has."""
+        """Moves the body with this acceleration and noise, a share of its new speed."""
         if noise:
-            x, y = self._shaken(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
+            x, y = self._noisy(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
         body.move(x, y)
 
-    def _shaken(self, x: float, y: float, noise: float) -> tuple[float, float]:
-        """The vector with uniform noise of at most ``noise`` on each component."""
+    def _noisy(self, x: float, y: float, noise: float) -> tuple[float, float]:
+        """Returns the vector with uniform noise of at most ``noise`` on each component."""
         if not noise:
             return x, y
         noise_x, noise_y = self.np_random.uniform(-noise, noise, 2).tolist()
@@ -250,17 +237,15 @@ class HalfField(TaskChoice, gymnasium.Env):
         return observe(self.player, self.heading, self.ball, None if self.keeper is None else self.keeper.body)
 
 
-def _power(value: float) -> float:
-    """Power clipped to [0, 100]."""
-    power = float(value)
+def _power(power: float) -> float:
+    """Returns the power clipped to [0, 100]."""
     if not math.isfinite(power):
         raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
-    return min(max(power, 0.0), 100.0)
+    return min(max(float(power), 0.0), 100.0)
 
 
 def _angle(degrees: float) -> float:
-    """An angle in degrees, clipped to [-180, 180], in radians."""
-    angle = float(degrees)
-    if not math.isfinite(angle):
-        raise ValueError(f"the action's angle is {angle}; accepted are degrees in [-180, 180]")
-    return math.radians(min(max(angle, -180.0), 180.0))
+    """Returns an angle in degrees, clipped to [-180, 180], in radians."""
+    if not math.isfinite(degrees):
+        raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")
+    return math.radians(min(max(degrees, -180.0), 180.0))

@@ -14,19 +14,15 @@ MARGIN = 3.0  # metres around the half field
 HEIGHT = round((soccer.FIELD_WIDTH + 2 * MARGIN) * PIXELS_PER_METRE)
 WIDTH = round((soccer.FIELD_LENGTH + 2 * MARGIN) * PIXELS_PER_METRE)
 _GRASS, _LINE, _GOAL = (58, 125, 68), (235, 235, 235), (250, 250, 140)
-# Orange and blue are told apart from the grass, and from each other, without seeing red and green.
+# orange and blue are distinguishable from green and from each other for colour-blind people
 _PLAYER, _KEEPER, _BALL = (240, 170, 30), (50, 90, 220), (255, 255, 255)
-_SIZE = 1.1  # metres of radius a player is drawn with, more than its real 0.3
+_SIZE = 1.1  # radius of a drawn player in metres, more than its real 0.3
 
 
 def draw(
     player: tuple[float, float], heading: float, ball: tuple[float, float], keeper: tuple[float, float] | None
 ) -> np.ndarray:
-    """The field with the goal on the right and y upwards; players larger than life, the player with its heading.
-
-    Returns:
-        uint8 ``[444, 351, 3]``.
-    """
+    """Returns the field, uint8 ``[444, 351, 3]``: goal on the right, y upwards, the player with its heading."""
     picture = np.full((HEIGHT, WIDTH, 3), _GRASS, np.uint8)
     half, goal = soccer.HALF_WIDTH, soccer.HALF_GOAL
     for x in (0.0, soccer.FIELD_LENGTH):
@@ -51,13 +47,11 @@ def _row(y: float) -> int:
     return round((soccer.HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE)
 
 
-def _bar(
-    picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, int, int]
-) -> None:
+def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, ...]) -> None:
     picture[_row(top) : _row(bottom) + 2, _column(left) : _column(right) + 2] = colour
 
 
-def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, int, int]) -> None:
+def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, ...]) -> None:
     rows, columns = np.ogrid[:HEIGHT, :WIDTH]
     distance = np.hypot(rows - _row(centre[1]), columns - _column(centre[0]))
     picture[distance <= radius * PIXELS_PER_METRE] = colour

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper of the half field: stands between ball and goal, walks into shots, catches what comes near."""
+"""The keeper of the half field: stays between ball and goal, intercepts shots, catches a near ball."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from lightning_replay.envs import soccer
 
 CATCH_HALF_DEPTH = 0.5  # along x
 CATCH_HALF_WIDTH = 1.0  # along y, the way it dives
-LARGEST_ADVANCE = 3.0  # metres it leaves the goal's centre by at most
-DASH_POWER = 40.0  # its strongest dash; at the players' 100 it reaches nearly every shot, at 40 those well placed score
+LARGEST_ADVANCE = 3.0  # largest distance from the goal's centre, in metres
+DASH_POWER = 40.0  # its strongest dash; with the players' 100 it reaches nearly every shot, with 40 not the well placed
 
 
 class Keeper:
-    """Walks with the players' dynamics and catches with certainty a ball whose way crosses its 1 x 2 m area.
+    """Moves with the players' dynamics and always catches a ball whose way crosses its 1 x 2 m area.
 
-    A shot on target, one that would cross the goal line between the posts by its own speed, is met at the nearest
-    point of its way; otherwise the keeper walks to the line from the ball to the goal's centre, a third of the way
-    out and never further than 3 m.
+    It moves to the nearest point on the way of a shot on target, one that would cross the goal line between the posts
+    by its own speed; otherwise to the line from the goal's centre to the ball, a third of the way, at most 3 m.
 
     Attributes:
         body: its position and velocity.
@@ -32,7 +31,7 @@ class Keeper:
         self.body.place(soccer.FIELD_LENGTH - 1.0, soccer.HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
 
     def act(self, ball: soccer.Body) -> None:
-        """One dash towards the keeper's target position, as strong as needed."""
+        """Dashes towards the keeper's target position, no more than needed."""
         x, y = _meeting_point(self.body, ball) or _standing_point(ball)
         body = self.body
         wish_x = x - body.x - body.velocity_x
@@ -61,7 +60,7 @@ class Keeper:
 
 
 def _standing_point(ball: soccer.Body) -> tuple[float, float]:
-    """On the line from the goal's centre to the ball."""
+    """Returns the keeper's point on the line from the goal's centre to the ball."""
     to_x, to_y = ball.x - soccer.FIELD_LENGTH, ball.y
     distance = math.sqrt(to_x * to_x + to_y * to_y)
     advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
@@ -69,8 +68,8 @@ def _standing_point(ball: soccer.Body) -> tuple[float, float]:
 
 
 def _meeting_point(body: soccer.Body, ball: soccer.Body) -> tuple[float, float] | None:
-    """The point of a shot's way nearest to the keeper; ``None`` where the ball is no shot on target."""
-    reach = 1.0 / (1.0 - ball.decay)  # metres it still rolls, per metre of speed
+    """Returns the point of a shot's way nearest to the keeper; ``None`` if the ball is no shot on target."""
+    reach = 1.0 / (1.0 - ball.decay)  # metres until the ball rests, per unit of speed
     way_x, way_y = reach * ball.velocity_x, reach * ball.velocity_y
     gap = soccer.FIELD_LENGTH - ball.x
     if not way_x > gap or abs(ball.y + way_y * gap / way_x) >= soccer.HALF_GOAL:

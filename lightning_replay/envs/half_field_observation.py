@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the player of the half field sees, as one vector in [-1, 1]."""
+"""The observation of the half field: one vector in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from lightning_replay.envs import soccer
 
-NEAR = 10.0  # metres within which the ball's distance is also seen finely
+NEAR = 10.0  # metres within which the ball's distance is also given at a finer scale
 _DIAGONAL = math.hypot(soccer.FIELD_LENGTH, soccer.FIELD_WIDTH)
 _CENTRE = (soccer.FIELD_LENGTH, 0.0)
 _POSTS = ((soccer.FIELD_LENGTH, soccer.HALF_GOAL), (soccer.FIELD_LENGTH, -soccer.HALF_GOAL))
-_PLAYER_SPEED = soccer.PLAYER_SPEED_MAX * soccer.PLAYER_DECAY  # largest speed left over from a step
+_PLAYER_SPEED = soccer.PLAYER_SPEED_MAX * soccer.PLAYER_DECAY  # largest speed after a step
 _BALL_SPEED = soccer.BALL_SPEED_MAX * soccer.BALL_DECAY
 
 
 def observe(player: soccer.Body, heading: float, ball: soccer.Body, keeper: soccer.Body | None) -> np.ndarray:
-    """The observation; *seen* is distance, angle / 180, sine and cosine of the angle relative to the heading.
+    """Returns the observation; *seen* is distance, angle / 180, sine and cosine of the angle relative to the heading.
 
-    Distances are scaled by the field's diagonal, speeds by the largest left over from a step.
+    Distances are scaled by the field's diagonal, speeds by the largest after a step.
 
     Returns:
         float32 ``[34]``, with a keeper ``[40]``: the player's position (0, 1), velocity (2, 3) and heading as sine and
@@ -57,12 +57,12 @@ def observe(player: soccer.Body, heading: float, ball: soccer.Body, keeper: socc
 
 
 def _scaled(x: float, y: float) -> tuple[float, float]:
-    """A position on the field, scaled to [-1, 1]."""
+    """Returns a position on the field, scaled to [-1, 1]."""
     return 2.0 * x / soccer.FIELD_LENGTH - 1.0, y / soccer.HALF_WIDTH
 
 
 def _seen(viewer: soccer.Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
-    """Scaled distance, angle / 180, sine and cosine of a point, seen from a body along ``heading``."""
+    """Returns scaled distance, angle / 180, sine and cosine of a point, relative to a body and ``heading``."""
     to_x, to_y = x - viewer.x, y - viewer.y
     angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
     distance = math.sqrt(to_x * to_x + to_y * to_y)

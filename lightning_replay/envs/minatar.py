@@ -12,22 +12,20 @@ from gymnasium import spaces
 from lightning_replay.extras import missing_extra
 from lightning_replay.validation import checked_choice, checked_count, checked_flag, checked_share
 
-__all__ = ["GAMES", "MinAtarGame"]
-
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
 class MinAtarGame(gymnasium.Env):
-    """A game of MinAtar as ``MinAtar-v0``: ``gymnasium.make("lightning_replay.envs:MinAtar-v0", game="breakout")``.
+    """A game of MinAtar, ``gymnasium.make("lightning_replay.envs:MinAtar-v0", game="breakout")``.
 
-    Young and Tian 2019, https://arxiv.org/abs/1903.03176. Its own Gymnasium class has the channels last, as booleans,
-    never truncates, and leaves an unseeded first episode to the system's entropy.
+    Young and Tian 2019, https://arxiv.org/abs/1903.03176. Unlike MinAtar's own Gymnasium class it has the channels
+    first, truncates, and draws the seed of an unseeded first episode from ``np_random``.
 
     Args:
         game: one of :data:`GAMES`.
         sticky_action_probability: chance that a step repeats the last step's action.
         difficulty_ramping: whether asterix, seaquest and space_invaders become harder during an episode.
-        minimal_actions: only the actions that do something in this game; else all six.
+        minimal_actions: only the actions that have an effect in this game; else all six.
         max_steps: steps after which an episode is truncated.
 
     Raises:
@@ -36,8 +34,8 @@ class MinAtarGame(gymnasium.Env):
 
     Action: ``Discrete(6)``: nothing, left, up, right, down, fire; fewer with ``minimal_actions``.
 
-    Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of thing, where it is and, of what
-    moves, where it came from; so no frames need stacking.
+    Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of object, and of moving ones also
+    their last position, so no frames need stacking.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class MinAtarGame(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; the same seed gives the same one."""
+        """Begins an episode; the same seed gives the same episode."""
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:
             self._game.seed(int(self.np_random.integers(2**31)))
@@ -81,7 +79,7 @@ class MinAtarGame(gymnasium.Env):
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step of the game."""
+        """Steps the game."""
         reward, terminated = self._game.act(self._actions[action])
         self._steps += 1
         truncated = self._steps >= self._max_steps and not terminated

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra where MiniGrid is missing
+from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra if MiniGrid is missing
 from lightning_replay.validation import checked_count
 
 from minigrid.envs import MultiRoomEnv  # isort: skip
-
-__all__ = ["MOST_ROOMS", "MultiRooms"]
 
 MOST_ROOMS = 4
 _GRID_SIZE, _ROOM_SIZE, _STEPS_PER_ROOM = 14, 5, 20
@@ -17,8 +15,8 @@ _GRID_SIZE, _ROOM_SIZE, _STEPS_PER_ROOM = 14, 5, 20
 class MultiRooms(FullGrid, MultiRoomEnv):
     """Rooms of 4 or 5 cells a side, walls included, joined by closed doors; as ``MultiRoom-N4-Random-v0``.
 
-    A level is a seed: ``reset(seed=level_id)``. How many rooms it has is drawn first and is its ``difficulty``. Jiang
-    et al. 2021, https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all others.
+    A level is a seed: ``reset(seed=level_id)``; its ``difficulty`` is its number of rooms. Jiang et al. 2021,
+    https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all others.
 
     Args:
         min_rooms: the fewest rooms of a level.
@@ -30,7 +28,7 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps.
 
     Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door
-    ahead), done. Those for things do nothing here.
+    ahead), done. Pick up, drop and done do nothing here.
 
     Observation: uint8 ``[14, 14, 3]``, the whole grid; see :class:`~lightning_replay.envs.full_grid.FullGrid`.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra where MiniGrid is missing
+from lightning_replay.envs.full_grid import FullGrid  # first: it names the extra if MiniGrid is missing
 from lightning_replay.validation import check_option
 
 from minigrid.core.constants import COLOR_NAMES  # isort: skip
@@ -16,20 +16,18 @@ from minigrid.core.world_object import Ball  # isort: skip
 from minigrid.envs.obstructedmaze import ObstructedMazeEnv  # isort: skip
 from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1  # isort: skip
 
-__all__ = ["MAZES", "Maze", "ObstructedMazeGamut"]
-
 
 class Maze(NamedTuple):
     """One of MiniGrid's obstructed mazes.
 
     Attributes:
-        name: MiniGrid's: how many locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
+        name: MiniGrid's: number of locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
             ``b``: a ball obstructs the door.
         quarters: of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them.
         agent_room: column and row of the room where the agent starts.
         is_key_in_box: whether boxes hide the keys.
         is_blocked: whether balls obstruct the locked doors.
-        rooms_visited: how many rooms the time limit allows for.
+        rooms_visited: number of rooms that the time limit is made for.
     """
 
     name: str
@@ -58,21 +56,19 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
     """Pick up the blue ball behind locked doors; as ``ObstructedMazeGamut-Easy-v0``, ``-Medium-v0`` and ``-Hard-v0``.
 
     A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`, whose number is
-    the level's ``difficulty``. All are drawn into 3 x 3 rooms of 7 cells a side, walls included; rooms that a maze does
-    not use are closed. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels.
-
-    Keys are placed after all balls, as in MiniGrid's own ``-v1`` mazes: before, a ball could replace a box with the
-    key in it, and the level had no solution.
+    the level's ``difficulty``. All have 3 x 3 rooms of 7 cells a side, walls included; unused rooms are closed. Keys
+    are placed after all balls, as in MiniGrid's ``-v1`` mazes, because a ball that replaces the box with the key leaves
+    no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels.
 
     Args:
-        num_mazes: how many of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
+        num_mazes: number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or
     the box ahead), done.
 
-    Observation: uint8 ``[19, 19, 3]``, the whole grid; see :class:`~lightning_replay.envs.full_grid.FullGrid`. What
-    the agent carries does not show.
+    Observation: uint8 ``[19, 19, 3]``, the whole grid, without the object that the agent carries; see
+    :class:`~lightning_replay.envs.full_grid.FullGrid`.
 
     Reward: ``1 - 0.9 * steps / max_steps`` for the ball, which terminates the episode; else 0. The time limit is
     MiniGrid's, 4 x 49 steps for each room to visit: 392 steps in the first three mazes, 784, 980, 2156 and 4900.
@@ -82,7 +78,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         check_option("num_mazes", num_mazes, Integral, f"a whole number from 1 to {len(MAZES)}", 1, len(MAZES))
         self.num_mazes = num_mazes
         mission = MissionSpace(self._gen_mission, ordered_placeholders=[[COLOR_NAMES[0]]])
-        # past ObstructedMazeEnv, whose rooms are 6 wide and as many as one maze needs
+        # skips ObstructedMazeEnv, whose rooms are 6 wide and only as many as one maze needs
         RoomGrid.__init__(
             self,
             room_size=_ROOM_SIZE,
@@ -92,20 +88,20 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
             render_mode=render_mode,
             highlight=False,
         )
-        self._become(0)
+        self._set_maze(0)
         self.observation_space = self.grid_space()
 
     @property
     def maze(self) -> Maze:
-        """The maze that the level is."""
+        """Maze of the present level."""
         return MAZES[self.difficulty]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode of the maze of the seed; without a seed, of any."""
-        self._become(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
+        """Begins an episode of the seed's maze; without a seed, of a random one."""
+        self._set_maze(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
         return super().reset(seed=seed, options=options)
 
-    def _become(self, difficulty: int) -> None:
+    def _set_maze(self, difficulty: int) -> None:
         self.difficulty = difficulty
         self.num_quarters, self.agent_room = self.maze.quarters, self.maze.agent_room
         self.key_in_box, self.blocked = self.maze.is_key_in_box, self.maze.is_blocked
@@ -114,10 +110,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
     def _gen_grid(self, width: int, height: int) -> None:
         if self.num_quarters:
             super()._gen_grid(width, height)
-        else:
-            self._gen_two_rooms(width, height)
-
-    def _gen_two_rooms(self, width: int, height: int) -> None:
+            return
         ObstructedMazeEnv._gen_grid(self, width, height)
         color = self.door_colors[0]
         self.add_locked_door(0, 0, color=color, blocked=self.blocked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PointMaze with one goal, from hard to easy by how many cells away from it an episode starts."""
+"""PointMaze with one goal and tasks that differ in the distance at which an episode starts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ Cell = tuple[int, int]
 
 
 class Maze(NamedTuple):
-    """A map of walls (1) and ways, where its goal is, and how long an episode may take.
-
-    Attributes:
-        walls: rows of cells.
-        goal: (row, column) of the cell the goal lies in.
-        max_steps: steps after which an episode is truncated.
-    """
+    """A map: rows of cells, 1 for a wall; (row, column) of the goal; steps after which an episode is truncated."""
 
     walls: Sequence[Sequence[int]]
     goal: Cell
@@ -47,13 +41,13 @@ _SHARES = {"target": 1.0, "far": 2.0 / 3.0, "near": 1.0 / 3.0, "nearest": 0.0}  
 class PointMazeTasks(TaskChoice, gymnasium.Env):
     """A ball is pushed through a maze to the goal; reward 1 there, which terminates the episode, else 0.
 
-    Wraps ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics with their sparse reward, positions
-    drawn within the cells of start and goal. ``"target"`` starts in the cell with the longest way to the goal,
-    ``"far"`` and ``"near"`` two thirds and one third of that way, ``"nearest"`` in a cell next to it; among several
-    such cells one is drawn. See :class:`~lightning_replay.envs.tasks.TaskChoice` for how the task is told.
+    ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics with their sparse reward and random
+    positions within the cells of start and goal. ``"target"`` starts in the cell with the longest way to the goal,
+    ``"far"`` and ``"near"`` at two thirds and one third of that way, ``"nearest"`` in a cell next to it; one of several
+    such cells is drawn.
 
     Args:
-        task: one of :attr:`TASKS`; ``None`` is the target.
+        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.tasks.TaskChoice`.
         maze: ``"UMaze"`` or ``"Medium"``.
         max_steps: steps after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
         render_mode: ``None`` or ``"rgb_array"``.
@@ -83,7 +77,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         self._simulation = PointMazeEnv(
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
         )
-        os.remove(self._simulation.tmp_xml_file_path)  # the package leaves one in the temporary folder for each maze
+        os.remove(self._simulation.tmp_xml_file_path)  # otherwise every maze leaves a temporary file
         self.action_space = self._simulation.action_space
         self.observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
         self._steps = 0
@@ -95,8 +89,8 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
 
         Args:
             seed: of the start's cell and of the positions within the cells.
-            options: ``task``, a name, which becomes :attr:`task`; ``goal_cell`` and ``reset_cell`` (row, column), which
-                hold for this episode alone; distances are then counted from that goal.
+            options: ``task``, a name, which becomes :attr:`task`; ``goal_cell`` and ``reset_cell`` (row, column), for
+                this episode only; distances are then those from that goal.
         """
         super().reset(seed=seed)
         self._begin_task(options)
@@ -117,7 +111,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
     def render(self) -> np.ndarray | None:
-        """The maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        """Returns the maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
         return None if self.render_mode is None else self._simulation.render()
 
     def close(self) -> None:
@@ -129,7 +123,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
         return {"task": self._running_task, "success": success, "goal_distance": float(distance)}
 
     def _cell(self, name: str, options: dict[str, Any]) -> Cell | None:
-        """The cell the options name, if the ball can be in it; ``None`` where they name none."""
+        """Returns a cell from the options, ``None`` if absent; raises ``ValueError`` for a wall."""
         if options.get(name) is None:
             return None
         row, column = (int(number) for number in options[name])
@@ -140,7 +134,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env):
 
 
 def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
-    """Cells on the shortest way to the goal, from every cell that has one.
+    """Returns the number of cells on the shortest way to the goal, from every cell that has one.
 
     Example:
         >>> path_lengths([[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]], (1, 1))
@@ -158,7 +152,7 @@ def path_lengths(walls: Sequence[Sequence[int]], goal: Cell) -> dict[Cell, int]:
 
 
 def start_cells(walls: Sequence[Sequence[int]], goal: Cell, task: str) -> list[Cell]:
-    """Cells an episode of the task starts in."""
+    """Returns the cells in which an episode of the task may start."""
     lengths = path_lengths(walls, goal)
     length = max(1, round(_SHARES[task] * max(lengths.values())))
     return [cell for cell, cells in lengths.items() if cells == length]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soccer on half a field after the RoboCup server: constants, moving bodies, and what a turn and a kick do."""
+"""Soccer on half a field after the RoboCup server: constants, moving bodies, and the effects of turns and kicks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,12 @@ class Body:
         self.place(0.0, 0.0)
 
     def place(self, x: float, y: float) -> None:
-        """Sets the body down at rest."""
-        self.x = x
-        self.y = y
-        self.velocity_x = 0.0
-        self.velocity_y = 0.0
+        """Places the body at rest."""
+        self.x, self.y = x, y
+        self.velocity_x = self.velocity_y = 0.0
 
     def move(self, acceleration_x: float, acceleration_y: float) -> None:
-        """One step of the server: accelerate, cap the speed, move, slow down."""
+        """Computes one step of the server: accelerate, cap the speed, move, slow down."""
         velocity_x = self.velocity_x + acceleration_x
         velocity_y = self.velocity_y + acceleration_y
         speed = math.sqrt(velocity_x * velocity_x + velocity_y * velocity_y)
@@ -79,30 +77,29 @@ class Body:
 
 
 def player() -> Body:
-    """A player, at rest on the midline."""
+    """Returns a player, at rest on the midline."""
     return Body(PLAYER_DECAY, PLAYER_SPEED_MAX)
 
 
 def ball() -> Body:
-    """A ball, at rest on the midline."""
+    """Returns a ball, at rest on the midline."""
     return Body(BALL_DECAY, BALL_SPEED_MAX)
 
 
 def dash_acceleration(power: float) -> float:
-    """Acceleration of a dash with ``power`` in [0, 100], the same in every direction."""
+    """Returns the acceleration of a dash with ``power`` in [0, 100], the same in every direction."""
     return min(DASH_RATE * power, PLAYER_ACCELERATION_MAX)
 
 
 def real_turn(turn: float, speed: float) -> float:
-    """The angle a player at ``speed`` turns by for the action ``turn``: ``turn / (1 + 5 speed)``."""
+    """Returns the angle that a player at ``speed`` turns by: ``turn / (1 + 5 speed)``."""
     return turn / (1.0 + TURN_INERTIA * speed)
 
 
 def kick_acceleration(power: float, distance: float, angle: float) -> float:
-    """Acceleration of the ball by a kick; 0 where the ball is out of reach.
+    """Returns the acceleration of the ball by a kick; 0 if the ball is out of reach.
 
-    The effective power is ``power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7)``, the gap being what lies between
-    player and ball.
+    The effective power is ``power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7)``, with the gap between player and ball.
 
     Args:
         power: in [0, 100].
@@ -116,18 +113,13 @@ def kick_acceleration(power: float, distance: float, angle: float) -> float:
 
 
 def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
-    """Returns where the straight way between two points first leaves the half field; ``None`` where it does not.
-
-    The first point lies on the field.
-    """
-    fraction = 1.0
-    for start, end, low, high in ((from_x, to_x, 0.0, FIELD_LENGTH), (from_y, to_y, -HALF_WIDTH, HALF_WIDTH)):
-        if end > high:
-            fraction = min(fraction, (high - start) / (end - start))
-        elif end < low:
-            fraction = min(fraction, (low - start) / (end - start))
+    """Returns the point where a straight way from a point on the field first leaves it; ``None`` if it does not."""
     if 0.0 <= to_x <= FIELD_LENGTH and -HALF_WIDTH <= to_y <= HALF_WIDTH:
         return None
+    fraction = 1.0
+    for start, end, low, high in ((from_x, to_x, 0.0, FIELD_LENGTH), (from_y, to_y, -HALF_WIDTH, HALF_WIDTH)):
+        if not low <= end <= high:
+            fraction = min(fraction, ((high if end > high else low) - start) / (end - start))
     x = from_x + fraction * (to_x - from_x)
     y = from_y + fraction * (to_y - from_y)
     return min(max(x, 0.0), FIELD_LENGTH), min(max(y, -HALF_WIDTH), HALF_WIDTH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``reset`` and ``step`` return: vectors of environments fail on anything else far from what returned it."""
+"""Checks of the values that ``reset`` and ``step`` return, on which vectors of environments would fail later."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-__all__ = ["CheckedSteps", "checked_reset", "checked_reward", "checked_step", "with_checked_steps"]
-
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 def checked_reward(reward: Any, env: gymnasium.Env) -> Any:
-    """Returns the reward of a step as it is.
-
-    Args:
-        reward: a number, or an array or a tensor without dimensions.
-        env: that gave it, for the error.
+    """Returns a reward unchanged if it is a number, or an array or a tensor without dimensions.
 
     Raises:
         TypeError: anything else, such as an array of shape ``[1]``, a list or ``None``.
@@ -35,7 +29,7 @@ def checked_reward(reward: Any, env: gymnasium.Env) -> Any:
 
 
 def checked_step(returned: Any, env: gymnasium.Env) -> Step:
-    """Returns what ``env.step`` returned, as it is.
+    """Returns the result of ``env.step`` unchanged.
 
     Raises:
         TypeError: not ``(observation, reward, terminated, truncated, info)``, or a reward that is no number.
@@ -48,25 +42,18 @@ def checked_step(returned: Any, env: gymnasium.Env) -> Step:
 
 
 def checked_reset(returned: Any, env: gymnasium.Env) -> tuple[Any, dict[str, Any]]:
-    """Returns what ``env.reset`` returned, as it is.
-
-    Raises:
-        TypeError: not ``(observation, info)``.
-    """
+    """Returns the result of ``env.reset`` unchanged; raises ``TypeError`` if it is not ``(observation, info)``."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
         raise _other_interface("reset", returned, "(observation, info)", env)
     return returned
 
 
 class CheckedSteps(gymnasium.Wrapper):
-    """The environment itself; what it returns in another form than Gymnasium's raises.
-
-    Args:
-        env: the environment to wrap.
+    """Checks what the environment returns.
 
     Raises:
         TypeError: in a reset or a step, see :func:`checked_reset` and :func:`checked_step`.
-        ValueError: an observation of another shape than the observation space has.
+        ValueError: an observation whose shape is not that of the observation space.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -74,28 +61,27 @@ class CheckedSteps(gymnasium.Wrapper):
         self._shape = env.observation_space.shape if isinstance(env.observation_space, Box) else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """A reset of the environment."""
+        """Resets the environment."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
-        if self._shape is not None and np.shape(returned[0]) != self._shape:
-            raise self._other_shape(returned[0], "reset")
+        self._check_shape(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
-        """A step of the environment."""
+        """Steps the environment."""
         returned = checked_step(self.env.step(action), self.env)
-        if self._shape is not None and np.shape(returned[0]) != self._shape:
-            raise self._other_shape(returned[0], "step")
+        self._check_shape(returned[0], "step")
         return returned
 
-    def _other_shape(self, observation: Any, method: str) -> ValueError:
-        return ValueError(
-            f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
-            f"observation_space has the shape {list(self._shape or ())}. Return what the space describes, or correct it"
-        )
+    def _check_shape(self, observation: Any, method: str) -> None:
+        if self._shape is not None and np.shape(observation) != self._shape:
+            raise ValueError(
+                f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
+                f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
+            )
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env]) -> CheckedSteps:
-    """Makes an environment and wraps it; a function of this module, so that a process of its own can import it."""
+    """Makes an environment and wraps it; at the top level of a module, so that another process can import it."""
     return CheckedSteps(make())
 
 

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The task an environment plays: told by name at any time, in force from the next reset on."""
+"""The task of an environment: set by name at any time, in effect from the next reset."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_replay.validation import checked_choice
 
 
 class TaskChoice:
-    """Keeps the task an environment was told apart from the one its running episode plays.
+    """Base of environments with tasks; keeps the chosen task apart from that of the running episode.
 
-    An environment inherits from it, names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``.
-    Through wrappers the task is set with Gymnasium's ``set_wrapper_attr("task", name)``, in a vector of
-    environments with ``set_attr("task", [name, ...])``.
+    A subclass names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``. Through wrappers the task is
+    set with Gymnasium's ``set_wrapper_attr("task", name)``, in a vector with ``set_attr("task", [name, ...])``.
 
     Attributes:
         TASKS: names of the tasks, the target task first.
@@ -28,20 +27,16 @@ class TaskChoice:
 
     @property
     def task(self) -> str:
-        """Name of the task that the next reset begins; setting an unknown name raises ``ValueError``."""
+        """Name of the task of the next episode; an unknown name raises ``ValueError``."""
         return self._task
 
     @task.setter
     def task(self, name: str) -> None:
-        self._task = _known(name, self.TASKS)
+        self._task = str(checked_choice("task", name, self.TASKS))
 
     def _begin_task(self, options: Mapping[str, Any] | None) -> int:
-        """Index of the task of the episode that begins; ``options["task"]``, where given, becomes :attr:`task`."""
+        """Returns the index of the task of a new episode; ``options["task"]``, if given, becomes :attr:`task`."""
         if options and "task" in options:
             self.task = options["task"]
         self._running_task = self.TASKS.index(self.task)
         return self._running_task
-
-
-def _known(name: str, tasks: Sequence[str]) -> str:
-    return str(checked_choice("task", name, tasks))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published replay methods, each as one function that returns a ready buffer."""
+"""Published replay methods, each a function that returns a complete replay buffer."""
 
 from __future__ import annotations
 
@@ -30,22 +30,17 @@ __all__ = [
 
 
 def known() -> dict[str, Callable[..., Replay]]:
-    """Every recipe by name."""
+    """Returns every recipe by its name."""
     return {name: globals()[name] for name in __all__ if name != "known"}
 
 
 def by_name(name: str) -> Callable[..., Replay]:
-    """The recipe of that name.
-
-    Raises:
-        ValueError: unknown; the message lists the known ones.
-    """
+    """Returns the recipe of that name; raises ``ValueError`` with the known names for an unknown one."""
     recipes = known()
-    if name in recipes:
-        return recipes[name]
-    raise ValueError(
-        f"there is no recipe {name!r}; known are {', '.join(sorted(recipes))}{did_you_mean(name, recipes)}"
-    )
+    if name not in recipes:
+        known_names = ", ".join(sorted(recipes))
+        raise ValueError(f"there is no recipe {name!r}; known are {known_names}{did_you_mean(name, recipes)}")
+    return recipes[name]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that mix stored transitions into new ones, and noise beside them."""
+"""Methods that mix stored transitions into new ones, or add noise to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_replay.recipes.assemble import assemble, prioritized_or_uniform
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
@@ -52,16 +51,16 @@ def neighborhood_mixup(
 
     Args:
         num_neighbors: K, candidates for mixing.
-        priority_exponent: α of a prioritized draw of the first of each pair; 0 draws it uniformly.
-        importance_exponent: β of its correction.
-        update_partners: return TD errors to both of a pair, not to the first alone.
+        priority_exponent: α of prioritized draws of the first of each pair; 0 draws it uniformly.
+        importance_exponent: β of their correction.
+        update_partners: pass TD errors to both of a pair instead of the first alone.
         refresh_interval: insertions between updates of the neighbour lists; 1 is the paper's definition.
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
-        feature_keys: columns that neighbours are found in, joined to one vector; floats, the last one may be a discrete
-            action. A nested column, such as a Dict observation, stands for everything under it.
-        check_finite: refuse rows with NaN or infinity in rewards or observations. Where it is ``False``, observations
-            and actions must be finite all the same, since the search for neighbours needs distances.
+        feature_keys: columns whose concatenation neighbours are close in; floats, the last may be a discrete action.
+            A nested column, such as a Dict observation, includes every entry under it.
+        check_finite: refuse rows with NaN or infinity in rewards or observations. With ``False``, observations and
+            actions must still be finite, since the search for neighbours needs distances.
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
@@ -73,9 +72,7 @@ def neighborhood_mixup(
         feature_keys=feature_keys,
     )
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    return assemble(
-        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
-    )
+    return assemble(Replay, locals(), sampler, transform=transform)
 
 
 @recipe
@@ -97,14 +94,9 @@ def continuous_transition(
     """Mixes each drawn transition with the next one of its episode (CT, Lin et al. 2021, arXiv:2011.14487).
 
     As in NMER's baseline, the mixing temperature is not tuned.
-
-    Args:
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    sampler = ContinuousTransitionSampler()
-    return assemble(
-        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
-    )
+    return assemble(Replay, locals(), ContinuousTransitionSampler(), transform=transform)
 
 
 @recipe
@@ -126,14 +118,9 @@ def mixup(
     """Mixes each drawn transition with any other (naive mixup, Zhang et al. 2018, arXiv:1710.09412).
 
     A baseline of NMER.
-
-    Args:
     """
     transform = MixPairs(mixup_concentration=mixup_concentration, fraction=fraction, keys=keys)
-    sampler = RandomPairSampler()
-    return assemble(
-        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
-    )
+    return assemble(Replay, locals(), RandomPairSampler(), transform=transform)
 
 
 @recipe
@@ -154,14 +141,11 @@ def s4rl(
     """Mixes each observation with its own next observation (S4RL, Sinha et al. 2022, arXiv:2103.06326).
 
     Args:
-        keys: the observations, each mixed with the one of the same name under ``"next"``; a key stands for everything
-            under it.
+        keys: the observations, each mixed with the one of the same name under ``"next"``; a key includes every entry
+            nested under it.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
-    sampler = UniformSampler()
-    return assemble(
-        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
-    )
+    return assemble(Replay, locals(), UniformSampler(), transform=transform)
 
 
 @recipe
@@ -182,16 +166,13 @@ def noisy(
 ) -> Replay:
     """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.
 
-    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; where they are discrete, name
-    the other keys.
+    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; with discrete ones, pass
+    ``keys`` without the action.
 
     Args:
         sigma: standard deviation of the noise.
-        keys: what gets noise, floating entries.
+        keys: floating-point entries that noise is added to.
         kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
     """
     transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
-    sampler = UniformSampler()
-    return assemble(
-        capacity, batch_size, sampler, transform, n_steps, discount, device, memmap, prefetch, check_finite, seed
-    )
+    return assemble(Replay, locals(), UniformSampler(), transform=transform)

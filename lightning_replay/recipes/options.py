@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that recipes share, documented once: every recipe names them in its signature, with its own defaults."""
+"""Options that recipes share: their documentation, and the buffer that is built from them.
+
+Every recipe names them in its signature, with its own defaults.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.recipes.storage import storage_for
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.validation import checked_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
+B = TypeVar("B", bound=Replay)
+
+_OF_STORAGE = ("device", "memmap", "frame_stack", "image_key", "frame_capacity", "n_steps")
+_OF_BUFFER = ("batch_size", "n_steps", "discount", "prefetch", "check_finite", "seed")
 
 _DOCUMENTED = """
     capacity: most transitions kept.
     batch_size: transitions per batch.
     mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
     fraction: share of rows that are mixed.
-    keys: columns that are mixed, where they are floating; a key stands for everything under it.
+    keys: columns that are mixed, those of a floating dtype; a key includes every entry nested under it.
     priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
     importance_exponent: β of their correction.
     priority_offset: ε, added to every priority.
@@ -30,23 +44,23 @@ _DOCUMENTED = """
         :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
     image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors.
     frame_capacity: most frames kept; a full frame store evicts the oldest transitions. By default an eighth more than
-        transitions for stacks of 4, enough for episodes of 32 steps or more.
+        ``capacity`` for stacks of 4, enough for episodes of 32 steps or more.
     prefetch: batches drawn ahead in threads.
     check_finite: refuse rows with NaN or infinity in rewards or observations.
-    seed: of every draw; ``None`` seeds from torch's global generator.
+    seed: seed of every draw; ``None`` seeds from torch's global generator.
 """
 _ENTRY = re.compile(r"^    (\w+):.*(?:\n(?:     .*))*", re.MULTILINE)
 _SHARED = {entry[1]: entry[0] for entry in _ENTRY.finditer(_DOCUMENTED)}
 
 
 def recipe(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a recipe: completes its documentation by the shared options and refuses unknown ones by name.
+    """Decorator of a recipe: adds the shared options to its docstring and refuses unknown options by name.
 
-    A recipe documents an option itself where it means something else. The signature stays: editors, ``--help``, YAML
-    files and RLlib's checks read names and defaults from it.
+    A recipe documents an option itself where it differs. The signature is left alone: editors, ``--help``, YAML files
+    and RLlib's checks read names and defaults from it.
 
     Raises:
-        KeyError: an option is documented neither by the recipe nor here.
+        KeyError: neither the recipe nor this module documents an option.
     """
     if function.__doc__ is not None:  # python -OO has none
         before, _, rest = f"{inspect.cleandoc(function.__doc__)}\n\n".partition("Args:\n")
@@ -55,3 +69,47 @@ def recipe(function: Callable[P, R]) -> Callable[P, R]:
         entries = [own.get(name) or _SHARED[name] for name in inspect.signature(function).parameters]
         function.__doc__ = "\n".join([f"{before}Args:", *entries, "", after]).rstrip() + "\n"
     return with_named_arguments(function)
+
+
+def assemble(
+    kind: type[B],
+    given: Mapping[str, Any],
+    sampler: Sampler,
+    *,
+    slots: int | None = None,
+    default_frame_capacity: int | None = None,
+    **parts: Any,
+) -> B:
+    """Builds the buffer of a recipe.
+
+    Args:
+        kind: class of the buffer.
+        given: the recipe's arguments, as ``locals()``; those of :mod:`~lightning_replay.recipes.options` are used.
+        sampler: of the buffer.
+        slots: of the storage; ``None`` takes the option ``capacity``.
+        default_frame_capacity: see :func:`~lightning_replay.recipes.storage.storage_for`.
+        parts: further arguments of the buffer, before those in ``given``.
+    """
+    storage = storage_for(
+        given["capacity"] if slots is None else slots,
+        default_frame_capacity=default_frame_capacity,
+        **{name: given[name] for name in _OF_STORAGE if name in given},
+    )
+    return kind(storage=storage, sampler=sampler, **({name: given[name] for name in _OF_BUFFER} | parts))
+
+
+def prioritized_or_uniform(
+    capacity: int, priority_exponent: float, importance_exponent: float | Schedule, priority_offset: float = 1e-6
+) -> Sampler:
+    """Returns a prioritized sampler; with ``priority_exponent`` 0 a uniform one, on which the others have no effect."""
+    if priority_exponent != 0:
+        return PrioritizedSampler(
+            capacity=capacity,
+            priority_exponent=priority_exponent,
+            importance_exponent=importance_exponent,
+            priority_offset=priority_offset,
+        )
+    checked_number("priority_exponent", priority_exponent)  # False == 0, and is refused
+    checked_schedule("importance_exponent", importance_exponent, highest=1.0)
+    checked_number("priority_offset", priority_offset, 0.0)
+    return UniformSampler()

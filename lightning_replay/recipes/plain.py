@@ -7,8 +7,7 @@ Options that a recipe's own documentation leaves out are those of :mod:`lightnin
 from __future__ import annotations
 
 from lightning_replay.events.event_table import ConditionLike
-from lightning_replay.recipes.assemble import Frames, assemble
-from lightning_replay.recipes.options import recipe
+from lightning_replay.recipes.options import assemble, recipe
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, ReverseSweepSampler, UniformSampler
 from lightning_replay.schedules import Schedule
@@ -31,11 +30,7 @@ def uniform(
     seed: int | None = None,
 ) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
-    frames = Frames(frame_stack, image_key, frame_capacity)
-    sampler = UniformSampler()
-    return assemble(
-        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, frames
-    )
+    return assemble(Replay, locals(), UniformSampler())
 
 
 @recipe
@@ -74,10 +69,7 @@ def prioritized(
         priority_offset=priority_offset,
         normalize_over_batch=normalize_over_batch,
     )
-    frames = Frames(frame_stack, image_key, frame_capacity)
-    return assemble(
-        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, frames
-    )
+    return assemble(Replay, locals(), sampler)
 
 
 @recipe
@@ -100,15 +92,11 @@ def reverse_sweep(
 ) -> Replay:
     """Replays episodes that reached a goal backwards in contiguous batches, mixed with uniform ones.
 
-    A baseline of Stratified Sampling from Event Tables (arXiv:2211.00576), which gives no numbers for it.
+    A baseline of Stratified Sampling from Event Tables (arXiv:2211.00576), which reports no numbers for it.
 
     Args:
         batch_size: transitions per batch, and steps of an episode in one batch of a sweep.
         goal: which steps reach the goal, for instance :func:`lightning_replay.events.reward_at_least`.
         sweep_share: share of batches that are part of a sweep.
     """
-    sampler = ReverseSweepSampler(goal=goal, sweep_share=sweep_share)
-    frames = Frames(frame_stack, image_key, frame_capacity)
-    return assemble(
-        capacity, batch_size, sampler, None, n_steps, discount, device, memmap, prefetch, check_finite, seed, frames
-    )
+    return assemble(Replay, locals(), ReverseSweepSampler(goal=goal, sweep_share=sweep_share))

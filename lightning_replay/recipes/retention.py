@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retention by surprise and on-policyness, as one function that returns a ready buffer."""
+"""Retention by surprise and on-policyness."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.recipes.assemble import prioritized_or_uniform
-from lightning_replay.recipes.options import recipe
-from lightning_replay.recipes.storage import frames_at_worst, storage_for
+from lightning_replay.recipes.options import assemble, prioritized_or_uniform, recipe
+from lightning_replay.recipes.storage import frames_at_worst
 from lightning_replay.replay import Replay
 from lightning_replay.schedules import Schedule
 from lightning_replay.transforms import NStepTransitions
@@ -48,30 +47,30 @@ def surprise_retention(
     refuses a new row that is itself lowest; ``extend`` returns the slots of the rows stored. Draws are prioritized
     independently. After every update call ``replay.update_priority(batch, td_error, action_values=...,
     action=batch["action"])``, which sets both priorities; without ``action_values``, as of agents with continuous
-    actions, rows are kept by surprise alone. Not for sparse rewards: where all surprise is 0 the first rows stay for
-    ever.
+    actions, rows are ranked by surprise alone. Not for sparse rewards: while all surprise is 0 the first rows are
+    never evicted.
 
     Args:
         q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
-        surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 is against
-            the outliers that long runs with large buffers hoard.
+        surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 keeps long
+            runs with large buffers from accumulating outliers.
         rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the two above.
-        always_admit: store new rows always, even the lowest.
-        initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority seen.
+        always_admit: store every new row, even the lowest.
+        initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
             Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
         priority_exponent: α of prioritized draws; 0 draws uniformly.
         priority_offset: ε, added to every sampling priority.
         n_steps: rewards summed into one return; transitions are formed before they are stored, n - 1 steps later.
-        device: where transitions are kept; the retention priorities are kept by the CPU.
-        frame_capacity: most frames kept; when they are full, the lowest transitions are evicted until a new one fits.
-            The kept rows are scattered and share few frames: by default as many as transitions that share none need,
-            ``frame_stack + n_steps`` each, at most ``2 * frame_stack``.
+        device: where transitions are kept; the retention priorities are always on the CPU.
+        frame_capacity: most frames kept; a full frame store evicts the lowest transitions until a new one fits. Kept
+            rows are scattered and share few frames: by default each has ``frame_stack + n_steps`` of its own, at most
+            ``2 * frame_stack``.
 
     Sampled keys:
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        ValueError: ``rule`` beside options of the one it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
+        ValueError: ``rule`` with options of the rule it replaces, ``n_steps`` below 1, or a capacity below ``n_steps``
             (with frames below ``frame_stack + n_steps``).
     """
     if rule is None:
@@ -87,24 +86,12 @@ def surprise_retention(
             f"capacity {capacity} is below n_steps {n_steps}: a single return spans more steps than are kept. "
             "Raise the capacity"
         )
-    storage = storage_for(
-        capacity,
-        device=device,
-        memmap=memmap,
-        frame_stack=frame_stack,
-        image_key=image_key,
-        frame_capacity=frame_capacity,
+    return assemble(
+        Replay,
+        locals(),
+        prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
         default_frame_capacity=frames_at_worst(capacity, frame_stack, n_steps),
-        n_steps=n_steps,
-    )
-    return Replay(
-        storage=storage,
-        sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
         writer=RetentionWriter(rule, initial_surprise=initial_surprise, always_admit=always_admit),
         transform=None if n_steps == 1 else NStepTransitions(n_steps, discount),
-        batch_size=batch_size,
-        discount=discount,
-        prefetch=prefetch,
-        check_finite=check_finite,
-        seed=seed,
+        n_steps=1,  # of draws: the transform forms the returns
     )

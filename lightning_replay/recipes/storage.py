@@ -7,7 +7,7 @@ from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_count, checked_key
 
-_LONG = 32  # steps of a trajectory that are kept side by side, where nothing better is known
+_RUN = 32  # consecutive steps of a trajectory that are assumed to be kept together
 
 
 def storage_for(
@@ -21,18 +21,11 @@ def storage_for(
     default_frame_capacity: int | None = None,
     n_steps: int = 1,
 ) -> PackedStorage:
-    """A recipe's storage.
+    """Returns a recipe's storage; most options are described in :mod:`lightning_replay.recipes.options`.
 
     Args:
-        capacity: rows.
-        device: where rows are kept.
-        memmap: a directory for scratch files.
-        frame_stack: k, frames in each stack under ``image_key``, which are then stored once each; ``None`` keeps
-            whatever comes as it is.
-        image_key: see :class:`~lightning_replay.storage.frames.storage.FrameStorage`.
-        frame_capacity: most frames kept; ``None`` is ``default_frame_capacity``.
-        default_frame_capacity: what the recipe thinks is enough; ``None`` is :func:`frames_in_order`, for rows that are
-            kept in the order in which they were collected.
+        default_frame_capacity: the recipe's default of ``frame_capacity``; ``None`` uses :func:`frames_in_order`, for
+            rows that are kept in the order in which they were collected.
         n_steps: length of the returns, for the check of the capacity.
 
     Raises:
@@ -42,14 +35,11 @@ def storage_for(
     """
     checked_key("image_key", image_key)
     if frame_stack is None:
-        for name, value, is_given in (
-            ("frame_capacity", frame_capacity, frame_capacity is not None),
-            ("image_key", image_key, image_key != "pixels"),
-        ):
-            if is_given:
+        for name, value, default in (("frame_capacity", frame_capacity, None), ("image_key", image_key, "pixels")):
+            if value != default:
                 raise ValueError(
-                    f"{name} is {value!r} and frame_stack is not given; frames are stored once where frame_stack says "
-                    f"how many make a stack. Pass frame_stack=4, say, or leave {name} out"
+                    f"{name} is {value!r} and frame_stack is not given; frames are stored once only where frame_stack "
+                    f"is their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
                 )
         return PackedStorage(capacity, device=device, memmap=memmap)
     checked_count("capacity", capacity, of="transitions")
@@ -61,30 +51,21 @@ def storage_for(
     if frame_capacity is None:
         wanted = frames_in_order(capacity, frame_stack) if default_frame_capacity is None else default_frame_capacity
         frame_capacity = max(wanted, 2 * frame_stack)
-    return FrameStorage(
-        capacity,
-        frame_stack,
-        image_key,
-        frame_capacity=frame_capacity,
-        device=device,
-        memmap=memmap,
-    )
+    return FrameStorage(capacity, frame_stack, image_key, frame_capacity=frame_capacity, device=device, memmap=memmap)
 
 
-def frames_in_order(rows: int, frame_stack: int | None, stretch: int = _LONG) -> int:
-    """Frames of ``rows`` that lie in stretches of consecutive steps: each stretch has ``frame_stack`` more than rows.
-
-    Without ``frame_stack`` no frames are stored once, and the number is that of the rows.
+def frames_in_order(rows: int, frame_stack: int | None, run_length: int = _RUN) -> int:
+    """Number of frames of ``rows`` in runs of consecutive steps: each run has ``frame_stack`` more frames than rows.
 
     Example:
-        >>> frames_in_order(3_200, frame_stack=4)      # 100 stretches of 32 rows, and 64 trajectories that are running
+        >>> frames_in_order(3_200, frame_stack=4)  # 100 runs of 32 rows, and 64 trajectories that are running
         3856
     """
-    return rows + _checked_stack(frame_stack) * (-(-rows // stretch) + 64)
+    return rows + _checked_stack(frame_stack) * (-(-rows // run_length) + 64)
 
 
 def frames_at_worst(rows: int, frame_stack: int | None, n_steps: int) -> int:
-    """Frames of ``rows`` that share none with each other; the two stacks of a row overlap where n is below k.
+    """Number of frames of ``rows`` that share none; the two stacks of a row overlap where n is below k.
 
     Example:
         >>> frames_at_worst(1, frame_stack=4, n_steps=1), frames_at_worst(1, frame_stack=4, n_steps=5)

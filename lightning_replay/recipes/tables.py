@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published replay methods whose rows lie in tables, each as one function that returns a ready buffer."""
+"""Methods that keep their rows in tables: event tables and a curriculum of tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.events.event_table import EventTable
-from lightning_replay.recipes.options import recipe
-from lightning_replay.recipes.storage import frames_in_order, storage_for
+from lightning_replay.recipes.options import assemble, recipe
+from lightning_replay.recipes.storage import frames_in_order
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.scheduled import ScheduledSampler
 from lightning_replay.samplers.table_corrections import CORRECTIONS, NEEDS_COUNTS
@@ -55,34 +55,33 @@ def event_tables(
 ) -> TableReplay:
     """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
 
-    Stratified Sampling from Event Tables. Conditions are tested on new steps; what led to an event is kept in its
-    table, long after the default table forgot it and without a second copy. ``replay.table(name)`` shows a table.
+    Stratified Sampling from Event Tables. Conditions are tested on new steps; the steps that led to an event stay in
+    its table long after the default table evicted them, without a second copy. ``replay.table(name)`` returns a table.
 
     Args:
         capacity: most transitions in the default table, which every step enters.
         tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
             ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
-        default_share: η_0, share of a batch from the default table; 0.7 is the paper's advice where it is not known
-            which events matter.
-        min_size: d_0, rows that the default table must hold before anything is drawn from it; ``None`` is the batch
-            size, or ``capacity`` where that is less.
-        correction: weights for what events are drawn more often than they happen: ``"none"`` (the paper's choice where
-            the environment is deterministic), ``"mixture"`` (exact, for any state space), ``"lemma2"`` or
-            ``"lemma2_exact"`` (discrete states and actions), see :mod:`lightning_replay.samplers.table_corrections`; or
-            ``"continuous"``, which draws from all tables at once, without numbers of rows for each, TD priorities or
-            minimum sizes of event tables:
+        default_share: η_0, share of a batch from the default table; the paper recommends 0.7 if it is not known which
+            events matter.
+        min_size: d_0, rows that the default table must hold before it is drawn from; ``None`` is the batch size, or
+            ``capacity`` where that is less.
+        correction: importance weights of rows drawn more often than they occur: ``"none"`` (the paper's choice for
+            deterministic environments), ``"mixture"`` (exact, any state space), ``"lemma2"`` or ``"lemma2_exact"``
+            (discrete states and actions), see :mod:`lightning_replay.samplers.table_corrections`; or ``"continuous"``,
+            one draw over all tables, without row counts per table, TD priorities or minimum sizes of event tables:
             :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
-        multinomial: draw the number of rows of each table as well; otherwise shares are exact by largest remainder.
-        at_least_one: at least one row from every table that holds enough.
+        multinomial: draw the number of rows of each table at random; otherwise shares are exact by largest remainder.
+        at_least_one: draw at least one row from every table that holds enough.
         normalize_over_batch: divide the weights by the largest of the batch.
         return_probabilities: add ``table_probability`` and ``raw_weight``, of
             :class:`~lightning_replay.samplers.table_shares.TableShares` or of the sampler of ``"continuous"``.
         max_trajectories: episodes that may run at once.
-        forget_stale: where more run, forget the history of those continued longest ago, instead of refusing their rows.
+        forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
         n_steps: rewards summed into one return when a row is drawn; events are tested on single steps.
-        device: where transitions are kept; the tables are kept by the CPU.
-        frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
-            what tables of long stretches of steps need.
+        device: where transitions are kept; the tables are always on the CPU.
+        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
+            enough for tables of long runs of consecutive steps.
 
     Sampled keys:
         table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
@@ -90,24 +89,25 @@ def event_tables(
         table_probability, raw_weight: float32 ``[B]``, with ``return_probabilities``.
 
     Raises:
-        ValueError: shares that do not sum to 1, a table name that is taken twice, an unknown correction, or one that
-            does not go with the other options, or a ``min_size`` that the default table cannot reach.
+        ValueError: shares that do not sum to 1, two tables of one name, an unknown correction or one that excludes
+            other options, or a ``min_size`` that the default table cannot reach.
         TypeError: a ``min_size`` that is no whole number.
     """
     check_tables(tables)
     checked_choice("correction", correction, (*CORRECTIONS, CONTINUOUS))
     checked_count("batch_size", batch_size, of="transitions")
-    if correction == CONTINUOUS and (multinomial or at_least_one or priority_exponent):
-        raise ValueError(
-            "correction='continuous' draws from all tables at once with priorities of its own; leave out multinomial, "
-            "at_least_one and priority_exponent, or use correction='mixture'"
-        )
-    left_out = [table.name for table in tables if table.share == 0]
-    if correction == CONTINUOUS and left_out:
-        raise ValueError(
-            f"correction='continuous' draws from all tables at once, also from {left_out}, whose share is 0; leave "
-            "these tables out, or use correction='mixture'"
-        )
+    if correction == CONTINUOUS:
+        if multinomial or at_least_one or priority_exponent:
+            raise ValueError(
+                "correction='continuous' draws from all tables at once with priorities of its own; leave out "
+                "multinomial, at_least_one and priority_exponent, or use correction='mixture'"
+            )
+        unused = [table.name for table in tables if table.share == 0]
+        if unused:
+            raise ValueError(
+                f"correction='continuous' draws from all tables at once, also from {unused}, whose share is 0; leave "
+                "these tables out, or use correction='mixture'"
+            )
     writer = EventTableWriter(
         capacity,
         tables,
@@ -133,33 +133,16 @@ def event_tables(
         priority_offset=priority_offset,
         return_probabilities=return_probabilities,
     )
-    if correction == CONTINUOUS:  # shares were checked above all the same
+    if correction == CONTINUOUS:  # TableShares has checked the shares
         sampler = ContinuousCorrectionSampler(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     lengths = [max(event.history_length for event in table.events) for table in tables]
-    stretches = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
-    stretches.append((max_trajectories * max(lengths), max(lengths)))
-    storage = storage_for(
-        writer.num_slots,
-        device=device,
-        memmap=memmap,
-        frame_stack=frame_stack,
-        image_key=image_key,
-        frame_capacity=frame_capacity,
-        default_frame_capacity=sum(frames_in_order(rows, frame_stack, length) for rows, length in stretches),
-        n_steps=n_steps,
-    )
-    return TableReplay(
-        storage=storage,
-        sampler=sampler,
-        writer=writer,
-        batch_size=batch_size,
-        n_steps=n_steps,
-        discount=discount,
-        prefetch=prefetch,
-        check_finite=check_finite,
-        seed=seed,
+    runs = [(capacity, 32), *((table.capacity, length) for table, length in zip(tables, lengths, strict=True))]
+    runs.append((max_trajectories * max(lengths), max(lengths)))
+    frames = sum(frames_in_order(rows, frame_stack, length) for rows, length in runs)
+    return assemble(
+        TableReplay, locals(), sampler, slots=writer.num_slots, default_frame_capacity=frames, writer=writer
     )
 
 
@@ -188,22 +171,22 @@ def parallel_curriculum(
     """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).
 
     Distributed Parallel Curriculum Experience Replay (Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
-    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Report progress to the
-    scheduler with ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` returns the tasks for actors.
+    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Report progress to the scheduler with
+    ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` returns the tasks for actors.
 
     Args:
         tasks: names; by convention the hard one, the target, comes first.
         capacity_per_task: most transitions kept of each task.
-        scheduler: which task the next batch is from: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
+        scheduler: chooses the task of the next batch: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
             ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
             share one table. It is copied.
-        min_size: rows from which on a task is drawn from; the batch size by default, or the capacity if that is less.
-        frame_capacity: most frames kept; when they are full, the oldest entries leave the fullest table. By default
-            what tables of long stretches of steps need.
+        min_size: rows that a task needs before it is drawn from; by default the batch size, or the capacity if less.
+        frame_capacity: most frames kept; a full frame store evicts the oldest entries of the fullest table. By default
+            enough for tables of long runs of consecutive steps.
 
     Raises:
-        ValueError: tasks that are named twice, or a ``min_size`` that no table can reach.
-        TypeError: a scheduler that is none.
+        ValueError: a task named twice, or a ``min_size`` that no table can reach.
+        TypeError: ``scheduler`` is not a scheduler.
     """
     scheduler = UniformTasks() if scheduler is None else scheduler
     check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
@@ -220,45 +203,26 @@ def parallel_curriculum(
         importance_exponent=importance_exponent,
         priority_offset=priority_offset,
     )
-    storage = storage_for(
-        writer.num_slots,
-        device=device,
-        memmap=memmap,
-        frame_stack=frame_stack,
-        image_key=image_key,
-        frame_capacity=frame_capacity,
-        n_steps=n_steps,
-    )
-    return CurriculumReplay(
-        storage=storage,
-        sampler=sampler,
-        writer=writer,
-        batch_size=batch_size,
-        n_steps=n_steps,
-        discount=discount,
-        prefetch=prefetch,
-        check_finite=check_finite,
-        seed=seed,
-    )
+    return assemble(CurriculumReplay, locals(), sampler, slots=writer.num_slots, writer=writer)
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:
-    """Every table's share; those without one divide what is left evenly."""
+    """Returns every table's share; tables without one divide the rest evenly."""
     checked_share("default_share", default_share)
     given = {table.name: table.share for table in tables}
-    open_ones = [name for name, share in given.items() if share is None]
+    without = [name for name, share in given.items() if share is None]
     left = 1.0 - default_share - sum(share for share in given.values() if share is not None)
-    if open_ones and left <= 0:
+    if without and left <= 0:
         raise ValueError(
             f"default_share ({default_share}) and the shares of the other tables leave {left:g} of a batch for "
-            f"{open_ones}; lower default_share or the share of a table"
+            f"{without}; lower default_share or the share of a table"
         )
-    if not open_ones and abs(left) > ROUNDING:
+    if not without and abs(left) > ROUNDING:
         raise ValueError(
             f"default_share is {default_share} and the tables have the shares {given}, together {1.0 - left:g}; the "
             "shares of a batch must sum to 1. Change default_share or the share of a table, or leave one share out "
             "(share=None), which then gets the rest"
         )
     return {DEFAULT_TABLE: default_share} | {
-        name: left / len(open_ones) if share is None else share for name, share in given.items()
+        name: left / len(without) if share is None else share for name, share in given.items()
     }

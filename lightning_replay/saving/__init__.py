@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How states are written to a disk: one save at a time, checked, replaced as a whole, without code in the files."""
+"""States on disk: one save at a time, checked, replaced as a whole, without code in the files."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.memory import allocate_rows, free_bytes
-from lightning_replay.saving.serialization import DamagedFileError
+from lightning_replay.saving.serialization import DamagedFileError, replace_file
 from lightning_replay.saving.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -29,23 +29,20 @@ CHUNK_SUFFIX = ".chunk"
 _BLOCK_BYTES = 1 << 20  # read and hashed at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
-#: A file, what :func:`check_file` expects of it, and where its content goes.
-_Reading = tuple[Path, Mapping[str, Any], memoryview | None]
-
 
 class Fingerprint(NamedTuple):
-    """What the content of a file is recognised by."""
+    """Length and hash of the content of a file."""
 
     num_bytes: int
     blake2b: str
 
     def record(self) -> dict[str, Any]:
-        """Returns the fingerprint as :func:`check_file` takes it."""
+        """Returns the fingerprint in the form of a manifest, see :func:`check_file`."""
         return {"bytes": self.num_bytes, "blake2b": self.blake2b}
 
 
 class Chunk(NamedTuple):
-    """A chunk file of a save; ``linked`` when an earlier save holds the same file."""
+    """A chunk file of a save; ``linked`` if an earlier save holds the same file."""
 
     name: str
     fingerprint: Fingerprint
@@ -53,7 +50,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkedTensor(NamedTuple):
-    """A tensor that lies in chunk files, and what is expected of each of them."""
+    """A tensor in chunk files, with the expected size and hash of each."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -68,12 +65,12 @@ class ChunkedTensor(NamedTuple):
 def write_chunks(
     directory: Path, tensors: Mapping[str, Tensor | Snapshot], earlier: Mapping[Fingerprint, Path]
 ) -> tuple[dict[str, Any], list[Chunk]]:
-    """Writes tensors as chunk files, or links files that hold the same; waits until each is on the disk.
+    """Writes tensors as chunk files, or links files of the same content; waits until each is on the disk.
 
     Args:
         directory: a new one.
-        tensors: on any device. Each chunk is copied before it is hashed and written, so that its file is what its hash
-            belongs to, whatever others write meanwhile.
+        tensors: on any device. Each chunk is copied before it is hashed and written, so that its hash is that of its
+            file even if others write into the tensor.
         earlier: chunk files that may be linked; they are never written to.
 
     Returns:
@@ -90,7 +87,7 @@ def write_chunks(
                 files.append(f"{len(chunks) + len(stored):06d}{CHUNK_SUFFIX}")
                 count = min(CHUNK_BYTES, tensor.nbytes - start)
                 stored.append(pool.submit(_store, source, start, count, directory / files[-1], earlier))
-                if len(stored) > _THREADS:  # a few chunks are in memory at a time
+                if len(stored) > _THREADS:  # only a few chunks are in memory at a time
                     chunks.append(stored.popleft().result())
             dtype = str(tensor.dtype).removeprefix("torch.")
             records[name] = {"dtype": dtype, "shape": list(tensor.shape), "files": files}
@@ -101,14 +98,10 @@ def write_chunks(
 def locate_chunks(
     directory: Path, records: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChunkedTensor]:
-    """Returns the tensors of which :func:`write_chunks` returned the records; reads no content and takes no memory.
+    """Returns the tensors that :func:`write_chunks` recorded, without reading their content.
 
-    Args:
-        directory: of the chunk files.
-        files: what is expected of each file, by its name.
-
-    Raises:
-        DamagedFileError: the files do not make up the tensors, or are missing or of another size.
+    ``files`` are the expected size and hash of each file. Raises ``DamagedFileError`` if files are missing, have
+    another size, or do not make up the tensors.
     """
     located = {}
     for name, record in records.items():
@@ -116,65 +109,77 @@ def locate_chunks(
             dtype, shape = getattr(torch, record["dtype"]), torch.Size(record["shape"])
             if not isinstance(dtype, torch.dtype) or any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
-            tensor = ChunkedTensor(
-                dtype, shape, [(directory / Path(file).name, files[file]) for file in record["files"]]
-            )
+            located_files = [(directory / Path(file).name, files[file]) for file in record["files"]]
+            tensor = ChunkedTensor(dtype, shape, located_files)
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFileError(f"the chunks of {name} in {directory} are not known: {error!r}") from error
+            raise DamagedFileError(f"the chunks of {name} in {directory} are not described: {error!r}") from error
         if missing:
             raise DamagedFileError(f"the chunks of {name} in {directory} lack {missing:,} bytes; load an earlier save")
         for file, expected in tensor.files:
-            _check_size(file, expected["bytes"])
+            check_file(file, expected, reads=False)
         located[name] = tensor
     return located
 
 
 def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str, Tensor]:
-    """Reads tensors from their chunk files, each chunk straight into its place, and checks the content.
+    """Reads tensors from their chunk files, each chunk directly into its place, and checks the content.
 
     Args:
-        scratch: directory for a nameless scratch file, used where memory does not hold the tensors twice: whoever
-            takes them over needs as much again.
+        tensors: by name.
+        scratch: directory for an unnamed scratch file, used if memory does not hold the tensors twice, since the
+            caller copies them.
 
     Raises:
         DamagedFileError: a file is missing, truncated or changed.
-        MemoryError: there is no room for the tensors.
+        MemoryError: neither memory nor disk holds the tensors.
     """
     free = free_bytes(torch.device("cpu"))
     needed = sum(tensor.num_bytes for tensor in tensors.values())
     directory = None if free is None or 2 * needed <= free else scratch
     places = {name: _allocate(tensor.num_bytes, directory) for name, tensor in tensors.items()}
-    _check_all(reading for name, tensor in tensors.items() for reading in _readings(tensor, places[name]))
+    parts: list[tuple[Path, Mapping[str, Any], memoryview | None]] = []
+    for name, tensor in tensors.items():
+        memory, start = places[name].numpy().data, 0
+        for file, expected in tensor.files:
+            stop = start + expected["bytes"]
+            parts.append((file, expected, memory[start:stop]))
+            start = stop
+    _check_all(parts)
     return {name: places[name].view(tensor.dtype).view(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_chunks(tensors: Mapping[str, ChunkedTensor]) -> None:
-    """Raises what :func:`read_chunks` would for damaged files, and keeps nothing in memory."""
+    """Raises as :func:`read_chunks` for damaged files, and keeps nothing in memory."""
     _check_all((file, expected, None) for tensor in tensors.values() for file, expected in tensor.files)
 
 
-def check_file(file: Path, expected: Mapping[str, Any], target: memoryview | None = None) -> None:
-    """Reads a file and refuses it when it is not the one that was written.
+def check_file(
+    file: Path, expected: Mapping[str, Any], target: memoryview | None = None, *, reads: bool = True
+) -> None:
+    """Reads a file and refuses it if it is not the one that was written.
 
     Args:
-        expected: ``bytes`` and ``blake2b``, as :meth:`Fingerprint.record` gives them; ``crc32`` in the place of
-            ``blake2b`` in saves of the first format.
-        target: where the content goes, as long as the file is expected to be.
+        file: to check.
+        expected: ``bytes`` and ``blake2b``, see :meth:`Fingerprint.record`; ``crc32`` in saves of the first format.
+        target: receives the content, of the expected length.
+        reads: with ``False`` only the size is checked.
 
     Raises:
-        DamagedFileError: the file is missing, of another size, or its content changed.
+        DamagedFileError: the file is missing or not as expected.
     """
     kind, hash_of = ("crc32", _crc32) if "crc32" in expected else ("blake2b", _blake2b)
     found: dict[str, Any] = {}
     try:
         found["bytes"] = file.stat().st_size
-        if found["bytes"] == expected.get("bytes"):
+        if reads and found["bytes"] == expected.get("bytes"):
             found[kind] = hash_of(_blocks(file, target))
     except OSError as error:
-        raise _damaged(file, f"cannot be read ({error})") from error
-    if found != expected:
-        raise _damaged(file, "is truncated or changed since it was saved")
+        raise DamagedFileError(f"{file} cannot be read ({error}); nothing was loaded. Load an earlier save") from error
+    if found != (expected if reads else {"bytes": expected["bytes"]}):
+        raise DamagedFileError(
+            f"{file} is truncated or changed since it was saved; nothing was loaded. Load an earlier save"
+        )
 
 
 def fingerprint(file: Path) -> Fingerprint:
@@ -183,7 +188,7 @@ def fingerprint(file: Path) -> Fingerprint:
 
 
 def is_regular(file: Path, num_bytes: Any) -> bool:
-    """Whether ``file`` is there, is no symbolic link, which would not last, and has the size it should have."""
+    """Whether ``file`` exists, is no symbolic link, which could change, and has the expected size."""
     try:
         status = file.lstat()
     except OSError:
@@ -199,63 +204,44 @@ def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlie
         content.copy_(source[start : start + count])
     data = content.numpy().data
     identity = Fingerprint(count, _blake2b([data]))
-    shared = earlier.get(identity)
-    if shared is not None and _link(shared, file):
-        return Chunk(file.name, identity, linked=True)
-    # Written under another name: should a link be there after all, its file belongs to the earlier save as well.
-    temporary = file.with_suffix(".tmp")
-    with temporary.open("xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+    if identity in earlier:
+        try:
+            os.link(earlier[identity], file)
+            return Chunk(file.name, identity, linked=True)
+        except OSError as error:  # another file system, one without links, or the earlier save was removed meanwhile
+            logger.debug("%s is written, not linked: %s", file, error)
+    replace_file(file, data)  # never written in place: a link that exists after all belongs to the earlier save too
     return Chunk(file.name, identity, linked=False)
 
 
-def _link(source: Path, file: Path) -> bool:
-    try:
-        os.link(source, file)
-    except OSError as error:  # another file system, one without links, or the earlier save was just removed
-        logger.debug("%s is written, not linked: %s", file, error)
-        return False
-    return True
-
-
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
-    """Returns uint8 ``[num_bytes]``, in memory or, with a ``directory`` that can be written to, in a scratch file."""
+    """Returns uint8 ``[num_bytes]``, in memory or, with a writable ``directory``, in a scratch file."""
     words, cpu, purpose = -(-num_bytes // 8), torch.device("cpu"), "to read the saved buffer"
     try:
-        room = allocate_rows(words, 1, cpu, directory, purpose)
+        rows = allocate_rows(words, 1, cpu, directory, purpose)
     except OSError:
-        room = allocate_rows(words, 1, cpu, None, purpose)
-    return room.view(-1).view(torch.uint8)[:num_bytes]
+        rows = allocate_rows(words, 1, cpu, None, purpose)
+    return rows.view(-1).view(torch.uint8)[:num_bytes]
 
 
-def _readings(tensor: ChunkedTensor, place: Tensor) -> Iterator[_Reading]:
-    memory, start = place.numpy().data, 0
-    for file, expected in tensor.files:
-        stop = start + expected["bytes"]
-        yield file, expected, memory[start:stop]
-        start = stop
-
-
-def _check_all(readings: Iterable[_Reading]) -> None:
+def _check_all(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
+    """Checks files, each with its expected size and hash and the target of its content."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(lambda reading: check_file(*reading), readings):
-            pass  # leaving early cancels what is not yet read
+        for _ in pool.map(lambda part: check_file(*part), parts):
+            pass  # an error leaves the loop, which cancels files not yet read
 
 
 def _blocks(file: Path, target: memoryview | None = None) -> Iterator[memoryview]:
-    """Yields the content block by block: views of ``target`` where there is one, else of memory that is used again."""
+    """Yields the content block by block: views of ``target`` where there is one, else of a buffer that is reused."""
     scratch = memoryview(bytearray(_BLOCK_BYTES)) if target is None else target[:0]
     position = 0
     with file.open("rb", buffering=0) as stream:
         while True:
-            room = scratch if target is None else target[position : position + _BLOCK_BYTES]
-            count = stream.readinto(room)
+            block = scratch if target is None else target[position : position + _BLOCK_BYTES]
+            count = stream.readinto(block)
             if not count:
                 return
-            yield room[:count]
+            yield block[:count]
             position += count
 
 
@@ -271,16 +257,3 @@ def _crc32(blocks: Iterable[memoryview]) -> int:
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _check_size(file: Path, num_bytes: int) -> None:
-    try:
-        found = file.stat().st_size
-    except OSError as error:
-        raise _damaged(file, f"cannot be read ({error})") from error
-    if found != num_bytes:
-        raise _damaged(file, "is truncated or changed since it was saved")
-
-
-def _damaged(file: Path, what: str) -> DamagedFileError:
-    return DamagedFileError(f"{file} {what}; nothing was loaded. Load an earlier save")

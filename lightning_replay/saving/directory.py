@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that holds one save: replaced as a whole, checked as a whole, read as a whole.
+"""A directory that holds one save, which is replaced, checked and read as a whole.
 
 A save is a folder of data files and a manifest, JSON that names the folder and has a checksum. A new save is written
-beside the old one, synced to the disk, and the manifest is swapped last: after a crash, ``kill -9`` or a power loss the
-directory holds the old save or the new one. Writers of one directory take turns by a file lock; readers need none.
+beside the old one, synced to the disk, and the manifest is replaced last: after a crash, ``kill -9`` or a power loss
+the directory holds the old save or the new one. A file lock excludes other writers; readers need none.
 """
 
 from __future__ import annotations
@@ -20,28 +20,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, sync
+from lightning_replay.saving.serialization import MALFORMED, DamagedFileError, replace_file, sync
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_FILE", "NewSave", "exclusive", "read_manifest", "read_save", "replaced_save"]
-
 LOCK_FILE = ".lock"
-_ATTEMPTS = 5  # of a reader beside a writer; then it takes its turn among the writers
+_ATTEMPTS = 5  # of a reader while another writes; then it takes the lock
 
 T = TypeVar("T")
 
 
 @dataclass
 class NewSave:
-    """A save in the making.
+    """A save that is being written.
 
     Attributes:
         data: an empty folder for its files.
-        manifest: what the manifest will hold, beside its checksum; ``id`` and ``data`` are there.
+        manifest: content of the manifest without its checksum; has ``id`` and ``data`` from the start.
         bytes_of_manifest: set once it is written.
     """
 
@@ -52,15 +50,15 @@ class NewSave:
 
 @contextmanager
 def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterator[NewSave]:
-    """Context manager in whose body a save is written that replaces the one in ``directory`` at the end.
+    """Context manager for writing a save in its body; at the end it replaces the one in ``directory``.
 
-    Waits while another process or thread saves there. What saves that were killed left behind is removed. An exception
-    in the body leaves the directory as it was.
+    Waits while another process or thread saves there, and removes leftovers of killed saves. An exception in the body
+    leaves the directory as it was.
 
     Args:
         directory: created when missing.
-        manifest_name: its file; one directory may hold saves of several manifests with other folders.
-        folder: how the names of its data folders begin; one for each manifest.
+        manifest_name: file of the manifest; a directory may hold several, with different data folders.
+        folder: prefix of the names of this manifest's data folders.
     """
     new = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,17 +73,18 @@ def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterat
         try:
             yield save
             sync(data)
-            sync(directory)  # the manifest must not name a folder that a power loss takes away
-            text = json.dumps(save.manifest | {"checksum": checksum_of(save.manifest)}, indent=1)
-            _replace(directory / manifest_name, text)
+            sync(directory)  # the manifest must not name a folder that a power loss removes
+            text = json.dumps(save.manifest | {"checksum": checksum_of(save.manifest)}, indent=1).encode()
+            replace_file(directory / manifest_name, text)
+            sync(directory)
         except BaseException:
             if _folder_named_in(directory / manifest_name, folder) != name:  # an interrupt may come after the swap
                 shutil.rmtree(data, ignore_errors=True)
             raise
-        save.bytes_of_manifest = len(text.encode())
+        save.bytes_of_manifest = len(text)
         if is_alone:
             _remove_remains(directory, Path(manifest_name).stem, folder, name)
-        elif before is not None:  # other folders may be of saves in the making
+        elif before is not None:  # without a lock, other folders may belong to saves that are being written
             shutil.rmtree(directory / before, ignore_errors=True)
 
 
@@ -94,11 +93,11 @@ def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str
 
     Args:
         file: of the manifest.
-        newest: version that can be read.
-        checked_from: the first version that has a checksum.
+        newest: latest version that can be read.
+        checked_from: first version with a checksum.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         DamagedFileError: it is unreadable or changed since it was written.
         ValueError: it was written by a newer version of this library.
     """
@@ -107,7 +106,7 @@ def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str
         version = manifest["version"]
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
             raise ValueError(f"format version {version!r}")
-        # Of whatever version it claims to be, also of a later one: a manifest with a checksum has to match it.
+        # a checksum must match, whatever version the manifest claims to have
         if "checksum" in manifest or checked_from <= version <= newest:
             if manifest.get("checksum") != checksum_of(manifest):
                 raise ValueError("its checksum differs")
@@ -125,14 +124,14 @@ def read_manifest(file: Path, newest: int, *, checked_from: int = 1) -> dict[str
 
 
 def checksum_of(manifest: Mapping[str, Any]) -> str:
-    """Returns the hash of what a manifest holds, its checksum left out; of its values, not of their layout."""
+    """Returns the hash of a manifest's values without its checksum, independent of their order and layout."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Callable[[dict[str, Any], Path], T]) -> T:
-    """Reads a save that may be replaced meanwhile: the result is that of one save.
+    """Reads a save that others may replace meanwhile; the result is of one save.
 
     Args:
         directory: of the save.
@@ -160,9 +159,9 @@ def _data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[bool]:
-    """Context manager that holds the lock of a directory; yields whether there is one, which some file systems lack.
+    """Context manager that holds the lock of a directory; yields whether the file system supports locks.
 
-    It excludes other threads and processes, this one included: do not nest it.
+    It excludes other threads and processes and cannot be nested.
     """
     handle = None
     if fcntl is not None:
@@ -171,7 +170,7 @@ def exclusive(directory: Path) -> Iterator[bool]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except BaseException as error:
-            _let_go(handle)
+            _close(handle)
             handle = None
             if not isinstance(error, OSError):
                 raise
@@ -179,31 +178,31 @@ def exclusive(directory: Path) -> Iterator[bool]:
         yield handle is not None
     finally:
         if handle is not None:
-            # Unlocked, not just closed: a process that is being forked may hold the file open as well.
+            # unlocked, not only closed: a process that is being forked may hold the file open as well
             fcntl.flock(handle, fcntl.LOCK_UN)
-            _let_go(handle)
+            _close(handle)
 
 
 _held: set[int] = set()
 
 
-def _let_go(handle: int) -> None:
+def _close(handle: int) -> None:
     _held.discard(handle)
     os.close(handle)
 
 
-def _let_all_go() -> None:
-    """In a forked process: the lock is the parent's, and must not outlive it because the file is open here too."""
+def _close_all() -> None:
+    """Closes the parent's lock files in a forked process, so that no lock outlives the parent."""
     for handle in list(_held):
-        _let_go(handle)
+        _close(handle)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_all_go)
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def _folder_named_in(file: Path, folder: str) -> str | None:
-    """Returns the data folder of the save that is there; ``None`` where it cannot be read, or is none of a save's."""
+    """Returns the data folder that a manifest names; ``None`` if it is unreadable or names a folder of the user's."""
     try:
         name = Path(json.loads(file.read_text())["data"]).name
     except (OSError, *MALFORMED):
@@ -212,23 +211,12 @@ def _folder_named_in(file: Path, folder: str) -> str | None:
 
 
 def _is_of_a_save(name: str, folder: str) -> bool:
-    """Whether a folder has a name that :func:`replaced_save` gives: others are the user's."""
+    """Whether a folder has a name that :func:`replaced_save` creates; other folders are the user's."""
     return re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name) is not None
 
 
-def _replace(file: Path, text: str) -> None:
-    """Writes ``file`` so that a reader, also after a power loss, finds either the old text or the new."""
-    temporary = file.with_suffix(f".{uuid.uuid4().hex[:8]}.tmp")
-    with temporary.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
-    sync(file.parent)
-
-
 def _remove_remains(directory: Path, stem: str, folder: str, name: str) -> None:
-    """Removes the data of earlier saves, and what saves that were killed left behind; all but the folder ``name``."""
+    """Removes the data of earlier saves and leftovers of killed ones, but not the folder ``name``."""
     for stale in directory.glob(f"{folder}-*"):
         if stale.name != name and _is_of_a_save(stale.name, folder):
             shutil.rmtree(stale, ignore_errors=True)

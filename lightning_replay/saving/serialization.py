@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,13 +19,10 @@ from torch import Tensor
 
 from lightning_replay.saving.snapshot import Snapshot
 
-__all__ = ["DamagedFileError", "join_state", "read_halves", "split_state", "sync", "write_halves"]
-
 TENSORS_FILE = "tensors.safetensors"
 VALUES_FILE = "values.json"
 
-
-# What values that are not those of a state raise where they are taken apart.
+#: Errors of code that reads values of an unexpected shape.
 MALFORMED = (
     *(AttributeError, IndexError, KeyError, OverflowError, RecursionError, RuntimeError, StopIteration, TypeError),
     ValueError,
@@ -50,11 +48,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snaps
 
 
 def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Returns the state that :func:`split_state` took apart.
-
-    Raises:
-        DamagedFileError: a tensor is missing, or the values are not those of a state.
-    """
+    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
     try:
         return _join(values, tensors)
     except MALFORMED as error:
@@ -72,11 +66,7 @@ def write_halves(directory: Path, values: Any, tensors: Mapping[str, Tensor | Sn
 
 
 def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Reads what :func:`write_halves` wrote.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or unreadable.
-    """
+    """Reads both files of :func:`write_halves`; raises ``DamagedFileError`` if one is missing or unreadable."""
     try:
         return json.loads((directory / VALUES_FILE).read_text()), load_file(directory / TENSORS_FILE)
     except FileNotFoundError as error:
@@ -87,26 +77,36 @@ def read_halves(directory: Path) -> tuple[Any, dict[str, Tensor]]:
     except (OSError, SafetensorError, RecursionError, ValueError) as error:
         raise DamagedFileError(
             f"the saved state in {directory} cannot be read ({error}); it is damaged or truncated. "
-            "Load an earlier save, or build the object anew."
+            "Load an earlier save, or build the object again."
         ) from error
 
 
+def replace_file(file: Path, content: bytes | memoryview) -> None:
+    """Writes a file under another name, waits until it is on the disk, and renames it to ``file``."""
+    temporary = file.with_suffix(f".{uuid.uuid4().hex[:8]}.tmp")
+    with temporary.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, file)
+
+
 def sync(path: Path) -> None:
-    """Waits until a file, or the names of the files in a directory, are on the disk: a power loss keeps them."""
+    """Waits until a file, or the file names in a directory, are on the disk and survive a power loss."""
     if os.name == "nt" and path.is_dir():  # Windows opens no directories
         return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync files alone
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no directory
             raise
     finally:
         os.close(handle)
 
 
 def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
-    """Returns the tensors on the CPU, contiguous, no two sharing memory: safetensors refuses those that do."""
+    """Returns the tensors on the CPU, contiguous and without shared memory, as safetensors requires."""
     separate: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -119,20 +119,20 @@ def _separate(tensors: Mapping[str, Tensor | Snapshot]) -> dict[str, Tensor]:
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
-    """Returns the JSON half of ``value``; tensors are moved to ``tensors`` and leave a reference behind."""
+    """Returns the JSON half of ``value``, with a reference in place of each tensor, which is added to ``tensors``."""
     if isinstance(value, Tensor | Snapshot):
         reference = name or "tensor"
         while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
             reference += "'"
         if isinstance(value, Tensor):
-            # Conjugates and negatives that are still to be computed would be written as what they are computed from.
+            # lazy conjugates and negatives would be written as the tensors they are computed from
             value = value.detach().resolve_conj().resolve_neg()
         tensors[reference] = value
         return {"$tensor": reference}
     if isinstance(value, Mapping):
         prefix = f"{name}." if name else ""
         halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
-        # TensorDict keeps batch sizes and the nesting of its keys in an attribute of its flat state.
+        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state
         metadata = getattr(value, "_metadata", None)
         return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
     if isinstance(value, torch.Size):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor as it is at one moment, while others go on writing into it: copy on write, piece by piece."""
+"""Snapshots of tensors that others write into: copy on write, piece by piece."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Snapshot", "Snapshots"]
-
-# Measured over 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one.
+# the best of 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one
 PIECE_BYTES = 256 << 10
 
 
 class Snapshot:
     """The content of a tensor at the moment this is built, read once, in any order, while the tensor is written.
 
-    Whoever changes the tensor calls :meth:`keep` before: the pieces to be changed are copied unless they were read
-    already. So a reader holds the lock for one piece at a time, and memory is taken for changed pieces alone.
+    Writers call :meth:`keep` before a change: pieces that were not read yet are copied. So a reader holds the lock for
+    one piece at a time, and only changed pieces need memory.
 
     Args:
         tensor: contiguous, on any device.
@@ -39,17 +37,8 @@ class Snapshot:
         """Bytes of the content."""
         return self._bytes.numel()
 
-    @property
-    def kept_nbytes(self) -> int:
-        """Bytes of the pieces copied for writers and not read yet."""
-        return sum(piece.numel() for piece in self._kept.values())
-
     def keep(self, slots: slice | np.ndarray) -> None:
-        """Copies the rows in these slots, which are changed next.
-
-        Args:
-            slots: a slice, or int64 ``[n]``; slots beyond the end of the tensor are new and passed over.
-        """
+        """Copies the rows in slots that are changed next, a slice or int64 ``[n]``; others are ignored."""
         for piece in self._pieces_of(slots):
             if not self._is_read[piece] and piece not in self._kept:
                 start = piece * PIECE_BYTES
@@ -90,7 +79,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots of one tensor that are being read; writers call :meth:`keep` while there are any."""
+    """The open snapshots of one tensor; writers call :meth:`keep` while there are any."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -100,14 +89,14 @@ class Snapshots:
         return bool(self._open)
 
     def take(self, tensor: Tensor) -> Snapshot:
-        """Returns a snapshot of a tensor; :meth:`close` it when it was read."""
+        """Returns a snapshot of a tensor; :meth:`close` it once it is read."""
         with self.lock:
             snapshot = Snapshot(tensor, self.lock)
             self._open.append(snapshot)
             return snapshot
 
     def close(self, snapshot: Snapshot) -> None:
-        """Writers need not keep anything for this one any more."""
+        """Ends a snapshot: writers copy nothing for it any more."""
         with self.lock:
             self._open.remove(snapshot)
 

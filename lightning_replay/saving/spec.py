@@ -9,7 +9,7 @@ import inspect
 import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,7 +21,6 @@ C = TypeVar("C", bound=type)
 #: Packages whose modules may be imported because a file names them.
 TRUSTED = ("lightning_replay", "rllib_ext", "tensordict", "torch", "torchrl")
 
-
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -29,12 +28,24 @@ class NotRebuildableError(RuntimeError):
     """A saved option is neither a plain value nor something that can be imported by name."""
 
 
-def recorded(cls: C) -> C:
+class Record(NamedTuple):
+    """Options of :func:`recorded`, kept on the class."""
+
+    set_again: tuple[str, ...]
+    chosen_when_loaded: tuple[str, ...]
+
+
+def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
-    Only recorded classes are rebuilt by :func:`build`, so a file cannot name any other class to be called. A class that
-    works without some arguments, and logs so when it loads, names them in ``set_again``: where they have no form in
-    JSON, they are left to their defaults. An argument under the name of another library is refused with ours.
+    :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
+    are refused, with our name for one of another library. Subclasses inherit the options.
+
+    Args:
+        cls: the class.
+        set_again: arguments that are left to their defaults where they have no form in JSON; the class logs when it
+            loads that they are to be set again.
+        chosen_when_loaded: arguments that are taken from ``chosen`` of :func:`build`, not from the save.
     """
     original = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
@@ -57,12 +68,18 @@ def recorded(cls: C) -> C:
         original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
-    cls.is_recorded = True  # type: ignore[attr-defined]
+    inherited = _record_of(cls) or Record((), ())
+    cls._record = Record(inherited.set_again + set_again, inherited.chosen_when_loaded + chosen_when_loaded)  # type: ignore[attr-defined]
     return cls
 
 
+def _record_of(cls: type) -> Record | None:
+    """Returns the record of the next recorded class among ``cls`` and its bases."""
+    return next((vars(base)["_record"] for base in cls.__mro__ if "_record" in vars(base)), None)
+
+
 def describe(value: Any) -> Any:
-    """Returns JSON from which ``value`` is built again; what has no such form becomes ``{"not_saved": ...}``."""
+    """Returns JSON from which ``value`` can be built again, or ``{"not_saved": ...}`` if it has no such form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, numbers.Real):  # NumPy's integers and floats
@@ -77,15 +94,16 @@ def describe(value: Any) -> Any:
         return str(value)
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if "init_arguments" in getattr(value, "__dict__", {}) and _is_rebuildable(type(value)):
+    record = _record_of(type(value))
+    if record is not None and "init_arguments" in vars(value) and _is_rebuildable(type(value)):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
-        for name in getattr(type(value), "set_again", ()):  # left to its default, which the class logs when it loads
+        for name in record.set_again:
             if isinstance(arguments[name], dict) and "not_saved" in arguments[name]:
                 del arguments[name]
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
         return {"import": _import_path(value)}
-    is_named = inspect.isroutine(value) or inspect.isclass(value)  # the repr of others may be their whole content
+    is_named = inspect.isroutine(value) or inspect.isclass(value)  # the repr of other objects may be very long
     defined = value if is_named else type(value)
     return {
         "not_saved": repr(value) if is_named else f"a {type(value).__name__}",
@@ -96,14 +114,13 @@ def describe(value: Any) -> Any:
 def build(
     description: Any, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
 ) -> Any:
-    """Builds what :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
+    """Builds the object that :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
 
     Args:
         description: of an object, as plain values.
         name: of the object, for errors.
         trust: further packages whose modules may be imported.
-        chosen: arguments that are not taken from the description, by name, of classes that name them in
-            ``chosen_when_loaded``; ``None`` where absent.
+        chosen: values of the arguments in ``chosen_when_loaded``, see :func:`recorded`; ``None`` where absent.
 
     Raises:
         NotRebuildableError: an option was not a plain value, a recorded class or an import path of such a package.
@@ -120,38 +137,23 @@ def build(
         return {key: part(item, f"{name}.{key}") for key, item in content.items()}
     if kind == "device":
         return torch.device(content)
-    if kind == "import":
-        return _resolve(_allowed(content, name, trust), name)
-    if kind == "class":
-        cls = _resolve(_allowed(content, name, trust), name)
-        if not (isinstance(cls, type) and getattr(cls, "is_recorded", False)):
+    if kind in ("class", "import"):
+        cls = _resolve(content, name, trust)
+        if kind == "import":
+            return cls
+        record = _record_of(cls) if isinstance(cls, type) else None
+        if record is None:
             raise _not_rebuildable(name, content, content)
         given = dict(description["arguments"])
-        for key in getattr(cls, "chosen_when_loaded", ()):
-            if key in given:
-                given[key] = (chosen or {}).get(key)
+        given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
         return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
     raise _not_rebuildable(name, content, description.get("defined"))
 
 
-def _allowed(path: Any, name: str, trust: Sequence[str]) -> str:
-    """Returns an import path of a package whose modules may be imported; nothing is imported here."""
-    if not isinstance(path, str):
-        raise TypeError(f"the option {name} has the import path {path!r}")
-    module = path.partition(":")[0]
-    if any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
-        return path
-    raise NotRebuildableError(
-        f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you trust "
-        f"it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the same "
-        "options and call replay.load(path)."
-    )
-
-
 def _is_rebuildable(cls: type) -> bool:
-    """Whether ``cls`` takes the arguments that were recorded: not when it has a constructor of its own."""
+    """Whether ``cls`` accepts the arguments that were recorded: not if it has an unrecorded constructor of its own."""
     builder = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    return "is_recorded" in vars(builder) and _importable(cls)
+    return "_record" in vars(builder) and _importable(cls)
 
 
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
@@ -165,7 +167,7 @@ def _advice(defined: Any) -> str:
     """Returns what to change so that the next save can be rebuilt; ``defined`` is ``module:qualname``."""
     module, _, qualname = defined.partition(":") if isinstance(defined, str) else ("", "", "")
     package, name = module.partition(".")[0], qualname.rpartition(".")[2]
-    if package in ("", "builtins", "functools", "torch"):  # objects that no class of the user's makes
+    if package in ("", "builtins", "functools", "torch"):  # not instances of a class that the user can change
         return ""
     if package in TRUSTED[1:]:
         return (
@@ -187,18 +189,26 @@ def _import_path(value: Any) -> str:
 
 
 def _importable(value: Any) -> bool:
-    """Whether importing ``module:qualname`` gives this very function or class again."""
+    """Whether importing ``module:qualname`` returns this very function or class."""
     if not (inspect.isfunction(value) or inspect.isclass(value)) or value.__module__ == "__main__":
         return False
     try:
-        return _resolve(_import_path(value), "") is value
+        return _resolve(_import_path(value), "", [value.__module__]) is value
     except NotRebuildableError:
         return False
 
 
-def _resolve(path: str, name: str) -> Any:
-    """Imports what ``module:qualname`` names; only the place where it is defined counts, not one that imports it."""
+def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
+    """Imports ``module:qualname`` from the module that defines it, which is in a trusted package."""
+    if not isinstance(path, str):
+        raise TypeError(f"the option {name} has the import path {path!r}")
     module, _, qualname = path.partition(":")
+    if not any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
+        raise NotRebuildableError(
+            f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you "
+            f"trust it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the "
+            "same options and call replay.load(path)."
+        )
     module = current_module(module)
     try:
         found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of any part of the library written into a directory, safely and without code, and read again."""
+"""Writes states of any part of the library into a directory, crash-safe and without code, and reads them."""
 
 from __future__ import annotations
 
@@ -37,33 +37,21 @@ from lightning_replay.saving.serialization import (
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "SavedSize",
-    "SavedState",
-    "chunks_of",
-    "load_state",
-    "open_data",
-    "read_state",
-    "refusing_other_states",
-    "write_data",
-    "write_state",
-]
-
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"
 STATE_VERSION = 1
-LARGE_BYTES = 1 << 20  # tensors from here on are kept in chunk files
+LARGE_BYTES = 1 << 20  # tensors of at least this size are written as chunk files
 
 
 class SavedSize(NamedTuple):
-    """Bytes of all files of a save, and of those written by it; the others it shares with an earlier save."""
+    """Bytes of all files of a save, and of those it wrote; it shares the others with an earlier save."""
 
     total: int
     written: int
 
 
 class SavedState(NamedTuple):
-    """The data of a save whose small files are read and sound; its chunks are still to be read."""
+    """The data of a save whose small files are read and checked, and whose chunks are not read yet."""
 
     data: Path
     values: Any
@@ -71,35 +59,34 @@ class SavedState(NamedTuple):
     chunked: dict[str, ChunkedTensor]
 
     def read(self) -> Any:
-        """Reads everything and returns the state.
-
-        Raises:
-            DamagedFileError: a file is missing, truncated or changed.
-        """
+        """Reads the chunks and returns the state; raises ``DamagedFileError`` if one is missing or changed."""
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
-        """Raises what :meth:`read` would for damaged files."""
+        """Raises as :meth:`read` for damaged files."""
         check_chunks(self.chunked)
 
 
 def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = None) -> None:
     """Writes a nested dictionary of tensors and plain values into the directory ``path``.
 
-    A state that is there is replaced as a whole: killed at any moment, the directory holds the old state or the new.
+    An existing state is replaced as a whole: after a crash the directory holds the old state or the new.
 
     Args:
         path: directory, created when missing.
         state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
-        of: class of what has this state; the state of another one is not replaced.
+        of: name of the class that the state belongs to; that of another class is not replaced.
 
     Raises:
         TypeError: a value is none of these; the message names its key.
-        ValueError: the directory holds the state of something else; nothing is written.
+        ValueError: the directory holds the state of another class; nothing is written.
     """
     directory = Path(path)
     with replaced_save(directory, STATE_MANIFEST, folder=STATE_FOLDER) as save:
-        there = _owner_of(directory / STATE_MANIFEST)
+        try:
+            there = read_manifest(directory / STATE_MANIFEST, STATE_VERSION).get("of")
+        except (OSError, ValueError, DamagedFileError):  # no state, or one that cannot be read
+            there = None
         if of is not None and there not in (None, of):
             raise ValueError(
                 f"{directory} holds the state of a {there}, and that of a {of} would replace it; nothing was written. "
@@ -111,16 +98,8 @@ def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = 
         (directory / early).unlink(missing_ok=True)
 
 
-def _owner_of(file: Path) -> str | None:
-    """Returns the class whose state is saved there; ``None`` where nothing is, or nothing that can be read."""
-    try:
-        return read_manifest(file, STATE_VERSION).get("of")
-    except (OSError, ValueError, DamagedFileError):
-        return None
-
-
 def read_state(path: str | Path) -> dict[str, Any]:
-    """Reads what :func:`write_state` wrote; also what earlier versions of this library wrote.
+    """Reads a state that :func:`write_state` wrote, in this or an earlier version of this library.
 
     Raises:
         FileNotFoundError: nothing was saved there.
@@ -141,12 +120,11 @@ def read_state(path: str | Path) -> dict[str, Any]:
 
 
 def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
-    """Reads what :func:`write_state` wrote, and calls ``load`` with it.
+    """Reads a state with :func:`read_state`, and calls ``load`` with it.
 
     Raises:
-        FileNotFoundError: nothing was saved there.
-        DamagedFileError: a file of a save is missing, truncated or changed, or holds the state of something else.
-        ValueError: ``load`` refuses the state, or a newer version of this library wrote it.
+        FileNotFoundError, DamagedFileError, ValueError: as :func:`read_state`, or as ``load`` refuses the state; a
+            state of something else is a damaged file.
     """
     state = read_state(path)
     with refusing_other_states(path):
@@ -155,7 +133,7 @@ def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
 
 @contextmanager
 def refusing_other_states(path: str | Path) -> Iterator[None]:
-    """Context manager in whose body a state is loaded; errors that one of another shape raises become damage."""
+    """Context manager for loading a state in its body; errors of an unexpected shape become ``DamagedFileError``."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError) as error:
@@ -168,12 +146,9 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
     """Writes the files of a state into a new save, and their fingerprints into its manifest.
 
     Args:
-        save: in the making.
-        state: as :func:`~lightning_replay.saving.serialization.split_state` takes it.
-        earlier: chunk files that are linked where they hold the same.
-
-    Returns:
-        bytes of the files, and of those that were written.
+        save: that is being written.
+        state: see :func:`~lightning_replay.saving.serialization.split_state`.
+        earlier: chunk files that are linked where the content is the same.
     """
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
@@ -187,11 +162,7 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
 
 
 def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
-    """Reads and checks the small files of a save, and the sizes of the others.
-
-    Raises:
-        DamagedFileError: a file is missing, truncated or changed.
-    """
+    """Reads and checks the small files of a save, and the sizes of the others; raises ``DamagedFileError``."""
     try:
         files = manifest["files"]
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
@@ -208,7 +179,7 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
 
 
 def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
-    """Returns the chunk files of an earlier save that have the size they should have."""
+    """Returns the chunk files of an earlier save that have the expected size."""
     chunks = {}
     for name, record in manifest["files"].items():
         file = data / Path(name).name

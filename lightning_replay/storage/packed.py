@@ -6,6 +6,7 @@ Longer than other files because rows are written, read, saved and restored throu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
@@ -30,7 +31,8 @@ from lightning_replay.storage.transition_check import Column, ColumnsCheck, Tran
 from lightning_replay.validation import checked_count
 
 
-@recorded
+# memmap: a save from another machine does not decide where files are created
+@functools.partial(recorded, chosen_when_loaded=("memmap",))
 class PackedStorage(ForkableStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
@@ -57,8 +59,6 @@ class PackedStorage(ForkableStorage):
             device than the CPU; columns that change.
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
-
-    chosen_when_loaded = ("memmap",)  # a save of another machine's does not decide where files are made
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")

@@ -37,7 +37,7 @@ InitialSurprise = Callable[[TensorDictBase], Tensor]
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@recorded
+@partial(recorded, set_again=("initial_surprise",))
 class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 
@@ -77,7 +77,6 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     checks_rows = True
     may_refuse = True
     _write_count: int
-    set_again = ("initial_surprise",)
 
     def __init__(
         self,

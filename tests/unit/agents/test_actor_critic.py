@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_replay.agents import PPO
-from lightning_replay.agents.actor_critic import ImagePlanes
+from lightning_replay.agents.networks import ImagePlanes
 
 
 def test_planes_of_a_cells_encoding() -> None:

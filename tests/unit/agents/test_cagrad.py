@@ -181,14 +181,14 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"c at reading 0 of Linear\(.*\) is 1.0; it must be a number in \[0, 1\)"):
         ConflictAverseStep([weight], c=Linear(1.0, 0.0, duration=9, clock="updates"))
     for shape in ((3,), (0, 3)):
-        with pytest.raises(ValueError, match=r"it takes \[T, P\]"):
+        with pytest.raises(ValueError, match=r"it must be \[T, P\]"):
             conflict_averse_gradient(torch.zeros(shape), 0.5)
     for value in (math.nan, math.inf, 1e30):
         with pytest.raises(ValueError, match="gradients are NaN, infinite, or too long"):
             conflict_averse_gradient(torch.tensor([[1.0], [value]]), 0.5)
-    with pytest.raises(ValueError, match="parameters holds none"):
+    with pytest.raises(ValueError, match="parameters has none that requires a gradient"):
         ConflictAverseStep([torch.zeros(2)])
-    with pytest.raises(ValueError, match='follows environment steps; give a schedule with clock="updates"'):
+    with pytest.raises(ValueError, match='a schedule of environment steps; give a schedule with clock="updates"'):
         ConflictAverseStep([weight], c=Linear(0.5, 0.0, duration=9, clock="env_steps"))
     step = ConflictAverseStep([weight])
     for rows, parts in ((3, 2), (0, 0)):
@@ -265,7 +265,7 @@ def test_dqn_saves_its_place_in_the_schedule(tmp_path: Path) -> None:
 
 @fitted_alone
 def test_dqn_refuses_what_conflict_aversion_cannot_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='the batch has no "table"'):
+    with pytest.raises(ValueError, match='the batch has no column "table"'):
         fit(make_agent(0.5), [make_batch().exclude("table")], tmp_path)
     with pytest.raises(ValueError, match="needs one device and 32-bit precision"):
         fit(make_agent(0.5), [make_batch()], tmp_path, precision="bf16-mixed")

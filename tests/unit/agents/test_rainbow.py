@@ -17,7 +17,7 @@ from torchrl.modules import NoisyLinear
 from torchrl.objectives import HardUpdate
 
 from lightning_replay.agents import Rainbow
-from lightning_replay.agents.image_network import ImageNetwork, with_noise
+from lightning_replay.agents.networks import ImageNetwork, with_noise
 from lightning_replay.agents.value_losses import CategoricalValueLoss, ScalarValueLoss
 from lightning_replay.retention.surprise import cross_entropy, distributional_surprise
 

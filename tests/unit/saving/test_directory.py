@@ -65,13 +65,13 @@ def test_a_save_that_fails_leaves_the_directory_as_it_was(error, tmp_path) -> No
 
 def test_an_interrupt_after_the_swap_does_not_destroy_what_was_swapped_in(tmp_path, monkeypatch) -> None:
     saved(tmp_path, 1)
-    replace = directory._replace
+    replace = directory.replace_file
 
-    def interrupted(file: Path, text: str) -> None:
-        replace(file, text)
+    def interrupted(file: Path, content: bytes) -> None:
+        replace(file, content)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(directory, "_replace", interrupted)
+    monkeypatch.setattr(directory, "replace_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         saved(tmp_path, 2)
     monkeypatch.undo()
