@@ -56,6 +56,7 @@ class _Unscored(LevelSelector):
     def _load(self, state: dict[str, Any]) -> None:
         if state["fingerprint"] != self._fingerprint:
             raise ValueError("the saved levels are not those this was built with; give the same in the same order")
+        super()._load(state)
         self.episodes = int(state["episodes"])
 
 

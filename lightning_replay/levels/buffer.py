@@ -268,6 +268,7 @@ class LevelBuffer(LevelSelector):
     def _load(self, state: dict[str, Any]) -> None:
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
+        super()._load(state)
         self._new.load_state_dict(state["new"])
         self._scoring.load_state_dict(state["scoring"])
         self._replay.empty()

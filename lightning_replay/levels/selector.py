@@ -221,18 +221,13 @@ class LevelSelector(ABC):
         if set(state) != set(before):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
-            self._load_all(state)
+            self._load(state)
         except BaseException:
-            self._load_all(before)
+            self._load(before)
             raise
 
-    def _load_all(self, state: dict[str, Any]) -> None:
-        self._load(state)
-        self.running.load_state_dict(state["running"])
-
-    @abstractmethod
     def _load(self, state: dict[str, Any]) -> None:
-        """Restores what the subclass adds to the state."""
+        self.running.load_state_dict(state["running"])
 
     def save(self, path: str | Path) -> None:
         """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""
