@@ -239,13 +239,15 @@ class HalfField(TaskChoice, gymnasium.Env):
 
 def _power(power: float) -> float:
     """Returns the power clipped to [0, 100]."""
+    power = float(power)  # NumPy's numbers are slower
     if not math.isfinite(power):
         raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
-    return min(max(float(power), 0.0), 100.0)
+    return min(max(power, 0.0), 100.0)
 
 
 def _angle(degrees: float) -> float:
     """Returns an angle in degrees, clipped to [-180, 180], in radians."""
+    degrees = float(degrees)
     if not math.isfinite(degrees):
         raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")
     return math.radians(min(max(degrees, -180.0), 180.0))
