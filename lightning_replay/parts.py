@@ -168,12 +168,12 @@ class WriterHooks(PartHooks):
         return None
 
     def update_priority(self, index: Tensor, feedback: Any, *, both: bool = False) -> None:
-        """Updates what decides which rows stay by what :meth:`read_feedback` returned.
+        """Passes feedback to what decides which rows stay.
 
         Args:
             index: slots ``[B]`` or ``[B, 2]``; -1 where the row has left.
-            feedback: of the B rows.
-            both: of pairs, the second row as well.
+            feedback: of the B rows, as :meth:`read_feedback` returned it.
+            both: of pairs, whether the second row gets it as well.
         """
 
     def event_shares(self) -> dict[str, float]:

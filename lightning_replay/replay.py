@@ -50,9 +50,9 @@ SIGNALS = ("action_values", "action", "surprise")
 class Replay(AssembledReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
-    :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to the
-    rows they belong to. A TorchRL ``TensorDictReplayBuffer``: transforms, prefetching and ``set_rng`` work, and it
-    can be handed to TorchRL's collectors. The functions in :mod:`lightning_replay.recipes` build the published ones.
+    :meth:`extend` stores transitions, :meth:`sample` draws a batch, :meth:`update_priority` returns TD errors to their
+    rows. A TorchRL ``TensorDictReplayBuffer``: transforms, prefetching and ``set_rng`` work, and TorchRL's collectors
+    take it. The functions in :mod:`lightning_replay.recipes` build the published methods.
 
     Args:
         storage: usually :class:`~lightning_replay.storage.PackedStorage`.
@@ -76,10 +76,10 @@ class Replay(AssembledReplay):
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        TypeError: an option of another kind.
+        TypeError: an option of another kind; parts that do not work together, such as a sampler of tables and a writer
+            without.
         ValueError: ``batch_size`` is not positive or above the capacity; a sampler with fewer slots than the storage;
             TorchRL's ``SliceSampler`` with a writer that keeps no order of time.
-        TypeError: parts that do not work together, such as a sampler of tables and a writer without.
 
     Example:
         >>> import torch
@@ -209,9 +209,7 @@ class Replay(AssembledReplay):
                 raise
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
-        """Flushes partial n-step transitions: stores the steps that a transform keeps until others follow.
-
-        For n-step transitions that are formed before they are stored, when collecting stops or episodes break off.
+        """Flushes partial n-step transitions, formed before they are stored, when collecting or episodes break off.
 
         Args:
             trajectories: ids of the episodes that broke off; ``None`` for all.
@@ -517,12 +515,12 @@ class Replay(AssembledReplay):
             self._episodes = episodes
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
-        """Ends running episodes: their environments were closed, reset or lost, and nothing follows what is stored.
+        """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
 
         Steps that a transform keeps back are stored first, as returns over the steps there are. Then the newest row of
         each episode is marked truncated and done, so that returns, pairs and histories end there. Where that may not be
         the last step of its episode (a writer that refuses rows or keeps no order, returns formed before they are
-        stored) it stays as it is, and only what comes next is kept apart from it. Reads all rows once, O(N).
+        stored) it is not marked, and only later rows are kept apart from it. Reads all rows once, O(N).
 
         Args:
             trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
@@ -556,7 +554,7 @@ class Replay(AssembledReplay):
         return stored
 
     def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Closes interrupted episodes: marks stored rows truncated and done, where the slots still hold them.
+        """Marks the newest rows of interrupted episodes truncated and done, where the slots still hold them.
 
         Args:
             index: int64 ``[N]``, the newest row of each interrupted episode.

@@ -57,8 +57,8 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        drawn = self._sampler_hooks.rows_drawn
-        drawn = drawn if len(drawn) == len(tables) else np.zeros(len(tables))
+        rows_drawn = self._sampler_hooks.rows_drawn
+        drawn = rows_drawn if len(rows_drawn) == len(tables) else np.zeros(len(tables))
         events = self._writer_hooks.event_shares()
         if events:
             stats["histories_forgotten"] = self._writer.histories_forgotten

@@ -15,30 +15,6 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any
 
-__all__ = [
-    "ABOVE_ZERO",
-    "BELOW_ONE",
-    "LARGEST",
-    "LARGEST_COUNT",
-    "check_callable",
-    "check_kind",
-    "check_option",
-    "checked_bound",
-    "checked_choice",
-    "checked_count",
-    "checked_counts",
-    "checked_entries",
-    "checked_flag",
-    "checked_key",
-    "checked_keys",
-    "checked_number",
-    "checked_numbers",
-    "checked_seed",
-    "checked_share",
-    "did_you_mean",
-    "range_of",
-]
-
 ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
 BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
 LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be

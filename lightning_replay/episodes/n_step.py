@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns over several steps and what is bootstrapped after them; Sutton and Barto 2018, section 7.1."""
+"""Returns over several steps and the factors of the values after them; Sutton and Barto 2018, section 7.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of each row.
 
     Args:
-        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; what lies after ``steps_used`` is ignored.
+        reward: ``[B, n]``, the rewards along :meth:`EpisodeLinks.chain`; those after ``steps_used`` are ignored.
         steps_used: int64 ``[B]``, 1 to n.
         discount: γ.
 

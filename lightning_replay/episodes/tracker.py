@@ -103,7 +103,7 @@ class EpisodeTracker:
         return 0 if self.links is None else self.links.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses the first rows ``[N]`` when they lack what a return is formed of; later ones have their columns."""
+        """Refuses first rows ``[N]`` without the columns of a return; later rows have the columns of the first."""
         if self.links is None:
             require_columns(rows, f"returns over {self.n_steps} steps")
 

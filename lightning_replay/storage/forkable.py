@@ -53,11 +53,7 @@ class ForkableStorage(LazyTensorStorage):
                 )
 
     def check_read(self) -> None:
-        """Refuses what was just read from rows that another process may have changed meanwhile.
-
-        Raises:
-            RuntimeError: this is a forked process, and the parent has written into the file since.
-        """
+        """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since."""
         if self._shared_writes is not None and self._shared_writes.came_since:
             raise RuntimeError(
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
@@ -66,10 +62,6 @@ class ForkableStorage(LazyTensorStorage):
             )
 
     def check_writable(self) -> None:
-        """Refuses to write where that would change another process's rows.
-
-        Raises:
-            RuntimeError: this is a forked process, and the rows are the parent's.
-        """
+        """Raises ``RuntimeError`` before a write in a forked process into rows of the parent."""
         if self._refusal is not None:
             raise RuntimeError(self._refusal)

@@ -316,7 +316,7 @@ class PackedStorage(ForkableStorage):
         self._generation = slots.get("generation")
         self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
-        self._expect({column.key: (column.tensor.dtype, column.tensor.shape[1:]) for column in self._columns})
+        self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:

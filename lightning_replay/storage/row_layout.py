@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 Key = tuple[str, ...]
+Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of one row
 
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
@@ -19,13 +20,14 @@ ROW_ALIGNMENT_BYTES = 64
 _assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
-class Column(NamedTuple):
-    """One leaf of a transition: its key, its dtype, its shape per row and its first byte in the row."""
+class _Group(NamedTuple):
+    """The columns of one dtype, which lie side by side and are cut apart by a single split."""
 
-    key: Key
     dtype: torch.dtype
-    shape: torch.Size
-    offset_bytes: int
+    sizes: list[int]  # elements of each part of a row
+    first: int  # the part of the first column
+    columns: list[tuple[Key, torch.Size, bool]]  # with the shape per row, and whether it is a vector
+    scalar_at: int | None  # the element of a single column of numbers
 
 
 class RowLayout:
@@ -35,20 +37,24 @@ class RowLayout:
         leaves: key, dtype and shape per row of every column, in the order of the transition.
     """
 
-    def __init__(self, leaves: Sequence[tuple[Key, torch.dtype, torch.Size]]) -> None:
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.columns = {key: (dtype, shape) for key, dtype, shape in leaves}
+        self.tree = nest(self.columns)
+        num_bytes = sum(shape.numel() * dtype.itemsize for _, dtype, shape in leaves)
+        self.row_bytes = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
+        self._groups: list[_Group] = []
         by_width = sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1])))
         offset = 0
-        columns: dict[Key, Column] = {}
-        for key, dtype, shape in by_width:
-            columns[key] = Column(key, dtype, shape, offset)
-            offset += shape.numel() * dtype.itemsize
-        self.columns = {key: columns[key] for key, _, _ in leaves}
-        self.row_bytes = -(-offset // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
-        self.tree = nest(self.columns)
-        dtypes = dict.fromkeys(column.dtype for column in columns.values())
-        self._groups = [
-            _Group([column for column in columns.values() if column.dtype == dtype], self.row_bytes) for dtype in dtypes
-        ]
+        for dtype in dict.fromkeys(leaf[1] for leaf in by_width):
+            columns = [(key, shape, len(shape) == 1) for key, kind, shape in by_width if kind == dtype]
+            sizes = [shape.numel() for _, shape, _ in columns]
+            before = offset // dtype.itemsize
+            after = self.row_bytes // dtype.itemsize - before - sum(sizes)
+            # Empty parts are left out: each costs as much as a column.
+            parts = [*([before] if before else []), *sizes, *([after] if after else [])]
+            scalar_at = before if len(columns) == 1 and not columns[0][1] else None
+            self._groups.append(_Group(dtype, parts, int(before > 0), columns, scalar_at))
+            offset += sum(sizes) * dtype.itemsize
 
     def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
         """Returns the TensorDict whose leaves are views of packed rows.
@@ -63,15 +69,24 @@ class RowLayout:
     def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
         """Returns the columns of packed rows by key, as views; see :meth:`unpack`."""
         leaves: dict[Key, Tensor] = {}
-        for group in self._groups:
-            group.split(rows, batch_size, leaves)
+        for dtype, sizes, first, columns, scalar_at in self._groups:
+            typed = rows.view(dtype)
+            if len(batch_size) != 1:
+                typed = typed.view(*batch_size, -1)
+            if scalar_at is not None:
+                leaves[columns[0][0]] = typed.select(-1, scalar_at)
+                continue
+            # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
+            parts = typed.unsafe_split_with_sizes(sizes, dim=-1)
+            for (key, shape, is_vector), part in zip(columns, parts[first:], strict=False):
+                leaves[key] = part if is_vector else part.view(*batch_size, *shape)
         return leaves
 
     def description(self) -> list[dict[str, Any]]:
         """Returns plain values from which :meth:`from_description` builds the same layout."""
         return [
-            {"key": list(column.key), "dtype": str(column.dtype).removeprefix("torch."), "shape": list(column.shape)}
-            for column in self.columns.values()
+            {"key": list(key), "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
+            for key, (dtype, shape) in self.columns.items()
         ]
 
     @classmethod
@@ -88,34 +103,6 @@ class RowLayout:
                 raise TypeError(f"the column {'/'.join(leaf['key'])} has no dtype of torch")
             leaves.append((tuple(leaf["key"]), dtype, torch.Size(leaf["shape"])))
         return cls(leaves)
-
-
-class _Group:
-    """The columns of one dtype, which lie side by side and are cut apart by a single split."""
-
-    def __init__(self, columns: list[Column], row_bytes: int) -> None:
-        self._dtype = columns[0].dtype
-        itemsize = self._dtype.itemsize
-        before = columns[0].offset_bytes // itemsize
-        sizes = [column.shape.numel() for column in columns]
-        after = row_bytes // itemsize - before - sum(sizes)
-        # Empty parts are left out: each costs as much as a column.
-        self._sizes = [*([before] if before else []), *sizes, *([after] if after else [])]
-        self._first = 1 if before else 0
-        self._columns = [(column.key, column.shape, len(column.shape) == 1) for column in columns]
-        self._scalar_at = before if len(columns) == 1 and not columns[0].shape else None
-
-    def split(self, rows: Tensor, batch_size: torch.Size, leaves: dict[Key, Tensor]) -> None:
-        typed = rows.view(self._dtype)
-        if len(batch_size) != 1:
-            typed = typed.view(*batch_size, -1)
-        if self._scalar_at is not None:
-            leaves[self._columns[0][0]] = typed.select(-1, self._scalar_at)
-            return
-        # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
-        parts = typed.unsafe_split_with_sizes(self._sizes, dim=-1)
-        for (key, shape, is_vector), part in zip(self._columns, parts[self._first :], strict=False):
-            leaves[key] = part if is_vector else part.view(*batch_size, *shape)
 
 
 def shown(key: Key) -> str:
@@ -150,13 +137,13 @@ def gather_branch(
     return _assemble(source, batch_size=batch_size, device=device)
 
 
-def leaves_of(row: TensorDictBase) -> list[tuple[Key, torch.dtype, torch.Size]]:
+def leaves_of(row: TensorDictBase) -> list[Leaf]:
     """Returns key, dtype and shape of every leaf of a single transition (batch size ``[]``).
 
     Raises:
         TypeError: a leaf is not a dense tensor of a fixed-size dtype.
     """
-    leaves: list[tuple[Key, torch.dtype, torch.Size]] = []
+    leaves: list[Leaf] = []
     for name, value in row.items():
         if isinstance(value, TensorDictBase):
             leaves += [((name, *key), dtype, shape) for key, dtype, shape in leaves_of(value)]

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase, is_non_tensor
 from torch import Tensor
 
-from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.row_layout import Key, nest
 
 GENERATION: Key = ("generation",)
 
@@ -40,14 +40,12 @@ class RowReader:
             (dtype, shape, torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
             for key, (dtype, shape) in columns.items()
         ]
-        self._tree = _places({key: place for place, key in enumerate(columns)})
+        self._tree = _places(nest(columns), {key: place for place, key in enumerate(columns)})
 
     def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
-        """Returns the values ``[N, ...]`` in the order of the columns; ``None`` where rows have others.
+        """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
 
-        Args:
-            rows: TensorDict ``[N]``; ``generation`` and empty branches are passed over.
-            device: where the values must be.
+        In rows, TensorDict ``[N]``, ``generation`` and empty branches are ignored.
         """
         values: list[Any] = [None] * len(self._kinds)
         if not _collect(rows, self._tree, values):
@@ -68,15 +66,11 @@ class RowReader:
         return values
 
 
-def _places(columns: Mapping[Key, int]) -> list[tuple[str, Any]]:
-    """Returns the tree of keys, each branch as a list of names with a place or a branch."""
-    branches: dict[str, Any] = {}
-    for key, place in columns.items():
-        if len(key) == 1:
-            branches[key[0]] = place
-        else:
-            branches.setdefault(key[0], {})[key[1:]] = place
-    return [(name, node if isinstance(node, int) else _places(node)) for name, node in branches.items()]
+def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str, Any]]:
+    """Returns a tree of :func:`nest` as lists of names with the place of a column or a branch."""
+    return [
+        (name, _places(node, place_of) if isinstance(node, dict) else place_of[node]) for name, node in tree.items()
+    ]
 
 
 def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any]) -> bool:

@@ -106,11 +106,11 @@ class EventTableWriter(TableWriter):
         states = [state_of(event.condition) for event in self._events]
         happened: list[Tensor] = []
         try:  # all that may refuse the rows, before any is stored
-            for event, table in zip(self._events, self._table_of_event, strict=True):
+            for number, event in enumerate(self._events):
                 try:
                     happened.append(holds(event.condition, data))
                 except ConditionError as error:
-                    name = self._event_tables[table].name
+                    name = self._event_tables[self._table_of_event[number]].name
                     raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
             self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
             keys = None if self.tables.state_action_counts is None else state_action_keys(data)

@@ -112,11 +112,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return 0 if self._storage is None else self._rows.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches the storage; called by the buffer.
-
-        Raises:
-            TypeError: another storage than a ``PackedStorage``, or TorchRL's own buffer of TensorDicts.
-        """
+        """Attaches a ``PackedStorage``; other storages and TorchRL's own buffer of TensorDicts are a ``TypeError``."""
         storage = packed_storage(storage, self, storage.max_size)
         for buffer in storage._attached_entities:
             if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):
@@ -245,9 +241,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
 
         Raises:
-            ValueError: NaN or negative surprise, shapes that do not fit, or ``action_values`` missing where the rule
-                has nothing else.
-            IndexError: an action that does not exist.
+            ValueError, IndexError: as :func:`~lightning_replay.retention.feedback.read_factors`.
         """
         factors = read_factors(self.rule, count, td_error, signals)
         if self.rule.weighs_actions and signals.get("action_values") is None and not self._has_warned:
@@ -261,10 +255,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
         """Sets the priorities of rows to those of :meth:`read_feedback`; of several for one slot the last counts.
 
-        Args:
-            index: int64 ``[B]`` or ``[B, 2]``; -1 is skipped.
-            factors: of the ``B`` rows.
-            both: of pairs, the second row as well; otherwise the first alone.
+        See :meth:`lightning_replay.parts.WriterHooks.update_priority`.
         """
         if index.ndim == 2:
             # The last of duplicates counts: partners before firsts.

@@ -79,13 +79,12 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
         While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
         at last the histories of running episodes.
         """
-        if isinstance(self._storage, FrameStorage):
-            self._make_room(self._storage, slots, values)
-            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
-            return
+        keeps_frames = isinstance(self._storage, FrameStorage)
+        if keeps_frames:
+            self._free_frames(self._storage, slots, values)
         # Freed in order, slots are mostly taken in order: runs of slots are written much faster than single rows.
         starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1).tolist()]
-        if len(starts) > _MOST_RUNS:
+        if keeps_frames or len(starts) > _MOST_RUNS:
             self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
             return
         for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
@@ -93,13 +92,13 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
             part = values if len(starts) == 1 else [value[start:stop] for value in values]
             self._storage.write(slice(first, first + stop - start), part)
 
-    def _make_room(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
+    def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
         new = (self.tables.position[:, slots] >= 0).sum(1)
         while lacking := storage.frames_missing(values, slots):
             old = self.tables.length - new
             if old.any():
                 fullest = int(np.where(old > 0, self.tables.length / self.tables.capacity, -1.0).argmax())
-                # A row has at most so many frames, so fewer entries would never do.
+                # A row has at most this many frames, so that fewer entries would never do.
                 leaving = -(-lacking // (2 * storage.frame_stack)) if len(new) == 1 else 1
                 self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
             elif not self.forget_oldest():

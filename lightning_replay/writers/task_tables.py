@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table for each task of a curriculum."""
+"""Writing each row into the table of its task."""
 
 from __future__ import annotations
 

@@ -101,10 +101,7 @@ class FramePool:
             given_up: int32, frames of rows that are overwritten, which lose a reference each; 0 is none.
 
         Returns:
-            Their frames, int32 ``[N, 2 k]``.
-
-        Raises:
-            RuntimeError: too few frames are free; nothing has changed.
+            Their frames, int32 ``[N, 2 k]``; too few free ones are a ``RuntimeError``, and nothing has changed.
         """
         lacking = self.missing(found, given_up)
         if lacking:

@@ -10,12 +10,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.storage.row_layout import Key, leaves_of, shown
+from lightning_replay.storage.row_layout import Key, Leaf, leaves_of, shown
 from lightning_replay.storage.stored_column import GENERATION
 
 FRAMES: Key = ("frames_of_stacks",)  # int32 [2 k]: the observation's frames, then the next one's; 0 is none
-
-Column = tuple[Key, torch.dtype, torch.Size]
 
 
 class StackColumns(NamedTuple):
@@ -25,7 +23,7 @@ class StackColumns(NamedTuple):
     next_key: Key
     frame_stack: int
 
-    def checked(self, data: TensorDictBase) -> list[Column]:
+    def checked(self, data: TensorDictBase) -> list[Leaf]:
         """Returns the columns of the first rows, with dtype and shape of a row each.
 
         Raises:
@@ -61,7 +59,7 @@ class StackColumns(NamedTuple):
                     "all frames need one shape. Nothing was stored; resize them"
                 ) from error
 
-    def saved(self, state: Mapping[str, Any], frame_capacity: int) -> list[Column]:
+    def saved(self, state: Mapping[str, Any], frame_capacity: int) -> list[Leaf]:
         """Returns the columns of a saved storage, in the order in which rows were given.
 
         Raises:
@@ -80,7 +78,7 @@ class StackColumns(NamedTuple):
                 f"{frame_capacity:,}; build it with the saved frame_capacity"
             )
         stack = torch.Size([self.frame_stack, *state["frame_shape"]])
-        columns: list[Column] = []
+        columns: list[Leaf] = []
         for key in map(tuple, state["order"]):
             if key in (self.image_key, self.next_key):
                 columns.append((key, torch.uint8, stack))

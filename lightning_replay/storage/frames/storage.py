@@ -25,7 +25,7 @@ from lightning_replay.storage.frames.pool import FramePool
 from lightning_replay.storage.frames.stack_columns import FRAMES, StackColumns
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.row_layout import Key, RowLayout, gather_branch, nest
+from lightning_replay.storage.row_layout import Key, Leaf, RowLayout, gather_branch, nest
 from lightning_replay.storage.stored_column import GENERATION
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.validation import checked_count, checked_key
@@ -299,7 +299,7 @@ class FrameStorage(PackedStorage):
     def _init(self, data: TensorDictBase) -> None:
         self._allocate_all(self._stacks.checked(data))
 
-    def _allocate_all(self, leaves: list[tuple[Key, torch.dtype, torch.Size]]) -> None:
+    def _allocate_all(self, leaves: list[Leaf]) -> None:
         """Allocates memory for frames and rows of these columns, or for neither."""
         images = (self.image_key, self.next_key)
         shape = next(shape for key, _, shape in leaves if key == self.image_key)[1:]
