@@ -136,7 +136,20 @@ class EventTable:
         self.capacity = capacity
         self.share = share
         self.min_size = min_size
-        self._check()
+        checked_count(f"capacity of table {name!r}", capacity, of="steps")
+        if self.history_length > capacity:
+            raise ValueError(
+                f"history longer than the table: {name!r} has history_length {self.history_length} and capacity "
+                f"{capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
+            )
+        if share is not None:
+            accepted = "a number in [0, 1), a part of each batch, or None"
+            checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
+        if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
+            raise ValueError(
+                f"min_size of table {name!r} is {min_size} and its capacity {capacity}, so nothing could ever be drawn "
+                "from it; give a min_size from 1 to the capacity"
+            )
 
     @property
     def history_length(self) -> int:
@@ -161,24 +174,6 @@ class EventTable:
         """Restores what :meth:`state_dict` returned."""
         for event, saved in zip(self.events, state["conditions"], strict=True):
             load_state_of(event.condition, saved)
-
-    def _check(self) -> None:
-        checked_count(f"capacity of table {self.name!r}", self.capacity, of="steps")
-        if self.min_size is not None:
-            checked_count(f"min_size of table {self.name!r}", self.min_size, of="steps")
-        if self.history_length > self.capacity:
-            raise ValueError(
-                f"history longer than the table: {self.name!r} has history_length {self.history_length} and capacity "
-                f"{self.capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
-            )
-        if self.share is not None:
-            accepted = "a number in [0, 1), a part of each batch, or None"
-            checked_number(f"share of table {self.name!r}", self.share, 0.0, BELOW_ONE, accepted=accepted)
-        if self.min_size is not None and self.min_size > self.capacity:
-            raise ValueError(
-                f"min_size of table {self.name!r} is {self.min_size} and its capacity {self.capacity}, so "
-                "nothing could ever be drawn from it; give a min_size from 1 to the capacity"
-            )
 
     def __repr__(self) -> str:
         return (

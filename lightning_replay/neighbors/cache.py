@@ -13,16 +13,11 @@ NO_LIST = -1.0  # radius of a slot whose list rows may not enter
 
 
 class NeighborCache:
-    """For every slot its nearest other rows, with spare ones for when some are overwritten.
+    """For every slot of a table its ``num_candidates`` nearest other rows, a multiple of 8, some of them spare.
 
     A list holds *every* stored row nearer than the slot's ``radius``, nearest first. An arriving row enters the
     lists whose radius reaches it; the last row of a full one leaves, and the radius shrinks. A row that is overwritten
-    leaves the radius as it is. So a list is exact as long as it has ``num_neighbors`` rows.
-
-    Args:
-        table: the standardised rows.
-        num_neighbors: k; rows of a list that are drawn from.
-        num_candidates: rows of a list, a multiple of 8.
+    leaves the radius as it is. So a list is exact as long as it has ``num_neighbors`` rows, those that are drawn from.
     """
 
     def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:

@@ -182,10 +182,7 @@ class NeighborLists:
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
         """Returns the share of the true k nearest rows, in the present standardisation, that the lists hold.
 
-        Args:
-            k: at most ``num_neighbors``.
-            sample: rows compared, drawn without replacement.
-            generator: of that draw; torch's global one by default.
+        ``k`` is at most ``num_neighbors``; ``sample`` rows are compared, drawn without replacement.
         """
         if checked_count("k", k) > self.num_neighbors:
             raise ValueError(f"k is {k}; it must be at most num_neighbors, which is {self.num_neighbors}")

@@ -19,9 +19,7 @@ class SameActionLists:
     for each action.
 
     Args:
-        capacity: slots.
-        num_neighbors: k.
-        options: further arguments of each :class:`NeighborLists`.
+        capacity, num_neighbors, options: of each :class:`NeighborLists`.
 
     Example:
         >>> lists = SameActionLists(capacity=4, num_neighbors=1)

@@ -20,13 +20,10 @@ _FLOAT32, _INT32 = struct.Struct("f"), struct.Struct("i")
 
 
 class LeavingOrder:
-    """A flat tree of minima over slots, which finds the slot that is evicted first; on the CPU, in NumPy.
+    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first; on the CPU, in NumPy.
 
     The key of a slot is one int64, its float32 priority in the upper half and its arrival in the lower, so that keys
     compare by priority and then by age. They are all different.
-
-    Args:
-        capacity: slots.
 
     Example:
         >>> order = LeavingOrder(4)

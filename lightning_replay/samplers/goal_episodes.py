@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 class GoalEpisodes:
-    """The episodes that reached a goal, and the slot of the last one each reached.
-
-    Args:
-        pairs: int64 ``[G, 2]``, episodes and slots, as :meth:`state` gives them.
-    """
+    """Episodes that reached a goal, and the slots of their last goals, from :meth:`state`, int64 ``[G, 2]``."""
 
     def __init__(self, pairs: Tensor) -> None:
         self._pairs: list[tuple[int, int]] = [(episode, slot) for episode, slot in pairs.tolist()]
@@ -49,5 +45,5 @@ class GoalEpisodes:
                 self._place_of_episode[last[0]] = place
 
     def state(self) -> Tensor:
-        """Episodes and slots, int64 ``[G, 2]``."""
+        """Returns episodes and slots, int64 ``[G, 2]``."""
         return torch.tensor(self._pairs, dtype=torch.int64).reshape(-1, 2)

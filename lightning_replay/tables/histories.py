@@ -27,11 +27,7 @@ class EpisodeSlice(NamedTuple):
 
 
 def episode_slices(trajectory: np.ndarray, done: np.ndarray) -> Iterator[EpisodeSlice]:
-    """Divides a batch of rows by episode; after a row that is done, another one begins under the same number.
-
-    Args:
-        trajectory: int64 ``[N]``, the running episode of each row.
-        done: bool ``[N]``, whether the row ended its episode.
+    """Divides a batch of rows by running episode, int64 ``[N]``; after a row that is done, another one begins.
 
     Example:
         >>> for part in episode_slices(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
