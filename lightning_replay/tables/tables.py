@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named first-in-first-out tables of slots over one storage.
-
-Longer than other files because lists, positions and references change together in every method.
-"""
+"""Named first-in-first-out tables of slots over one storage."""
 
 from __future__ import annotations
 
