@@ -14,8 +14,9 @@ from torchrl.data.replay_buffers import Sampler, SliceSampler, Storage, TensorSt
 from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.checkpoint.replay import read_replay, save_replay
 from lightning_replay.checkpoint.state import read_state, restore_state
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.locking import LockedReplay
-from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform, declared_sampler, declared_writer
+from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states

@@ -3,7 +3,7 @@
 
 A part is one of TorchRL's and works in TorchRL's buffers too. The base classes here add what a ``Replay`` calls
 besides, every method with a default that does nothing, so that a part defines only what it needs. TorchRL's own parts
-get the defaults from :func:`declared_sampler` and :func:`declared_writer`.
+get the defaults from :mod:`lightning_replay.declared`.
 
 The life of a row: it passes the transforms' ``inv`` first, ``check_rows`` of the sampler may refuse it, the writer's
 ``insert`` stores it and calls ``mark_update`` of the buffer, from which the sampler's ``mark_update`` gets its slot.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
+from torchrl.data.replay_buffers import Sampler, Writer
 from torchrl.envs import Transform
 
 from lightning_replay.saving import load_state, write_state
@@ -39,8 +39,6 @@ __all__ = [
     "SamplerHooks",
     "Seeded",
     "WriterHooks",
-    "declared_sampler",
-    "declared_writer",
     "recorded",
 ]
 
@@ -220,7 +218,13 @@ class _Saved(Drawing):
         return state if generator is None else {**state, "generator": generator}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
+        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for other entries."""
+        expected = set(self.state_dict())
+        if set(state_dict) != expected:
+            raise ValueError(
+                f"the state has the entries {sorted(state_dict)}, and that of a {type(self).__name__} has "
+                f"{sorted(expected)}; load what its state_dict() returned. Nothing was loaded"
+            )
         super().load_state_dict(state_dict)  # type: ignore[misc]
         for name in self.saved_attributes:
             setattr(self, name, state_dict[name])
@@ -263,8 +267,8 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "insert" in vars(cls) and "extend" not in vars(cls):
-            cls.extend = _extend_by_insert  # type: ignore[method-assign]  # TorchRL's, abstract or another, stores otherwise
+        if "insert" in vars(cls) and cls.extend is Writer.extend:  # TorchRL's, which is abstract
+            cls.extend = _extend_by_insert  # type: ignore[method-assign]
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(
                 f"{cls.__name__} overrides extend, and {cls.__mro__[1].__name__} stores rows by insert(data), which "
@@ -281,44 +285,3 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
         index = self.extend(data.unsqueeze(0))
         return int(index) if index.numel() else -1
-
-
-class _TorchRLSampler(SamplerHooks):
-    """A sampler, TorchRL's or another, that is no :class:`SamplerHooks`."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self.uses_priorities = isinstance(sampler, PrioritizedSampler)
-        self.num_slots = getattr(sampler, "_max_capacity", None)
-
-    @property
-    def base_sampler(self) -> Sampler:
-        return self._sampler
-
-
-class _TorchRLWriter(WriterHooks):
-    """A writer, TorchRL's or another, that is no :class:`WriterHooks`."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.checks_rows = True  # it may write columns of its own into them
-        self.keeps_order = isinstance(writer, RoundRobinWriter)
-
-    def insert(self, data: TensorDictBase) -> Insertion:
-        index, count = self._writer.extend(data), data.shape[0]
-        return Insertion(index, slice(count - index.numel(), count))
-
-    def age_of(self, index: Tensor) -> Tensor | None:
-        if not isinstance(self._writer, RoundRobinWriter):
-            return None
-        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
-
-
-def declared_sampler(sampler: Sampler) -> SamplerHooks:
-    """Returns a :class:`ReplaySampler` itself, or the defaults for another sampler."""
-    return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
-
-
-def declared_writer(writer: Writer) -> WriterHooks:
-    """Returns a :class:`ReplayWriter` itself, or the defaults for another writer."""
-    return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)

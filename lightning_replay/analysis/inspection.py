@@ -14,8 +14,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.analysis.plotting import make_figure, save_figure
+from lightning_replay.declared import declared_writer
 from lightning_replay.loading import load_replay
-from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.access import read_columns
 from lightning_replay.storage.frames.storage import FrameStorage

@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.locking import LockedReplay
 from lightning_replay.memory import free_bytes
-from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind

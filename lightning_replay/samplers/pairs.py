@@ -14,7 +14,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.parts import ReplaySampler, declared_sampler
+from lightning_replay.declared import declared_sampler
+from lightning_replay.parts import ReplaySampler
 from lightning_replay.samplers.torchrl_compat import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded

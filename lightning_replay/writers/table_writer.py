@@ -13,7 +13,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
-from lightning_replay.parts import ReplayWriter, declared_sampler
+from lightning_replay.declared import declared_sampler
+from lightning_replay.parts import ReplayWriter
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.tables import Tables

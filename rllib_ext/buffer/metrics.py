@@ -156,7 +156,7 @@ class BufferMetrics:
 
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
         """Logs current values."""
-        from lightning_replay.parts import declared_sampler
+        from lightning_replay.declared import declared_sampler
 
         log = functools.partial(self._logger.log_value, reduce="item")
         every = list(modules.values())

@@ -190,7 +190,7 @@ class ModuleReplay:
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
-        from lightning_replay.parts import declared_writer
+        from lightning_replay.declared import declared_writer
 
         def surprise_of(rows: TensorDictBase) -> Tensor:
             import torch

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.declared import declared_writer
 from lightning_replay.episodes.tracker import EpisodeTracker
-from lightning_replay.parts import declared_writer
 from lightning_replay.seeded import Seeded
 from lightning_replay.transforms import NStepTransitions
 from lightning_replay.validation import checked_counts

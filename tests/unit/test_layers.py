@@ -15,7 +15,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
     *("moved", "validation", "extras", "shipped_configs", "argument_names", "memory", "saving", "schedules", "seeded"),
-    *("parts", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
+    *("parts", "declared", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
     *(
         "priority_updates",
         "late_updates",

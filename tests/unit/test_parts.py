@@ -9,8 +9,9 @@ from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement, TensorDictRoundRobinWriter
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.parts import Insertion, ReplaySampler, ReplayTransform, ReplayWriter, declared_sampler
+from lightning_replay.parts import Insertion, ReplaySampler, ReplayTransform, ReplayWriter
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
 
@@ -32,7 +33,7 @@ def test_torchrls_parts_get_the_defaults() -> None:
     assert not hooks.uses_priorities and hooks.nbytes == 0 and hooks.num_slots is None
     sampler = samplers.UniformSampler()
     assert declared_sampler(sampler) is sampler
-    assert parts.declared_writer(TensorDictRoundRobinWriter()).keeps_order
+    assert declared_writer(TensorDictRoundRobinWriter()).keeps_order
 
 
 def test_parts_that_are_replaced_are_read_anew() -> None:

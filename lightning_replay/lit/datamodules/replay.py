@@ -18,6 +18,7 @@ from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.agents.foreign import surprise_agent
 from lightning_replay.argument_names import with_named_arguments
+from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
@@ -25,7 +26,6 @@ from lightning_replay.lit.environments import make_environment, make_environment
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.lit.update_schedule import Pace
-from lightning_replay.parts import declared_sampler, declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers.progress import ReturnProgress
 from lightning_replay.validation import check_kind, checked_count

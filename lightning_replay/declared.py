@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters that give TorchRL's samplers and writers the attributes of :mod:`lightning_replay.parts`."""
+
+from __future__ import annotations
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
+
+from lightning_replay.parts import Insertion, SamplerHooks, WriterHooks
+
+
+class _TorchRLSampler(SamplerHooks):
+    """A sampler, TorchRL's or another, that is no :class:`SamplerHooks`."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.uses_priorities = isinstance(sampler, PrioritizedSampler)
+        self.num_slots = getattr(sampler, "_max_capacity", None)
+
+    @property
+    def base_sampler(self) -> Sampler:
+        return self._sampler
+
+
+class _TorchRLWriter(WriterHooks):
+    """A writer, TorchRL's or another, that is no :class:`WriterHooks`."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.checks_rows = True  # it may write columns of its own into them
+        self.keeps_order = isinstance(writer, RoundRobinWriter)
+
+    def insert(self, data: TensorDictBase) -> Insertion:
+        index, count = self._writer.extend(data), data.shape[0]
+        return Insertion(index, slice(count - index.numel(), count))
+
+    def age_of(self, index: Tensor) -> Tensor | None:
+        if not isinstance(self._writer, RoundRobinWriter):
+            return None
+        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
+
+
+def declared_sampler(sampler: Sampler) -> SamplerHooks:
+    """Returns a :class:`ReplaySampler` itself, or the defaults for another sampler."""
+    return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
+
+
+def declared_writer(writer: Writer) -> WriterHooks:
+    """Returns a :class:`ReplayWriter` itself, or the defaults for another writer."""
+    return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)
