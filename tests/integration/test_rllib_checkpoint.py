@@ -158,7 +158,7 @@ def test_saving_over_a_checkpoint_keeps_one_and_a_killed_save_is_not_taken_for_o
     state, drawn = snapshot(algorithm), draws(algorithm)
     algorithm.train()
     with monkeypatch.context() as killed:
-        killed.setattr("lightning_replay.saving.directory._replace", cut_short)
+        killed.setattr("lightning_replay.saving.directory.replace_file", cut_short)
         with pytest.raises(KeyboardInterrupt):
             algorithm.save_to_path(path)
     algorithm.stop()
