@@ -141,7 +141,7 @@ class WithinTables(TorchRLNames):
         Args:
             drawn: how often each row is drawn; ``None`` without priorities.
         """
-        beta = self.beta
+        beta = 0.0 if drawn is None else self.beta
         if drawn is None or beta == 0:
             return {}
         return {"priority_weight": torch.from_numpy(drawn.importance(beta)).float()}

@@ -147,7 +147,7 @@ class TableShares(WithinTables):
     ) -> dict[str, Tensor]:
         """Returns the table of each row, the weights if any, and the columns of ``return_probabilities``."""
         info = {"table": torch.from_numpy(table)}
-        beta = self.beta
+        beta = 0.0 if drawn is None else self.beta
         weight = None if drawn is None or beta == 0 else drawn.importance(beta)
         if self.correction is not None or self.return_probabilities:
             if self.multinomial and not self.at_least_one:
