@@ -16,7 +16,7 @@ from lightning_replay.checkpoint.replay import read_replay, save_replay
 from lightning_replay.checkpoint.state import read_state, restore_state
 from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.locking import LockedReplay
-from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplayTransform
+from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states
@@ -58,6 +58,8 @@ class AssembledReplay(BufferHooks, LockedReplay):
     def _attach_parts(self) -> None:
         """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
+        is_own = type(self._sampler).__module__.startswith("lightning_replay.")
+        self._checks_draws = isinstance(self._sampler, ReplaySampler) and not is_own  # of a user
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
@@ -157,7 +159,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         self._sampler_hooks.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Makes what comes next of these trajectories follow no stored row: steps between were left out."""
+        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         if self._episodes is not None:
             self._episodes.break_episodes(trajectories)
         self._sampler_hooks.break_episodes(trajectories)

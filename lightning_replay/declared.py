@@ -42,10 +42,10 @@ class _TorchRLWriter(WriterHooks):
 
 
 def declared_sampler(sampler: Sampler) -> SamplerHooks:
-    """Returns a :class:`ReplaySampler` itself, or the defaults for another sampler."""
+    """Returns a :class:`~lightning_replay.parts.ReplaySampler` itself, and an adapter for another sampler."""
     return sampler if isinstance(sampler, SamplerHooks) else _TorchRLSampler(sampler)
 
 
 def declared_writer(writer: Writer) -> WriterHooks:
-    """Returns a :class:`ReplayWriter` itself, or the defaults for another writer."""
+    """Returns a :class:`~lightning_replay.parts.ReplayWriter` itself, and an adapter for another writer."""
     return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import paths of earlier versions: which module has what a module had, for saves, pickles and users' code."""
+"""Import paths of earlier versions: which module has what a module had, for saves, pickled configs and users' code."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -76,6 +76,10 @@ MOVED = {
     "lightning_replay.envs.level_check": "lightning_replay.levels.environments.level_check",
     "lightning_replay.envs.level_vectors": "lightning_replay.levels.environments.level_vectors",
     "lightning_replay.envs.level_wrappers": "lightning_replay.levels.environments.level_wrappers",
+    "lightning_replay.recipes.assemble": "lightning_replay.recipes.options",
+    "lightning_replay.levels.best_returns": "lightning_replay.levels.scores",
+    "lightning_replay.levels.environments.vector_infos": "lightning_replay.levels.environments.level_vectors",
+    "rllib_ext.levels.checkpoint": "rllib_ext.levels.remote",
     "lightning_replay.envs.vector_infos": "lightning_replay.levels.environments.level_vectors",
     "lightning_replay.levels.editing": "lightning_replay.levels.unseen",
     "lightning_replay.lit.acting": "lightning_replay.lit.policy",
@@ -149,6 +153,19 @@ _NAMES = {
     "lightning_replay.levels.level_source:LevelSource": "lightning_replay.levels",
     "lightning_replay.levels.segment:generalized_advantages": "lightning_replay.levels.scores",
     "lightning_replay.levels.segment:td_errors": "lightning_replay.levels.scores",
+    "lightning_replay.checkpoint:load_replay": "lightning_replay.loading",
+    "lightning_replay.checkpoint:save_id": "lightning_replay.checkpoint.replay",
+    **{
+        f"lightning_replay.episodes:{name}": "lightning_replay.episodes.links"
+        for name in ("EpisodeLinks", "MissingSteps", "missing_steps", "trajectory_name", "trajectory_of")
+    },
+    "lightning_replay.episodes:bootstrap_discounts": "lightning_replay.episodes.n_step",
+    "lightning_replay.episodes:n_step_returns": "lightning_replay.episodes.n_step",
+    "lightning_replay.storage:MissingDeviceError": "lightning_replay.storage.devices",
+    "lightning_replay.storage:checked_device": "lightning_replay.storage.devices",
+    "lightning_replay.storage:read_columns": "lightning_replay.storage.access",
+    "lightning_replay.storage:stored_before": "lightning_replay.storage.access",
+    "lightning_replay.tables:Tables": "lightning_replay.tables.tables",
     "lightning_replay.frames:frames_at_worst": "lightning_replay.recipes.storage",
     "lightning_replay.frames:frames_in_order": "lightning_replay.recipes.storage",
     "lightning_replay.frames:storage_for": "lightning_replay.recipes.storage",
@@ -176,17 +193,21 @@ class _FormerModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the module its names, lazily."""
-        former = module.__name__
+        module.__getattr__ = former_names(module.__name__)  # type: ignore[method-assign]
 
-        def find(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(f"module {former!r} has no attribute {name!r}")
-            new = _NAMES.get(f"{former}:{name}") or MOVED.get(former) or _PACKAGES[former]
-            found = getattr(importlib.import_module(new), name)
-            warnings.warn(f"{former}.{name} has moved: import {name} from {new}", DeprecationWarning, stacklevel=2)
-            return found
 
-        module.__getattr__ = find  # type: ignore[method-assign]
+def former_names(former: str) -> Callable[[str], Any]:
+    """Returns the ``__getattr__`` of a module or package that looks up the names it had, with a warning."""
+
+    def find(name: str) -> Any:
+        new = _NAMES.get(f"{former}:{name}") or MOVED.get(former) or _PACKAGES.get(former)
+        if new is None or name.startswith("__"):
+            raise AttributeError(f"module {former!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(new), name)
+        warnings.warn(f"{former}.{name} has moved: import {name} from {new}", DeprecationWarning, stacklevel=2)
+        return found
+
+    return find
 
 
 if not any(isinstance(finder, _FormerModules) for finder in sys.meta_path):

@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.nn import Module
 from torchrl.data.replay_buffers import Sampler, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
@@ -55,7 +57,7 @@ class Insertion(NamedTuple):
     rows: Tensor | slice
 
 
-class Drawing:
+class Drawing(PartState):
     """Methods of a part that draws from a generator; see :class:`~lightning_replay.seeded.Seeded`."""
 
     def reseed(self, seed: int) -> None:
@@ -68,16 +70,9 @@ class Drawing:
     def undo_draw(self, state: Any) -> None:
         """Restores what :meth:`draw_state` returned, after a draw that was refused."""
 
-    def generator_state(self) -> Tensor | None:
-        """Returns the state of the part's generator, uint8; ``None`` where it has none."""
-        return None
-
-    def set_generator_state(self, state: Tensor) -> None:
-        """Restores what :meth:`generator_state` returned."""
-
 
 class EpisodeHooks:
-    """Calls by which buffers and samplers follow rows and episodes beside TorchRL's ``mark_update``; no effect here."""
+    """Calls about rows and episodes in addition to TorchRL's ``mark_update``, without effect by default."""
 
     def on_evict(self, index: Tensor) -> None:
         """Forgets rows, slots ``[n]``, that left without being overwritten; called by the storage."""
@@ -86,7 +81,7 @@ class EpisodeHooks:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Makes what comes next of these trajectories follow no stored row: steps between were left out."""
+        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
 
 
 class BufferHooks(EpisodeHooks):
@@ -106,7 +101,7 @@ class PartHooks(Drawing):
 
 
 class SamplerHooks(PartHooks, EpisodeHooks):
-    """Attributes and methods of a sampler that a ``Replay`` uses beside TorchRL's; they do nothing by default."""
+    """Attributes and methods of a sampler that a ``Replay`` uses in addition to TorchRL's; they do nothing by default."""
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn: ``update_priority`` is called if so.
     checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
@@ -130,7 +125,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
 
 class WriterHooks(PartHooks):
-    """Attributes and methods of a writer that a ``Replay`` uses beside TorchRL's; they do nothing by default."""
+    """Attributes and methods of a writer that a ``Replay`` uses in addition to TorchRL's; they do nothing by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
@@ -195,6 +190,13 @@ class ReplayTransform(Drawing, Transform):
     discount: float = 1.0  #: γ of these returns.
     pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        has_state = cls.saved_attributes or issubclass(cls, Seeded)
+        if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
+            cls.get_extra_state = PartState._read_attributes  # type: ignore[method-assign]
+            cls.set_extra_state = PartState._restore_attributes  # type: ignore[method-assign]
+
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Returns the rows kept back, TensorDict ``[n]``, of these trajectories or all; ``None`` if there are none."""
         return None
@@ -203,33 +205,36 @@ class ReplayTransform(Drawing, Transform):
         """Forgets the rows kept back; called when the buffer is emptied."""
 
 
-class _Saved(Drawing):
-    """A part with a state, which is saved in a directory of its own, as TorchRL's buffers do it."""
+def _is_abstract(method: Any) -> bool:
+    return getattr(method, "__isabstractmethod__", False)
 
-    saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
+
+class _Saved(Drawing):
+    """A part with a state, which is saved in a directory of its own, as TorchRL's buffers do it.
+
+    Raises:
+        TypeError: when a subclass neither declares ``saved_attributes`` nor defines or inherits ``state_dict``.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        of_torchrl, empty = super().state_dict, cls._empty  # type: ignore[misc,attr-defined]
+        declares = any("saved_attributes" in vars(base) for base in cls.__mro__ if base is not PartState)
+        is_default = cls.state_dict is _Saved.state_dict and _is_abstract(of_torchrl)
+        if is_default and not declares and not _is_abstract(empty):  # a class that defines no _empty is a base class
+            raise TypeError(
+                f"{cls.__name__} declares no state: set saved_attributes to the names of the attributes that decide "
+                "what is drawn or kept, or to () if none does; or define state_dict and load_state_dict"
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the generator's state and copies of :attr:`saved_attributes`, beside the state of TorchRL's class."""
-        state = dict(super().state_dict() or {})  # type: ignore[misc]
-        for name in self.saved_attributes:
-            value = vars(self)[name]
-            state[name] = value.clone() if isinstance(value, Tensor) else value
-        generator = self.generator_state()
-        return state if generator is None else {**state, "generator": generator}
+        """Returns the generator's state and copies of ``saved_attributes``, added to the state of TorchRL's class."""
+        return {**(super().state_dict() or {}), **self._read_attributes()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for other entries."""
-        expected = set(self.state_dict())
-        if set(state_dict) != expected:
-            raise ValueError(
-                f"the state has the entries {sorted(state_dict)}, and that of a {type(self).__name__} has "
-                f"{sorted(expected)}; load what its state_dict() returned. Nothing was loaded"
-            )
+        """Restores what :meth:`state_dict` returned; raises ``ValueError`` where an entry is missing."""
+        self._restore_attributes(state_dict)
         super().load_state_dict(state_dict)  # type: ignore[misc]
-        for name in self.saved_attributes:
-            setattr(self, name, state_dict[name])
-        if "generator" in state_dict:
-            self.set_generator_state(state_dict["generator"])
 
     def dumps(self, path: str | Path) -> None:
         """Writes ``state_dict()`` into the directory ``path``."""
@@ -267,7 +272,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "insert" in vars(cls) and cls.extend is Writer.extend:  # TorchRL's, which is abstract
+        if cls.insert is not ReplayWriter.insert and cls.extend is Writer.extend:  # TorchRL's, which is abstract
             cls.extend = _extend_by_insert  # type: ignore[method-assign]
         if "extend" in vars(cls) and "insert" not in vars(cls) and cls.insert is not ReplayWriter.insert:
             raise TypeError(

@@ -281,8 +281,8 @@ class Replay(AssembledReplay):
         before = _draw_states(self._transforms)
         try:
             for transform in self._transforms:
-                if not isinstance(transform, ReplayTransform):
-                    break  # it may make what the next ones need, and do more than that
+                if not type(transform).__module__.startswith("lightning_replay."):
+                    break  # a user's or TorchRL's may need columns of the sampler, and make what the next ones need
                 batch = transform(batch)
         finally:
             _undo_draws(before)
@@ -342,6 +342,8 @@ class Replay(AssembledReplay):
                 before = _draw_states([sampler, *transforms])
             try:
                 index, info = sampler.sample(storage, batch_size)
+                if self._checks_draws and not isinstance(index, tuple):
+                    self._check_draw(index, batch_size)
                 if isinstance(index, tuple):  # TorchRL's slices
                     index = index[0]
                 elif is_plain:
@@ -369,6 +371,16 @@ class Replay(AssembledReplay):
             except BaseException:  # a draw that fails is none: the next one is what it would have been
                 _undo_draws(before)
                 raise
+
+    def _check_draw(self, index: Any, batch_size: int) -> None:
+        """Refuses what a user's sampler drew where it is not slots."""
+        shape = (batch_size, 2) if self._sampler_hooks.draws_pairs else (batch_size,)
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != shape:
+            got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+            raise ValueError(
+                f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 {list(shape)}"
+                " (pairs, [B, 2], of a sampler with draws_pairs = True)"
+            )
 
     def update_priority(
         self,
@@ -462,7 +474,7 @@ class Replay(AssembledReplay):
             self.update_priority(data, td_error)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forgets every transition, the prefetched ones too; the slots' generations go on."""
+        """Forgets every transition, the prefetched ones too; the slots' generations continue."""
         with self.unchanged():
             if self._packed is not None:
                 self._packed.check_writable()

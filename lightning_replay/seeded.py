@@ -25,7 +25,7 @@ def uniform(generator: torch.Generator) -> float:
 
 
 class Seeded:
-    """A part with a generator of its own, so that a saved buffer goes on with the same draws.
+    """A part with a generator of its own, so that a saved buffer continues with the same draws.
 
     Call :meth:`_seed_generator` in the constructor. TorchRL's ``buffer.set_rng(generator)`` replaces the generator
     through ``_rng``; ``None``, which TorchRL sets in buffers that are built without a generator, is ignored.

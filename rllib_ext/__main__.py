@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="where the last checkpoint is written, also after Ctrl-C or SIGTERM"
     )
-    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to go on from, its buffer included")
+    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to resume from, its buffer included")
     parser.add_argument(
         "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
     )

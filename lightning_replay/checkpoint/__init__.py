@@ -4,5 +4,8 @@
 from __future__ import annotations
 
 from lightning_replay.checkpoint.replay import SavedSize, save_replay, verify_replay
+from lightning_replay.moved import former_names
 
 __all__ = ["SavedSize", "save_replay", "verify_replay"]
+
+__getattr__ = former_names(__name__)

@@ -112,7 +112,7 @@ class EpisodeLinks:
         self._forget_running(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Makes what comes next of these trajectories follow no stored row: steps between were not stored."""
+        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         for trajectory in trajectories:
             self._forget(trajectory)
 

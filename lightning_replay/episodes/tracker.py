@@ -164,7 +164,7 @@ class EpisodeTracker:
             self.links.cut(index)
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Makes what comes next of these trajectories follow no stored row."""
+        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
         if self.links is not None:
             self.links.break_episodes(trajectories)
 

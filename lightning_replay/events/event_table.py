@@ -223,7 +223,7 @@ def suggest_events(
     rows = replay if isinstance(replay, TensorDictBase) else replay[:]
     rewards = one_number(rows, ("next", "reward")).double().cpu().numpy()
     if not np.isfinite(rewards).all():
-        raise ValueError("some stored rewards are NaN or infinite; mend the environment before choosing events")
+        raise ValueError("some stored rewards are NaN or infinite; correct the environment before choosing events")
     above = rewards[rewards > rewards.min()]
     if above.size == 0:
         raise ValueError(

@@ -77,7 +77,7 @@ class NeighborCache:
             self.radius[block] = torch.where(pushed_out, kept[:, -1], radius)
 
     def rerank(self, slots: Tensor) -> None:
-        """Computes the distances in lists anew after a restandardisation and scales each radius by its own list."""
+        """Recomputes the distances in lists after a restandardisation and scales each radius by its own list."""
         for block in blocks_of(slots, _BLOCK):
             slot, old = self.slot[block].long(), self.distance[block]
             new = self.table.distances(block, slot)

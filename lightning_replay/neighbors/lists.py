@@ -34,7 +34,7 @@ class NeighborLists:
     ``refresh_interval`` written rows wait or a drawn row waits, and searches for all that wait: one search per row,
     however often rows are drawn. A waiting row is not drawn as a partner. Lists are exact for the standardisation of
     the last refit. When a standard deviation has moved by more than ``drift_tolerance`` since then, the rows are
-    standardised anew, every list is ranked anew from its ``num_neighbors + num_spare`` candidates, and the next passes
+    standardised again, every list is ranked again from its ``num_neighbors + num_spare`` candidates, and the next passes
     renew all lists, a few at a time.
 
     Args:
@@ -45,7 +45,7 @@ class NeighborLists:
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
             exact with all three; Faiss runs on the GPU where the features are on one.
         num_spare: candidates kept beyond k, at least; None keeps as many as k. A list is a multiple of 8 long.
-        drift_tolerance: relative change of a standard deviation from which rows are standardised anew.
+        drift_tolerance: relative change of a standard deviation from which rows are standardised again.
 
     Example:
         >>> lists = NeighborLists(capacity=4, num_neighbors=1)

@@ -43,7 +43,7 @@ class Standardization:
         self._square += entering.square().sum(0) - leaving.square().sum(0)
 
     def refit(self, rows: Tensor) -> None:
-        """Computes all statistics anew from the stored rows ``[N, d]``, in two passes for the last digit."""
+        """Computes all statistics again from the stored rows ``[N, d]``, in two passes for the last digit."""
         first = rows[0].double()
         # About the first row, a constant feature has exactly the mean 0 and the variance 0.
         shifted = rows.double() - first

@@ -112,7 +112,7 @@ class NeighborUpkeep:
         return torch.cat([self.rows.features[:0], *self._left])
 
     def _due(self, arriving_count: int) -> Tensor:
-        """Returns slots whose lists are searched anew: too short ones, and the next of a renewal."""
+        """Returns slots whose lists are searched again: too short ones, and the next of a renewal."""
         limit = self.rows.limit
         short = self.cache.short(limit, min(self.cache.num_neighbors, self.rows.count - 1))
         if not self._renewals_left:

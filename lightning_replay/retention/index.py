@@ -196,7 +196,7 @@ class RetainedRows:
         self._keep_factors(slots, factors, np.arange(len(slots)))
 
     def recompute(self) -> None:
-        """Computes all priorities anew by the rule; rows of unknown surprise get the largest of the others."""
+        """Computes all priorities again by the rule; rows of unknown surprise get the largest of the others."""
         slots = self.stored()
         surprise, weight = (torch.from_numpy(part[slots]) for part in (self._surprise, self._on_policyness))
         priority = self._rule.priority(surprise, weight).numpy()
@@ -207,7 +207,7 @@ class RetainedRows:
             self.order.set(slots, np.where(known, priority, np.float32(self._largest)))
 
     def renumber(self) -> int:
-        """Numbers arrivals anew, in their order from 0 on; returns the next number."""
+        """Renumbers arrivals in their order from 0 on; returns the next number."""
         slots = self.stored()
         rank = np.empty(len(slots), dtype=np.int64)
         rank[np.argsort(self.order.arrival(slots))] = np.arange(len(slots))

@@ -174,7 +174,7 @@ class PairSampler(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         declared_sampler(self.first).advance(env_steps=env_steps, updates=updates)
 
     def reseed(self, seed: int) -> None:
-        """Starts the generators of this sampler and of ``first`` anew from ``seed``."""
+        """Restarts the generators of this sampler and of ``first`` from ``seed``."""
         super().reseed(seed)
         if self.first._rng is not self._rng:
             declared_sampler(self.first).reseed(self._derived_seed())

@@ -43,7 +43,7 @@ class SliceCheck:
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
         """Raises ValueError for interleaved rows, if they have a column of trajectories."""
         newest = (writer._cursor - 1) % storage.max_size
-        storage._set_last_cursor(newest)  # no slice goes on from the newest row to the oldest
+        storage._set_last_cursor(newest)  # no slice continues from the newest row to the oldest
         written, stored = writer._write_count, len(storage)
         if self._written is not None and 16 * abs(written - self._written) < stored:
             return
@@ -81,7 +81,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
     if 2 * broken > len(last):  # a few are where a collector's batches end
         raise ValueError(
             f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
-            f"are shorter than a slice of {steps} and go on elsewhere, and {type(sampler).__name__} cuts slices out of "
+            f"are shorter than a slice of {steps} and continue elsewhere, and {type(sampler).__name__} cuts slices out of "
             f"rows that lie side by side. Build it with {_fragmented(named)}; or store each environment's rows one "
             "after another, or collect from one environment"
         )

@@ -246,7 +246,7 @@ class WithinTables(TorchRLNames):
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the trees are built anew from the tables."""
+        """Restores what :meth:`state_dict` returned; the trees are rebuilt from the tables."""
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         self._largest = float(state_dict["largest_priority"])

@@ -43,7 +43,7 @@ class PackedStorage(ForkableStorage):
 
     A TorchRL storage: any TorchRL sampler, writer and buffer works with it. Every row also holds ``generation``, int64:
     how often its slot has been written or emptied, by which late priority updates for reused slots are recognised. It
-    goes on counting through ``empty``, saving and loading; after a load into a used storage, new rows have larger
+    continues to count through ``empty``, saving and loading; after a load into a used storage, new rows have larger
     generations than any row before.
 
     Args:
@@ -345,7 +345,7 @@ class PackedStorage(ForkableStorage):
         state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
         if self._layout is not None and self._rows is not None and self._generation is not None:
             state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
-            # Generations of slots that held rows once: they go on from there.
+            # Generations of slots that held rows once: they continue from there.
             state["emptied"] = self._generation[self._len : self._reached].clone()
         return state | {"least_generation": self._least_generation}
 

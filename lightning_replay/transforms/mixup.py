@@ -112,7 +112,7 @@ class MixPairs(RandomTransform):
         return mixed
 
     def reseed(self, seed: int) -> None:
-        """Starts the generator anew from ``seed``."""
+        """Restarts the generator from ``seed``."""
         super().reseed(seed)
         self._coefficients.ahead = torch.empty(0)
 

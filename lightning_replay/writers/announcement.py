@@ -56,7 +56,7 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorD
 
 
 def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:
-    """Writes some of the given rows into slots of any storage, and calls its buffers with the new rows.
+    """Writes some of the given rows into slots of a storage of tensors, and calls its buffers with the new rows.
 
     Args:
         storage: of the writer.
@@ -66,7 +66,19 @@ def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tens
 
     Returns:
         What a writer's ``insert`` returns.
+
+    Raises:
+        ValueError: slots or rows that are not int64 ``[n]``, that do not exist, or that are given twice.
     """
+    for name, given, limit in (("slots", slots, storage.max_size), ("rows", rows, data.shape[0])):
+        if given.dtype != torch.int64 or given.shape != (slots.numel(),):
+            raise ValueError(f"{name} is {given.dtype} {list(given.shape)}; give int64 [n], as many slots as rows")
+        if len(given) and not 0 <= int(given.min()) <= int(given.max()) < limit:
+            raise ValueError(f"{name} reaches from {int(given.min())} to {int(given.max())}; there are {limit}")
+        if given.unique().numel() < len(given):
+            raise ValueError(f"{name} has entries twice; give each slot and each row at most once")
+    if (rows.diff() < 0).any():
+        raise ValueError("rows is not ascending; give rows in the order of time, and their slots in the same order")
     if len(slots):
         storage.set(slots, data[rows])
     announce(storage, slots, rows.numpy(), data)

@@ -116,8 +116,8 @@ class StoredReturns:
         stored = f"over {n_steps} step" + (f"s with gamma {discount}" if n_steps > 1 else "")
         raise ValueError(
             f"n_step is {n_step} with gamma {gamma}, and the returns of this buffer are formed before they are stored, "
-            f"{stored}. Call rllib_ext.configure(config) last, which gives the buffer the values of "
-            ".training(n_step=..., gamma=...)"
+            f"{stored}. Call rllib_ext.configure(config) last, which gives a recipe the values of "
+            ".training(n_step=..., gamma=...); with a writer of your own, give the transform NStepTransitions(n, gamma)"
         )
 
     def on_extend(self, rows: TensorDictBase) -> int:

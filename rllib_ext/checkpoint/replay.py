@@ -87,7 +87,7 @@ class ReplayPart:
         else:
             steps = metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         self._start_learning_at(int(steps) + missing)
-        logger.info("the replay buffer was not restored: %d steps are collected before learning goes on", missing)
+        logger.info("the replay buffer was not restored: %d steps are collected before learning continues", missing)
 
     def _start_learning_at(self, steps: int) -> None:
         algorithm = self._algorithm

@@ -72,7 +72,7 @@ class LevelTest:
 
     RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones.
     Therefore the levels count whose turn came first, not the episodes that ended first: a level whose episode was
-    broken off is played anew.
+    broken off is played again.
 
     Args:
         held_out: levels.
@@ -85,7 +85,7 @@ class LevelTest:
 
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
         """Returns the level of an episode that begins; the last one again if it was not played to its end."""
-        if not (env.is_waiting or env.is_running or env.level_id is None):  # None: made anew
+        if not (env.is_waiting or env.is_running or env.level_id is None):  # None: rebuilt
             self._now.skip(env_index)  # it ended, though its return may be missing
         return self._now.begin(env_index)
 

@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *("moved", "validation", "extras", "shipped_configs", "argument_names", "memory", "saving", "schedules", "seeded"),
+    *(
+        "moved",
+        "validation",
+        "extras",
+        "shipped_configs",
+        "argument_names",
+        "memory",
+        "saving",
+        "schedules",
+        "seeded",
+        "part_state",
+    ),
     *("parts", "declared", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
     *(
         "priority_updates",

@@ -124,3 +124,151 @@ def test_parts_work_together_or_are_refused_when_the_buffer_is_built(sampler, wr
         if replay.is_prioritized:
             replay.update_priority(batch, torch.ones(4))
     assert len(batch) == 4
+
+
+class Named(parts.Seeded, ReplaySampler):
+    """Draws one of the stored rows, and remembers what it was told of in a tensor and a list."""
+
+    saved_attributes = ("seen", "names")
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self._seed_generator(seed)
+        self.seen, self.names = torch.zeros(2), ["a"]
+        self.drawn = torch.zeros(0, dtype=torch.int64)
+
+    def sample(self, storage, batch_size: int):
+        self.drawn = torch.randint(len(storage), (batch_size,), generator=self._generator)
+        return self.drawn, {}
+
+    def _empty(self) -> None:
+        self.seen = torch.zeros(2)
+
+
+def test_saved_attributes_and_the_generator_are_a_parts_state(tmp_path) -> None:
+    first, second = Named(seed=1), Named(seed=2)
+    first.seen[0], first.names = 3.0, ["a", "b"]
+    state = first.state_dict()
+    assert set(state) == {"seen", "names", "generator"}
+    first.seen[1] = 9.0
+    first.names.append("c")
+    second.load_state_dict(state)
+    assert second.seen.tolist() == [3.0, 0.0] and second.names == ["a", "b"]
+    second.seen[1] = 7.0
+    second.names.append("d")
+    assert state["seen"].tolist() == [3.0, 0.0] and state["names"] == ["a", "b"], "a state is a copy on both sides"
+    first.load_state_dict(state)
+    storage = range(100)
+    assert torch.equal(first.sample(storage, 20)[0], Named(seed=1).sample(storage, 20)[0])
+    first.dumps(tmp_path / "part")
+    second.loads(tmp_path / "part")
+    assert torch.equal(first.sample(storage, 20)[0], second.sample(storage, 20)[0])
+
+
+def test_a_subclass_may_add_entries_to_the_state() -> None:
+    class Counting(samplers.UniformSampler):
+        mine = 0
+
+        def state_dict(self):
+            return {**super().state_dict(), "mine": self.mine}
+
+        def load_state_dict(self, state_dict):
+            state_dict = dict(state_dict)
+            self.mine = state_dict.pop("mine")
+            super().load_state_dict(state_dict)
+
+    first, second = Counting(seed=0), Counting(seed=1)
+    first.mine = 3
+    second.load_state_dict(first.state_dict())
+    assert second.mine == 3 and torch.equal(second.sample(range(9), 5)[0], Counting(seed=0).sample(range(9), 5)[0])
+
+
+def test_what_a_part_does_not_have_is_refused() -> None:
+    part = Named(seed=0)
+    with pytest.raises(ValueError, match=r"has the entries \['seen'\], and a Named needs \['names', 'generator'\] too"):
+        part.load_state_dict({"seen": torch.ones(2)})
+    assert part.seen.tolist() == [0.0, 0.0]
+    del part.names
+    with pytest.raises(AttributeError, match="saved_attributes of Named names 'names', which is not an attribute"):
+        part.state_dict()
+    with pytest.raises(TypeError, match="saved_attributes of Short is 'seen'; give a tuple of names"):
+        type("Short", (ReplaySampler,), {"saved_attributes": "seen"})
+    with pytest.raises(TypeError, match="Behind names Seeded after its base class; name it first"):
+        type("Behind", (ReplaySampler, parts.Seeded), {})
+    with pytest.raises(TypeError, match="Silent declares no state: set saved_attributes"):
+        type("Silent", (ReplaySampler,), {"sample": Named.sample, "_empty": Named._empty})
+    type("Stateless", (ReplaySampler,), {"sample": Named.sample, "_empty": Named._empty, "saved_attributes": ()})
+
+
+class Noisy(parts.Seeded, ReplayTransform):
+    saved_attributes = ("calls",)
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self._seed_generator(seed)
+        self.calls = 0
+
+    def forward(self, batch):
+        self.calls += 1
+        return batch.set("noise", torch.rand(len(batch), generator=self._generator))
+
+
+def test_a_transforms_generator_and_attributes_are_saved(tmp_path) -> None:
+    first, second = (
+        Replay(storage=PackedStorage(20), transform=Noisy(), sampler=Named(), batch_size=4, seed=seed)
+        for seed in (0, 1)
+    )
+    first.extend(numbered_steps(0, 10))
+    first.sample()
+    first.save(tmp_path / "buffer")
+    second.load(tmp_path / "buffer")
+    one, other = first.sample(), second.sample()
+    assert torch.equal(one["index"], other["index"]) and torch.equal(one["noise"], other["noise"])
+    assert second.transform[0].calls == 2
+
+
+def test_a_users_transform_is_called_with_batches_alone() -> None:
+    replay = Replay(storage=PackedStorage(9), transform=Noisy(), batch_size=4, seed=0)
+    replay.extend(numbered_steps(0, 9))
+    assert replay.transform[0].calls == 0
+    replay.sample()
+    assert replay.transform[0].calls == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (torch.zeros(3, dtype=torch.int64), r"torch.int64 \[3\]"),
+        (torch.zeros(4, 1, dtype=torch.int64), r"torch.int64 \[4, 1\]"),
+        (torch.zeros(4, dtype=torch.int32), r"torch.int32 \[4\]"),
+        ([0, 1, 2, 3], "list"),
+    ],
+)
+def test_what_a_users_sampler_draws_is_checked(returned, got: str) -> None:
+    class Wrong(Named):
+        def sample(self, storage, batch_size: int):
+            return returned, {}
+
+    replay = Replay(storage=PackedStorage(9), sampler=Wrong(), batch_size=4)
+    replay.extend(numbered_steps(0, 9))
+    with pytest.raises(ValueError, match=rf"sample of Wrong returned {got}, and a batch needs slots, int64 \[4\]"):
+        replay.sample()
+
+
+@pytest.mark.parametrize(
+    ("slots", "rows", "message"),
+    [
+        ([-1, 0], [0, 1], "slots reaches from -1 to 0; there are 5"),
+        ([0, 5], [0, 1], "slots reaches from 0 to 5; there are 5"),
+        ([0, 0], [0, 1], "slots has entries twice"),
+        ([0, 1], [1, 0], "rows is not ascending"),
+        ([0, 1], [1, 3], "rows reaches from 1 to 3; there are 3"),
+        ([0], [0, 1], r"rows is torch.int64 \[2\]; give int64 \[n\]"),
+        ([0.0], [0], r"slots is torch.float32 \[1\]"),
+    ],
+)
+def test_write_rows_refuses_what_is_no_slot_or_row(slots, rows, message: str) -> None:
+    storage = LazyTensorStorage(5)
+    with pytest.raises(ValueError, match=message):
+        writers.write_rows(storage, numbered_steps(0, 3), torch.tensor(slots), torch.tensor(rows))
+    assert len(storage) == 0

@@ -107,7 +107,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, pl_module)
         if trainer.fast_dev_run:
             return
-        source = self._source = source_of(trainer, self)
+        source = source_of(trainer, self)
         resumed = trainer.ckpt_path
         last = self.last_model_path
         is_same_file = resumed is not None and os.path.exists(last) and os.path.samefile(resumed, last)
@@ -121,6 +121,7 @@ class ReplayCheckpoint(ModelCheckpoint):
         self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
         self._is_saving = False
         source.pause_hooks.append(self._pause)
+        self._source = source
         self._signals.install()
 
     def on_train_batch_end(

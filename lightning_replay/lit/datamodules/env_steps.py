@@ -180,7 +180,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         if self.is_finished:
             rank_zero_warn(
                 f"all {self.pace.env_steps} env_steps are collected and updated on; nothing is left to train. Give a "
-                f"larger env_steps to go on, or a new {type(self).__name__} to start anew."
+                f"larger env_steps to continue, or a new {type(self).__name__} to start again."
             )
 
     @property

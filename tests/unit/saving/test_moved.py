@@ -52,3 +52,20 @@ def test_a_pickle_finds_a_class_under_its_former_module() -> None:
     former = b"clightning_replay.frames.storage\nFrameStorage\n."
     with pytest.warns(DeprecationWarning, match=r"lightning_replay\.storage\.frames"):
         assert pickle.loads(former).__name__ == "FrameStorage"
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("checkpoint", "load_replay"),
+        ("episodes", "n_step_returns"),
+        ("tables", "Tables"),
+        ("storage", "MissingDeviceError"),
+    ],
+)
+def test_a_name_of_a_module_that_is_a_package_now(package: str, name: str) -> None:
+    module = importlib.import_module(f"lightning_replay.{package}")
+    with pytest.warns(DeprecationWarning, match=f"import {name} from lightning_replay"):
+        assert getattr(module, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
