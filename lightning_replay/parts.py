@@ -101,7 +101,7 @@ class PartHooks(Drawing):
 
 
 class SamplerHooks(PartHooks, EpisodeHooks):
-    """Attributes and methods of a sampler that a ``Replay`` uses in addition to TorchRL's; they do nothing by default."""
+    """Attributes and methods of a sampler in addition to TorchRL's; the methods have no effect by default."""
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn: ``update_priority`` is called if so.
     checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
@@ -125,7 +125,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
 
 class WriterHooks(PartHooks):
-    """Attributes and methods of a writer that a ``Replay`` uses in addition to TorchRL's; they do nothing by default."""
+    """Attributes and methods of a writer in addition to TorchRL's; the methods have no effect by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.

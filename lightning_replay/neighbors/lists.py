@@ -34,7 +34,7 @@ class NeighborLists:
     ``refresh_interval`` written rows wait or a drawn row waits, and searches for all that wait: one search per row,
     however often rows are drawn. A waiting row is not drawn as a partner. Lists are exact for the standardisation of
     the last refit. When a standard deviation has moved by more than ``drift_tolerance`` since then, the rows are
-    standardised again, every list is ranked again from its ``num_neighbors + num_spare`` candidates, and the next passes
+    standardised again, each list is ranked again from its ``num_neighbors + num_spare`` candidates, and the next passes
     renew all lists, a few at a time.
 
     Args:

@@ -81,7 +81,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
     if 2 * broken > len(last):  # a few are where a collector's batches end
         raise ValueError(
             f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
-            f"are shorter than a slice of {steps} and continue elsewhere, and {type(sampler).__name__} cuts slices out of "
+            f"are shorter than a slice of {steps} and continue elsewhere; {type(sampler).__name__} cuts slices from "
             f"rows that lie side by side. Build it with {_fragmented(named)}; or store each environment's rows one "
             "after another, or collect from one environment"
         )

@@ -164,7 +164,7 @@ def test_slices_without_replacement_are_checked_too() -> None:
     replay = Replay(storage=PackedStorage(200), sampler=sampler, batch_size=32)
     replay.extend(steps(0, 40, num_envs=4))
     with pytest.raises(
-        ValueError, match="SliceSamplerWithoutReplacement cuts slices out of rows that lie side by side"
+        ValueError, match="SliceSamplerWithoutReplacement cuts slices from rows that lie side by side"
     ):
         replay.sample()
 
