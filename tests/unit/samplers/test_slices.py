@@ -163,9 +163,7 @@ def test_slices_without_replacement_are_checked_too() -> None:
     sampler = SliceSamplerWithoutReplacement(**BY_TRAJECTORY, strict_length=False)
     replay = Replay(storage=PackedStorage(200), sampler=sampler, batch_size=32)
     replay.extend(steps(0, 40, num_envs=4))
-    with pytest.raises(
-        ValueError, match="SliceSamplerWithoutReplacement cuts slices from rows that lie side by side"
-    ):
+    with pytest.raises(ValueError, match="SliceSamplerWithoutReplacement cuts slices from rows that lie side by side"):
         replay.sample()
 
 
