@@ -51,6 +51,7 @@ class LockedReplay(TensorDictReplayBuffer):
         for lock in reversed(locks):
             lock.release()
         if in_child:
+            forking.release_futures(self._prefetch_queue)
             if len(locks) < 2:
                 self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
                 self._refusal = (

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Forkable", "SharedWrites", "acquired", "finished", "register"]
+__all__ = ["Forkable", "SharedWrites", "acquired", "finished", "register", "release_futures"]
 
 _PATIENCE_S = 30.0  # a thread that holds a lock for longer may be waiting for the one that forks
 
@@ -79,10 +79,14 @@ def acquired(lock: Any) -> bool:
 
 
 def finished(futures: Iterable[Future[Any]]) -> bool:
-    """Waits until futures are done and nobody holds their locks; returns False where it takes too long."""
-    done, not_done = wait(tuple(futures), timeout=_PATIENCE_S)
-    # The thread that finishes one wakes the waiter while it holds the lock, which done() has to take.
-    return not not_done and all(future.done() for future in done)
+    """Waits until futures are done; returns False where it takes too long."""
+    return not wait(tuple(futures), timeout=_PATIENCE_S).not_done
+
+
+def release_futures(futures: Iterable[Future[Any]]) -> None:
+    """Gives futures that are done new locks, in a forked process: threads that wait for batches hold them briefly."""
+    for future in futures:
+        future._condition = threading.Condition()  # type: ignore[attr-defined]
 
 
 def _before() -> None:

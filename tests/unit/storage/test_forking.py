@@ -183,6 +183,32 @@ def test_a_fork_while_a_thread_extends_goes_on_with_whole_rows(options, tmp_path
             assert found == list(range(found[0], found[0] + 8))
 
 
+def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
+    """Each of them holds the locks of the batches for a moment, in which the process may be forked."""
+    replay = recipes.uniform(20, 4, prefetch=2, seed=0)
+    replay.extend(numbered_steps(0, 20))
+    replay.sample()
+    is_over = threading.Event()
+
+    def wait() -> None:
+        while not is_over.is_set():
+            replay._wait_for_draws()
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            assert in_fork(lambda: [len(replay.sample()) for _ in range(3)]) == "[4, 4, 4]"
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+
+
 def test_a_fork_does_not_wait_for_ever_for_a_thread_that_uses_the_buffer(monkeypatch) -> None:
     """The thread may be waiting for the one that forks; its buffer is then of no use to the forked process."""
     monkeypatch.setattr(forking, "_PATIENCE_S", 0.01)
