@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchRL's replay buffer with packed rows, generations and feedback that reaches the right row.
 
-Longer than other files because it has the ways of a row in, of a batch out and of a TD error back.
+Longer than other files because it has the ways of a row in, of a batch out, of a TD error back and of an episode's end,
+which change sampler, writer, storage and episodes together or not at all.
 """
 
 from __future__ import annotations

@@ -7,7 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lightning_replay import recipes
+from lightning_replay.replay import Replay
 from lightning_replay.saving.directory import LOCK_FILE, checksum_of
+from tests.transitions import numbered_steps
+
+FORMAT_1 = Path(__file__).parent / "fixtures" / "replay_format_1"
 
 
 def forge(file: Path, **changes: Any) -> None:
@@ -24,3 +31,33 @@ def files_of(folder: Path) -> list[Path]:
 def names_in(folder: Path) -> list[str]:
     """What lies in a folder but its lock, without the random part of names."""
     return sorted(path.name.split("-")[0] for path in folder.iterdir() if path.name != LOCK_FILE)
+
+
+def stored(recipe=recipes.uniform) -> Replay:
+    """200 rows; the next one goes to slot 10."""
+    replay = recipe(capacity=200, batch_size=8)
+    replay.extend(numbered_steps(0, 210))
+    return replay
+
+
+def draws(replay: Replay, count: int = 5) -> list[torch.Tensor]:
+    batches = [replay.sample() for _ in range(count)]
+    return [batch[key] for batch in batches for key in ("index", "observation", ("next", "reward"))]
+
+
+def flip_a_byte(file) -> None:
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lengthen(file) -> None:
+    file.write_bytes(file.read_bytes() + b"0")
+
+
+def remove(file) -> None:
+    file.unlink()

@@ -17,7 +17,7 @@ WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
 
 #: Builds a TensorDict without checking what was laid out here; the checked constructor where a release lacks it.
-_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
+assemble_unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
 class _Group(NamedTuple):
@@ -134,7 +134,7 @@ def gather_branch(
         source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
     if extra:
         source.update(extra)
-    return _assemble(source, batch_size=batch_size, device=device)
+    return assemble_unchecked(source, batch_size=batch_size, device=device)
 
 
 def leaves_of(row: TensorDictBase) -> list[Leaf]:

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
-_NOTHING: dict[str, Any] = {}
+from lightning_replay.storage.row_layout import assemble_unchecked
 
-#: Builds a TensorDict without checking shapes that follow from a checked one; falls back to the checked constructor.
-_assemble = getattr(TensorDict, "_new_unsafe", TensorDict)
+_NOTHING: dict[str, Any] = {}
 
 
 class Mixing:
@@ -40,7 +39,7 @@ class Mixing:
                 source[name] = self.mix(value, inner, {})
             else:
                 source[name] = value[:, 0]
-        return _assemble(source, batch_size=node.batch_size[:1], device=node.device)
+        return assemble_unchecked(source, batch_size=node.batch_size[:1], device=node.device)
 
     def _mix_leaf(self, pairs: Tensor) -> Tensor:
         kind = (pairs.dtype, pairs.ndim)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,34 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 from torchrl.envs import Transform
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.checkpoint.replay import MANIFEST, SavedSize, verify_replay
+from lightning_replay.checkpoint.replay import MANIFEST, verify_replay
 from lightning_replay.events import EventTable
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saving import DamagedFileError, chunks
-from lightning_replay.saving import state as saved_state
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.schedules import Linear
 from lightning_replay.storage.packed import PackedStorage
 from tests.attack.states import fingerprint
 from tests.event_steps import IsTrue
 from tests.recipe_options import built, fitting
-from tests.saves import files_of, forge, names_in
+from tests.saves import FORMAT_1, draws, files_of, flip_a_byte, forge, lengthen, names_in, remove, stored, truncate
 from tests.transitions import numbered_steps
-
-FORMAT_1 = Path(__file__).parents[2] / "fixtures" / "replay_format_1"
-
-
-@pytest.fixture
-def small_chunks(monkeypatch) -> None:
-    """The rows of :func:`stored` lie in 13 chunks, 16 rows of 64 bytes in each and 8 in the last; all else is small."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(saved_state, "LARGE_BYTES", 6000)
 
 
 class Unrecorded(Transform):
@@ -57,18 +45,6 @@ def used(replay: Replay) -> Replay:
         batch = replay.sample()
         replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
     return replay
-
-
-def stored(recipe=recipes.uniform) -> Replay:
-    """200 rows; the next one goes to slot 10."""
-    replay = recipe(capacity=200, batch_size=8)
-    replay.extend(numbered_steps(0, 210))
-    return replay
-
-
-def draws(replay: Replay, count: int = 5) -> list[torch.Tensor]:
-    batches = [replay.sample() for _ in range(count)]
-    return [batch[key] for batch in batches for key in ("index", "observation", ("next", "reward"))]
 
 
 @pytest.mark.parametrize("name", sorted(recipes.known()))
@@ -246,7 +222,7 @@ def test_a_state_of_nothing_is_refused(state, error, message) -> None:
 
 def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:
     replay = used(recipes.prioritized(capacity=50, batch_size=8))
-    for number, damage in enumerate([_flip_a_byte, _truncate, _remove]):
+    for number, damage in enumerate([flip_a_byte, truncate, remove]):
         replay.save(tmp_path / str(number))
         damage(next((tmp_path / str(number)).glob("data-*/tensors.safetensors")))
         with pytest.raises(DamagedFileError, match="nothing was loaded"):
@@ -263,7 +239,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path) -> None:
 )
 def test_damage_of_any_file_is_found(which, tmp_path) -> None:
     replay = stored(recipes.prioritized)
-    for number, damage in enumerate([_flip_a_byte, _truncate, _lengthen, _remove]):
+    for number, damage in enumerate([flip_a_byte, truncate, lengthen, remove]):
         folder = tmp_path / str(number)
         replay.save(folder)
         assert verify_replay(folder)["length"] == 200
@@ -356,7 +332,7 @@ def test_a_save_of_format_1_still_loads(tmp_path) -> None:
     assert replay.sampler.state_dict()["tree"]["leaves"].tolist() == list(range(1, 17))
     assert replay.sample()["index"].tolist() == [2, 8, 14, 6]
     damaged = shutil.copytree(FORMAT_1, tmp_path / "damaged")
-    _flip_a_byte(next(damaged.glob("data-*/tensors.safetensors")))
+    flip_a_byte(next(damaged.glob("data-*/tensors.safetensors")))
     for read in (load_replay, verify_replay):
         with pytest.raises(DamagedFileError, match="nothing was loaded"):
             read(damaged)
@@ -370,194 +346,6 @@ def test_a_save_of_format_1_is_replaced_by_one_of_the_newest_format(tmp_path, ca
     assert f"{folder} is not used as an earlier save: format version 1" in caplog.text
     assert json.loads((folder / MANIFEST).read_text())["version"] == 3
     assert load_replay(folder).sample()["index"].tolist() == [2, 8, 14, 6]
-
-
-def _files(folder: Path) -> dict[str, os.stat_result]:
-    return {path.name: path.stat() for path in files_of(folder)}
-
-
-def _sizes(folder: Path) -> tuple[int, int]:
-    """Bytes of all files of a save, and of those that no other save shares."""
-    files = _files(folder).values()
-    return sum(each.st_size for each in files), sum(each.st_size for each in files if each.st_nlink == 1)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_what_an_earlier_save_holds_is_linked_from_it(tmp_path) -> None:
-    """Slots 10 to 17 change, which are in the first two of 13 chunks."""
-    replay = stored()
-    first = save_replay(replay, tmp_path / "first")
-    assert first == SavedSize(*_sizes(tmp_path / "first")) and first.total == first.written
-    replay.extend(numbered_steps(500, 8))
-    assert replay.storage.get(slice(10, 18))["observation"][:, 0].tolist() == list(range(500, 508))
-    second = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert second == SavedSize(*_sizes(tmp_path / "second"))
-    assert second.total - second.written == 10 * 1024 + 512
-    one, other = _files(tmp_path / "first"), _files(tmp_path / "second")
-    shared = [name for name in other if one[name].st_ino == other[name].st_ino]
-    assert sorted(shared) == [f"{number:06d}.chunk" for number in range(2, 13)]
-    shutil.rmtree(tmp_path / "first")
-    assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_a_buffer_that_grows_shares_the_chunks_that_were_full(tmp_path) -> None:
-    replay = recipes.uniform(capacity=500, batch_size=8)
-    replay.extend(numbered_steps(0, 100))  # six chunks and a quarter
-    replay.save(tmp_path / "first")
-    replay.extend(numbered_steps(100, 20))
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size.total - size.written == 6 * 1024
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_saving_into_the_same_directory_shares_what_lies_there(tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path)
-    inodes = {name: status.st_ino for name, status in _files(tmp_path).items()}
-    (tmp_path / "replay.0123abcd.tmp").touch()  # of a save that was killed
-    replay.extend(numbered_steps(500, 8))
-    size = save_replay(replay, tmp_path)
-    assert size.total - size.written == 10 * 1024 + 512
-    after = _files(tmp_path)
-    assert [name for name in sorted(inodes) if after[name].st_ino == inodes[name]] == [
-        f"{number:06d}.chunk" for number in range(2, 13)
-    ]
-    assert {status.st_nlink for status in after.values()} == {1}
-    assert names_in(tmp_path) == ["data", MANIFEST]
-    assert torch.equal(load_replay(tmp_path).sample()["index"], replay.sample()["index"])
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_both_the_directory_and_the_previous_save_are_shared_from(tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path / "first")
-    replay.extend(numbered_steps(500, 8))
-    replay.save(tmp_path / "second")
-    replay.storage.all_rows["action"][:16] = 0.5  # first chunk
-    replay.save(tmp_path / "first")
-    replay.storage.all_rows["action"][199] = 0.5  # last chunk
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size.total - size.written == 12 * 1024
-    links = {name: status.st_nlink for name, status in _files(tmp_path / "second").items() if name.endswith(".chunk")}
-    assert [links[name] for name in sorted(links)] == [2] + [2] * 11 + [1]
-
-
-def _missing(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _no_manifest(folder: Path) -> None:
-    (folder / MANIFEST).unlink()
-
-
-def _half_a_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:50])
-
-
-def _newer(folder: Path) -> None:
-    forge(folder / MANIFEST, version=99)
-
-
-def _older(folder: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(FORMAT_1, folder)
-
-
-def _another_buffer(folder: Path) -> None:
-    shutil.rmtree(folder)
-    other = recipes.uniform(capacity=200, batch_size=8)
-    other.extend(numbered_steps(7_000, 200))
-    other.save(folder)
-
-
-def _no_files(folder: Path) -> None:
-    for file in folder.glob("data-*/*"):
-        file.unlink()
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_missing, "no saved replay buffer"),
-        (_no_manifest, "no saved replay buffer"),
-        (_half_a_manifest, "is damaged"),
-        (_newer, "format version 99"),
-        (_older, "format version 1"),
-        (_another_buffer, "no file of .* could be shared"),
-        (_no_files, "missing or damaged in an earlier save"),
-    ],
-)
-def test_a_previous_save_of_no_use_is_said_and_everything_written(spoil, message, tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, "lightning_replay")
-    replay = stored()
-    replay.save(tmp_path / "first")
-    spoil(tmp_path / "first")
-    size = save_replay(replay, tmp_path / "second", previous=str(tmp_path / "first"))
-    assert size.written == size.total
-    said = [record for record in caplog.records if record.name.startswith("lightning_replay")]
-    assert {record.levelname for record in said} == {"INFO"}
-    assert any(re.search(message, record.getMessage()) for record in said)
-    assert load_replay(tmp_path / "second").sample()["index"].tolist() == replay.sample()["index"].tolist()
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_nothing_is_said_of_a_save_that_shares_or_has_nothing_to_share_with(tmp_path, caplog) -> None:
-    replay = stored()
-    caplog.set_level(logging.INFO, "lightning_replay.checkpoint")
-    replay.save(tmp_path / "first")
-    save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert not [record for record in caplog.records if record.name.startswith("lightning_replay.checkpoint")]
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("spoil", ["_truncate", "_lengthen", "_remove"])
-def test_a_chunk_that_lost_its_size_is_not_linked(spoil, tmp_path) -> None:
-    replay = stored()
-    replay.save(tmp_path / "first")
-    globals()[spoil](next((tmp_path / "first").glob("data-*/000002.chunk")))
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size.total - size.written == 11 * 1024 + 512
-    assert verify_replay(tmp_path / "second")["length"] == 200
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_without_hard_links_every_save_is_written_whole(tmp_path, monkeypatch) -> None:
-    def refuse(source, target):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
-    replay = stored()
-    replay.save(tmp_path / "first")
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size == SavedSize(*_sizes(tmp_path / "second")) and size.written == size.total
-    shutil.rmtree(tmp_path / "first")
-    assert torch.equal(load_replay(tmp_path / "second").sample()["index"], replay.sample()["index"])
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.filterwarnings("ignore:Loading the storage on an uninitialized TensorDict:UserWarning")  # TorchRL's own
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_columns_of_other_storages_are_kept_in_chunks_too(kind, tmp_path) -> None:
-    def built() -> Replay:
-        return Replay(storage=kind(2000), batch_size=8, seed=0)
-
-    replay = built()
-    steps = numbered_steps(0, 1600)
-    steps["half"] = torch.randn(1600, 7).to(torch.bfloat16)
-    if kind is LazyTensorStorage:  # TorchRL's memory maps hold no columns without bytes
-        steps["nothing"] = torch.zeros(1600, 0)
-    replay.extend(steps)
-    replay.save(tmp_path / "first")
-    replay.storage.get(slice(0, 2000))["half"][0] = 1.5
-    size = save_replay(replay, tmp_path / "second", previous=tmp_path / "first")
-    assert size.total - size.written > 0.7 * size.total
-    again = built()
-    again.load(tmp_path / "second")
-    batches = [each.sample() for each in (replay, again)]
-    assert batches[1]["half"].dtype == torch.bfloat16
-    assert (batches[0] == batches[1]).all()
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -647,24 +435,6 @@ def test_level_buffers_save_themselves(tmp_path) -> None:
     levels.save(tmp_path / "right")
     with pytest.raises(FileNotFoundError, match="replay.json is missing. A level buffer is there: levels.load"):
         load_replay(tmp_path / "right")
-
-
-def _flip_a_byte(file) -> None:
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 1
-    file.write_bytes(content)
-
-
-def _truncate(file) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def _lengthen(file) -> None:
-    file.write_bytes(file.read_bytes() + b"0")
-
-
-def _remove(file) -> None:
-    file.unlink()
 
 
 @pytest.mark.parametrize("name", ["prioritized", "mixup", "noisy", "neighborhood_mixup"])
