@@ -40,11 +40,11 @@ attack: .venv/.stamp  ## searches for wrong rows, lost saves and growing memory 
 	$(SINGLE_THREAD) $(BIN)/python -m tests.attack
 
 bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in the same run
-	@for script in tests/benchmarks/bench_*.py; do \
+	@for script in tests/benchmarks/speed/bench_*.py; do \
 		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script || exit 1; done
 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
-	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/torchrl_environment.py
+	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/speed/torchrl_environment.py
 
 experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to tests/benchmarks/results
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save

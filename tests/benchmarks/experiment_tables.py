@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from timing import RESULTS
 
 PROCESSES = 2
+RESULTS = Path(__file__).parent / "results"
 RESAMPLES = 10_000
 
 

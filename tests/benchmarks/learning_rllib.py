@@ -22,11 +22,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 import ray
 import torch
+from experiment_tables import RESULTS
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
 from scipy.stats import ttest_ind
-from timing import RESULTS
 
 import rllib_ext
 

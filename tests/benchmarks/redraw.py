@@ -10,7 +10,7 @@ import argparse
 import importlib
 import json
 
-from timing import RESULTS
+from experiment_tables import RESULTS
 
 MODULES = {  # of draw_runs(content, path), by the name of the results
     "combination_lock": "experiment_combination_lock",

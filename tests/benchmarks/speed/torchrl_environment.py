@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 FOLDER = ROOT / ".bench-torchrl"
 # torchrl 0.14.1 is compiled against the newer signature of torch::autograd::_wrap_outputs; torch 2.13 has the older.
 TORCH = os.environ.get("BENCH_TORCH", "torch==2.14.0")
@@ -37,7 +38,7 @@ def main() -> None:
     python = build()
     for name in BENCHMARKS:
         print(f"\n== {name}, {TORCH}", flush=True)
-        subprocess.run([str(python), str(ROOT / "tests" / "benchmarks" / name), *sys.argv[1:]], check=True)
+        subprocess.run([str(python), str(HERE / name), *sys.argv[1:]], check=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 Work = Callable[[], object]
 Burst = Callable[[int], float]
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def burst_of(work: Work) -> Burst:

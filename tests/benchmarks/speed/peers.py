@@ -12,7 +12,7 @@ from pathlib import Path
 from timing import Burst
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 REQUIREMENTS = {"cpprb": ["cpprb==11.0.0", "numpy"], "tianshou": ["tianshou==2.0.1"]}
 
 

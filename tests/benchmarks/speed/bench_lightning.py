@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """T13: what Lightning adds to the same loop in plain Python, bar and logger off, in microseconds per update.
 
-    python tests/benchmarks/bench_lightning.py
+    python tests/benchmarks/speed/bench_lightning.py
 
 Both loops draw from the same kind of replay and make the same update; only who calls it differs. They take turns,
 one of Lightning's epochs and then as many updates in plain Python, within one process; the figures are medians of the
