@@ -13,7 +13,12 @@ from timing import Burst
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-REQUIREMENTS = {"cpprb": ["cpprb==11.0.0", "numpy"], "tianshou": ["tianshou==2.0.1"]}
+SAME_VERSIONS = ("torch==", "gymnasium==", "mujoco==", "numpy==")
+REQUIREMENTS = {
+    "cpprb": ["cpprb==11.0.0", "numpy"],
+    "tianshou": ["tianshou==2.0.1", "gymnasium[mujoco]"],
+    "sb3": ["stable-baselines3==2.9.0", "gymnasium[mujoco]"],
+}
 
 
 class PeerError(RuntimeError):
@@ -27,9 +32,9 @@ def build(name: str) -> Path:
     if (folder / ".complete").exists():
         return python
     print(f"building {folder.name} (once)", flush=True)
-    # The same torch as ours, so that the comparison is of the buffers.
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
-    wanted = REQUIREMENTS[name] + (pins if name == "tianshou" else [])
+    # The same torch, Gymnasium and MuJoCo as ours.
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(SAME_VERSIONS)]
+    wanted = REQUIREMENTS[name] + (pins if name != "cpprb" else [])
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
         [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *wanted],
