@@ -102,11 +102,13 @@ def act_on(agent: ActingAgent, observation: np.ndarray, explore: bool, read: Act
     return read(returned, len(observation), f"{type(agent).__name__}.act")
 
 
-def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: ActionReader) -> TensorDictBase:
-    """Returns actions for observations ``[N, ...]`` and the columns recorded with them, TensorDict ``[N]`` on the CPU.
+def act_with_value_on(
+    agent: RolloutAgent, observation: np.ndarray, read: ActionReader
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments.
 
     Raises:
-        TypeError: the agent returned neither a TensorDict nor a dictionary.
+        TypeError: the agent returned neither a TensorDict nor a dictionary of tensors.
         ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
     """
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
@@ -116,24 +118,24 @@ def act_with_value_on(agent: RolloutAgent, observation: np.ndarray, read: Action
     )
     given = as_input(observation)
     recorded: Any = agent.act_with_value(given.to(agent.device))
-    if isinstance(recorded, dict):
-        try:
-            recorded = TensorDict(recorded, [count])
-        except RuntimeError as error:
-            shapes = {key: list(np.shape(column)) for key, column in recorded.items()}
-            raise ValueError(f"{source} returned columns of {shapes}; {accepted}") from error
-    if not isinstance(recorded, TensorDictBase):
+    if not isinstance(recorded, dict | TensorDictBase):
         raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {accepted}")
-    missing = [key for key in ("action", "state_value") if recorded.get(key, None) is None]
-    if missing or recorded.batch_size != (count,):
-        what = f"without {' and '.join(missing)}" if missing else f"of batch size {list(recorded.batch_size)}"
-        columns = sorted(map(str, recorded.keys()))
-        raise ValueError(f"{source} returned {columns} {what} for a batch of {count}; {accepted}")
-    row = recorded.detach().cpu()
-    row["action"] = torch.from_numpy(read(row["action"], count, source))
+    row = dict(recorded.items())
+    missing = [key for key in ("action", "state_value") if row.get(key) is None]
+    is_batch = all(np.shape(column)[:1] == (count,) for column in row.values())
+    if missing or not is_batch or (isinstance(recorded, TensorDictBase) and recorded.batch_size != (count,)):
+        what = f"without {' and '.join(missing)}" if missing else f"of other shapes than [{count}, ...]"
+        shapes = {key: list(np.shape(column)) for key, column in row.items()}
+        raise ValueError(f"{source} returned columns of {shapes} {what} for a batch of {count}; {accepted}")
+    row = {
+        key: (column if isinstance(column, Tensor | TensorDictBase) else torch.as_tensor(column)).detach().cpu()
+        for key, column in row.items()
+    }
+    action: Any = read(row["action"], count, source)
+    row["action"] = torch.from_numpy(action)
     row["state_value"] = _one_each(row["state_value"], count, source)
     row["observation"] = given
-    return row
+    return row, action
 
 
 def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:

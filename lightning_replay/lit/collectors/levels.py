@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 from lightning_replay.agents.foreign import rollout_agent
 from lightning_replay.levels import LevelSelector
@@ -74,31 +75,29 @@ class LevelCollection(Collector):
             done, each ``[N, length, 1]``.
         """
         policy = rollout_agent(agent)
-        rows: list[TensorDictBase] = []
+        recorded: list[dict[str, Tensor]] = []
+        played: list[tuple[np.ndarray, ...]] = []
         cut: list[tuple[int, int, np.ndarray]] = []  # environment, step and last observation where time ran out
         with acting(policy):
             running = self._running or self._begin()
             for step in range(length):
-                row = act_with_value_on(policy, running.observation, running.read_actions)
-                following, reward, terminated, truncated, infos = running.environments.step(row["action"].numpy())
-                done, level_id = terminated | truncated, infos["step_level_id"].astype(np.int64)
+                row, action = act_with_value_on(policy, running.observation, running.read_actions)
+                following, reward, terminated, truncated, infos = running.environments.step(action)
+                done, level_id = terminated | truncated, infos["step_level_id"]
                 trained = reward if self._normalization is None else self._normalization(reward, done)
-                columns = {"reward": trained.astype(np.float32), "done": done}
-                columns |= {"terminated": terminated, "truncated": truncated}
-                columns = {name: torch.from_numpy(column).unsqueeze(-1) for name, column in columns.items()}
-                row["next"] = TensorDict(columns, row.shape)
-                row["level_id"] = torch.from_numpy(level_id)
-                row["is_trained"] = torch.from_numpy(self._is_trained.copy())
-                rows.append(row)
-                for i in np.flatnonzero(truncated & ~terminated).tolist():
-                    cut.append((i, step, infos["final_obs"][i]))
+                recorded.append(row)
+                played.append((trained, terminated, truncated, done, level_id, self._is_trained.copy()))
                 running.observation = following
                 self.env_steps += len(reward)
                 ended = running.count_step(reward, done)
+                if not ended:
+                    continue
+                for i in np.flatnonzero(truncated & ~terminated).tolist():
+                    cut.append((i, step, infos["final_obs"][i]))
                 for i, episode_return, steps in ended:
                     self.episodes.append(LevelEpisode(self.env_steps, episode_return, steps, int(level_id[i])))
                 self._start_episodes(running, [i for i, _, _ in ended])
-            rollout: Any = torch.stack(rows, dim=1)
+            rollout = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.
             followed = [running.observation, *(last[None] for _, _, last in cut)]
             found = values_of(policy, np.concatenate(followed))
@@ -146,3 +145,15 @@ class LevelCollection(Collector):
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:
             self._normalization.load_state_dict(state["normalization"])
+
+
+def _joined(recorded: list[dict[str, Tensor]], played: list[tuple[np.ndarray, ...]]) -> TensorDict:
+    """Returns the rollout ``[N, T]`` of T steps: columns that the agent recorded, and those of the environments."""
+    reward, terminated, truncated, done, level_id, is_trained = (
+        torch.from_numpy(np.stack(column, axis=1)) for column in zip(*played, strict=True)
+    )
+    columns: dict[str, Any] = {key: torch.stack([row[key] for row in recorded], dim=1) for key in recorded[0]}
+    flags = {"done": done, "terminated": terminated, "truncated": truncated}
+    following = {"reward": reward.float()} | flags
+    columns["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, reward.shape)
+    return TensorDict(columns | {"level_id": level_id.long(), "is_trained": is_trained}, reward.shape)
