@@ -21,6 +21,8 @@ from end_to_end.turns import WORKS
 from peers import PeerError, build
 from timing import RESULTS, Table
 
+from lightning_replay.analysis.plotting import make_figure, save_figure
+
 HERE = Path(__file__).resolve().parent
 OURS = "ours, Lightning"
 CONTENDERS = {  # module, argument and environment (None for this one)
@@ -93,12 +95,29 @@ def measure(work: str, rounds: int, table: Table) -> dict[str, dict[str, float]]
     return result
 
 
+def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+    """Bars of every contender, a panel for each work."""
+    size = {"rows": 2, "columns": 2, "height": 5.2}
+    figure, grid = make_figure("the picture of the benchmark", **size)
+    for axes, (work, times) in zip(grid.flat, found.items(), strict=True):
+        names = list(reversed(times))
+        bars = axes.barh(names, [times[name]["wall"] for name in names])
+        for bar, name in zip(bars, names, strict=True):
+            bar.set_color("tab:blue" if name == OURS else "tab:cyan" if name.startswith("ours") else "tab:gray")
+        axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize="small")
+        axes.margins(x=0.18)
+        axes.set_title(f"{work.upper()}, {WORKS[work].env}", fontsize="medium")
+        axes.tick_params(labelsize="small")
+    figure.suptitle("Microseconds per environment step with its update, one core")
+    save_figure(figure, path)
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--rounds", type=int, default=25, help="turns of each contender")
-    parser.add_argument("--save", action="store_true", help="write results/end_to_end.json")
+    parser.add_argument("--save", action="store_true", help="write results/end_to_end.json and .png")
     options = parser.parse_args()
     table = Table("microseconds per environment step with its update")
     found = {}
@@ -116,6 +135,7 @@ def main() -> None:
     if options.save:
         content = {"title": table.title, "works": found, "targets": table.targets, "missing": table.missing}
         (RESULTS / "end_to_end.json").write_text(json.dumps(content, indent=1) + "\n")
+        draw(found, RESULTS / "end_to_end.png")
 
 
 if __name__ == "__main__":
