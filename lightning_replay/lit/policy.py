@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, Space
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent
