@@ -90,6 +90,8 @@ def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Ten
         device: of the result.
         storage: whose shape flattens an index of several dimensions; a row with a negative entry becomes -1.
     """
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
+        return index.contiguous()
     if isinstance(index, tuple):
         index = torch.stack([torch.as_tensor(axis) for axis in index], -1)
     index = torch.as_tensor(index, device=device)

@@ -111,23 +111,37 @@ def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-
 
 
 @_compiled
-def set_checked(index, priority, value, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Returns the largest priority, -1 when there was none, or -2 with nothing written when an entry is refused."""
-    largest = -1.0
-    refused = False
+def update(index, error, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` written, and how many rows are late.
+
+    Rows whose slot has another generation ``stored`` than the one given are late and skipped. With no generations the
+    errors are priorities, not signed, and slots of -1 are skipped. The largest is -1 when every row was skipped; it is
+    -2, and nothing is written, when a row is refused.
+    """
+    is_feedback = generation.size > 0
+    slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
+    largest, late, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
-        p = np.float64(priority[position])
-        refused |= not (p >= 0.0 and p < np.inf and value[position] < np.inf)
-        refused |= index[position] < -1 or index[position] >= limit
-        if index[position] >= 0 and p > largest:
-            largest = p
+        slot, magnitude = index[position], error[position]
+        if is_feedback:
+            magnitude = abs(magnitude)
+            if slot < 0 or slot >= stored.size:
+                refused = True
+            elif stored[slot] != generation[position]:
+                slot, late = -1, late + 1
+        value[position] = (magnitude + offset) ** exponent
+        refused |= slot < -1 or slot >= limit
+        refused |= not (magnitude >= 0 and magnitude < INFINITY and value[position] < INFINITY)
+        if slot >= 0 and magnitude > largest:
+            largest = magnitude
+        slots[position] = slot
     if refused:
-        return -2.0
+        return np.float32(-2.0), 0
     for position in range(index.size):
-        if index[position] >= 0:
-            leaves[index[position]] = value[position]
-    refresh(index, leaves, sums, minima, starts, counts)
-    return largest
+        if slots[position] >= 0:
+            leaves[slots[position]] = value[position]
+    refresh(slots, leaves, sums, minima, starts, counts)
+    return largest, late
 
 
 @_compiled
@@ -141,6 +155,15 @@ def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # 
             leaves[index[position]] = value
     refresh(index, leaves, sums, minima, starts, counts)
     return True
+
+
+@_compiled
+def fill_slot(slot, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes one slot, without the array that :func:`fill_checked` takes."""
+    leaves[slot] = value
+    for level in range(1, counts.size):
+        slot >>= SHIFT
+        _recompute(level, slot, leaves, sums, minima, starts)
 
 
 @_inlined
@@ -187,8 +210,11 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
 
 
 @_compiled
-def draw(uniform, index, ratio, over_batch, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Draws in proportion; ``ratio`` is the value over the smallest positive one, of all slots or of the batch."""
+def draw(uniform, exponent, over_batch, index, weight, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+    """Draws in proportion; ``weight`` is the value over the smallest positive one, to the power ``exponent``.
+
+    The smallest is that of all slots or of the batch.
+    """
     root = starts[counts.size - 1]
     find(uniform * sums[root], index, leaves, sums, starts, counts)
     smallest = minima[root]
@@ -197,4 +223,4 @@ def draw(uniform, index, ratio, over_batch, leaves, sums, minima, starts, counts
         for position in range(index.size):
             smallest = min(smallest, leaves[index[position]])
     for position in range(index.size):
-        ratio[position] = leaves[index[position]] / smallest
+        weight[position] = (leaves[index[position]] / smallest) ** exponent

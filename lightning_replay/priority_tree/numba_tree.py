@@ -12,6 +12,9 @@ from lightning_replay.priority_tree import numba_kernels as kernels
 from lightning_replay.priority_tree.numba_kernels import FAN_OUT
 
 CACHE_LINE = 64
+# Of the layouts that generations in a batch and in packed rows have, so that kernels are compiled once.
+_NO_GENERATIONS = np.zeros(0, np.int64)
+_NONE_STORED = np.zeros((2, 2), np.int64)[:, 0]
 
 
 def _aligned(size: int, dtype: type) -> np.ndarray:
@@ -50,13 +53,51 @@ class NumbaTree:
     def set(self, index: Tensor, value: Tensor) -> None:
         kernels.set(index.numpy(), value.numpy(), *self._arrays)
 
-    def set_checked(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | None:
-        largest = kernels.set_checked(index.numpy(), priority.numpy(), value.numpy(), limit, *self._arrays)
+    def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
+        largest, _ = kernels.update(
+            index.numpy(),
+            priority.numpy(),
+            _NO_GENERATIONS,
+            _NONE_STORED,
+            np.float32(offset),
+            np.float32(exponent),
+            limit,
+            *self._arrays,
+        )
         return None if largest == -2.0 else largest
 
+    def update(
+        self,
+        index: Tensor,
+        error: Tensor,
+        generation: Tensor,
+        stored: np.ndarray,
+        offset: float,
+        exponent: float,
+        limit: int,
+    ) -> tuple[float, int] | None:
+        largest, late = kernels.update(
+            index.numpy(),
+            error.numpy(),
+            generation.numpy(),
+            stored,
+            np.float32(offset),
+            np.float32(exponent),
+            limit,
+            *self._arrays,
+        )
+        return None if largest == -2.0 else (largest, late)
+
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        slots = np.array([index], np.int64) if isinstance(index, int) else index.numpy()
-        return kernels.fill_checked(slots, np.float32(value), limit, *self._arrays)
+        if not isinstance(index, int):
+            if index.numel() > 1:
+                return kernels.fill_checked(index.numpy(), value, limit, *self._arrays)
+            index = int(index)
+        if index < -1 or index >= limit:
+            return False
+        if index >= 0:
+            kernels.fill_slot(index, value, *self._arrays)
+        return True
 
     def get(self, index: Tensor) -> Tensor:
         return torch.from_numpy(self._leaves[index.numpy()])
@@ -66,11 +107,11 @@ class NumbaTree:
         kernels.find(np.maximum(prefix_sum.numpy(), 0.0), index, self._leaves, self._sums, self._starts, self._counts)
         return torch.from_numpy(index)
 
-    def draw(self, uniform: Tensor, over_batch: bool) -> tuple[Tensor, Tensor]:
+    def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
         index = np.empty(uniform.numel(), np.int64)
-        ratio = np.empty(uniform.numel(), np.float32)
-        kernels.draw(uniform.numpy(), index, ratio, over_batch, *self._arrays)
-        return torch.from_numpy(index), torch.from_numpy(ratio)
+        weight = np.empty(uniform.numel(), np.float32)
+        kernels.draw(uniform.numpy(), np.float32(exponent), over_batch, index, weight, *self._arrays)
+        return torch.from_numpy(index), torch.from_numpy(weight)
 
     def total(self) -> Tensor:
         return torch.tensor(self._sums[self._root], dtype=torch.float64)

@@ -56,7 +56,10 @@ class TorchTree:
             self._leaves[index] = value[last]  # duplicates write one and the same value, in whatever order
         self._refresh(index)
 
-    def set_checked(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | Tensor | None:
+    def set_checked(
+        self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int
+    ) -> float | Tensor | None:
+        value = priority.add(offset).pow_(exponent)
         if self._on_cpu:
             return self._set_checked_on_cpu(index, priority, value, limit)
         kept = (index >= 0) & (index < limit) & (priority >= 0) & (value < torch.inf)
@@ -94,7 +97,7 @@ class TorchTree:
                 self._fill_range(first, first + count, value)
                 return True
         filled = torch.full(index.shape, value, device=self.device)
-        return self.set_checked(index, filled, filled, limit) is not None
+        return self.set_checked(index, filled, 0.0, 1.0, limit) is not None
 
     def _fill_range(self, start: int, stop: int, value: float) -> None:
         self._leaves[start:stop] = value
@@ -115,10 +118,10 @@ class TorchTree:
     def has_mass(self) -> bool:
         return bool(self.total() > 0)
 
-    def draw(self, uniform: Tensor, over_batch: bool) -> tuple[Tensor, Tensor]:
+    def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
         index = self.find(uniform * self.total())
         value = self._leaves.index_select(0, index)
-        return index, value.div_(value.amin() if over_batch else self.min())
+        return index, value.div_(value.amin() if over_batch else self.min()).pow_(exponent)
 
     def find(self, prefix_sum: Tensor) -> Tensor:
         node = prefix_sum.new_zeros(0, dtype=torch.int64)

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,37 +105,69 @@ class PriorityTree:
         """
         return self._tree.find(self._as(prefix_sum, torch.float64))
 
-    def draw(self, uniform: Tensor, *, over_batch: bool = False) -> tuple[Tensor, Tensor]:
+    def draw(self, uniform: Tensor, *, over_batch: bool = False, exponent: float = 1.0) -> tuple[Tensor, Tensor]:
         """Draws in proportion to the values.
 
         Args:
             uniform: float64 ``[n]`` in ``[0, 1)``.
             over_batch: see the return value.
+            exponent: see the return value.
 
         Returns:
             Slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn
-            ones with ``over_batch``), float32 ``[n]``, at least 1.
+            ones with ``over_batch``), raised to ``exponent``, float32 ``[n]``.
         """
-        return self._tree.draw(uniform, over_batch)
+        return self._tree.draw(uniform, over_batch, exponent)
 
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""
         return self._tree.has_mass()
 
-    def set_checked(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | Tensor | None:
-        """Validates entries and writes them as :meth:`set`, in one pass.
+    def set_checked(
+        self, index: Tensor, priority: Tensor, limit: int, *, offset: float = 0.0, exponent: float = 1.0
+    ) -> float | Tensor | None:
+        """Validates priorities and writes ``(priority + offset) ** exponent`` as :meth:`set`, in one pass.
 
         Args:
             index: int64 ``[n]``, n > 0, in ``[-1, limit)``; -1 is skipped.
-            priority: float32 ``[n]`` that ``value`` was computed from, finite and non-negative.
-            value: float32 ``[n]``, finite.
+            priority: float32 ``[n]``, finite and non-negative, and what is written finite.
             limit: slots that may be written.
+            offset: see above.
+            exponent: see above.
 
         Returns:
             The largest priority written (a scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with
             nothing written when an entry is invalid. While a CUDA graph is captured invalid entries are skipped.
         """
-        return self._tree.set_checked(index, priority, value, limit)
+        return self._tree.set_checked(index, priority, offset, exponent, limit)
+
+    def update(
+        self,
+        index: Tensor,
+        error: Tensor,
+        generation: Tensor,
+        stored: np.ndarray,
+        limit: int,
+        *,
+        offset: float,
+        exponent: float,
+    ) -> tuple[float, int] | None:
+        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; ``"numba"`` only.
+
+        Args:
+            index: int64 ``[n]``, n > 0.
+            error: float32 ``[n]``, signed.
+            generation: int64 ``[n]``; where another one is ``stored`` for the slot the row is late, and skipped.
+            stored: int64, the present generation of every slot.
+            limit: slots that may be written.
+            offset: see above.
+            exponent: see above.
+
+        Returns:
+            The largest magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing
+            written, when an error is not finite or a row that is not late lies outside of ``limit``.
+        """
+        return self._tree.update(index, error, generation, stored, offset, exponent, limit)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot."""

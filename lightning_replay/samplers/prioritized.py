@@ -83,18 +83,18 @@ class PrioritizedSampler(TorchRLNames):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives rows written just now the largest priority so far; called by the writers."""
         self._attach_storage(storage)
-        priority = self.default_priority
+        if not isinstance(index, int):
+            index = flat_index(index, self._tree.device, storage)
+            if not index.numel():
+                return
+        priority, offset, exponent = self.default_priority, self.priority_offset, self._priority_exponent
         if isinstance(priority, Tensor):
             index = flat_index(index, self._tree.device, storage)
             filled = priority.to(torch.float32).expand(index.shape)
-            accepted = self._tree.set_checked(index, filled, self._exponentiated(filled), self.max_size) is not None
+            written = self._tree.set_checked(index, filled, self.max_size, offset=offset, exponent=exponent)
+            accepted = written is not None
         else:
-            if not isinstance(index, int):
-                index = flat_index(index, self._tree.device, storage)
-                if not index.numel():
-                    return
-            value = (priority + self.priority_offset) ** self._priority_exponent
-            accepted = self._tree.fill_checked(index, value, self.max_size)
+            accepted = self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity)
         if not accepted:
             raise refusal(torch.as_tensor(index), None, self.max_size, None)
         self._has_rows = True
@@ -127,8 +127,7 @@ class PrioritizedSampler(TorchRLNames):
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
         if uniform.device != tree.device:
             uniform = uniform.to(tree.device, non_blocking=True)
-        index, ratio = tree.draw(uniform, over_batch=self.normalize_over_batch)
-        weight = ratio.pow_(-self.beta)
+        index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
@@ -153,7 +152,9 @@ class PrioritizedSampler(TorchRLNames):
         if not index.numel():
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
-        largest = self._tree.set_checked(index, priority, self._exponentiated(priority), limit)
+        largest = self._tree.set_checked(
+            index, priority, limit, offset=self.priority_offset, exponent=self._priority_exponent
+        )
         if largest is None:
             raise refusal(index, priority, limit, None if storage is None else len(storage))
         if isinstance(self._largest, Tensor):
@@ -167,8 +168,12 @@ class PrioritizedSampler(TorchRLNames):
         if storage is None:
             return
         device = device_of(storage)
-        may_move = self._tree.device.type != "cuda" and self._backend != "numba"
-        if may_move and device is not None and device.type == "cuda":
+        if (
+            device is not None
+            and device.type == "cuda"
+            and self._tree.device.type == "cpu"
+            and self._backend != "numba"
+        ):
             leaves = self._tree.state_dict()
             self._tree = PriorityTree(self.max_size, device=device, backend="torch")
             self._tree.load_state_dict(leaves)

@@ -44,7 +44,7 @@ def _apply(tree: PriorityTree, oracle: PriorityOracle, kind: str, index: list[in
         oracle.set(index, [value[0]] * len(index))
     elif kind == "checked":
         values = torch.tensor(value)
-        assert float(tree.set_checked(slots, values, values, tree.capacity)) == max(value)
+        assert float(tree.set_checked(slots, values, tree.capacity)) == max(value)
         oracle.set(index, value)
     else:
         tree.set(slots, torch.tensor(value))

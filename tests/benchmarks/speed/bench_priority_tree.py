@@ -25,10 +25,9 @@ def _filled(capacity: int, backend: str) -> PriorityTree:
 def _draw_and_update(tree: PriorityTree, generator: torch.Generator) -> tuple[float, float]:
     priority = torch.rand(BATCH, generator=generator)
     started = time.perf_counter()
-    index, ratio = tree.draw(torch.rand(BATCH, dtype=torch.float64, generator=generator))
-    ratio.pow_(-0.4)
+    index, _ = tree.draw(torch.rand(BATCH, dtype=torch.float64, generator=generator), exponent=-0.4)
     drawn = time.perf_counter()
-    tree.set_checked(index, priority, priority.add(1e-6).pow_(0.6), tree.capacity)
+    tree.set_checked(index, priority, tree.capacity, offset=1e-6, exponent=0.6)
     return drawn - started, time.perf_counter() - drawn
 
 

@@ -76,14 +76,14 @@ def test_draw_gives_each_value_over_the_smallest(tree: PriorityTree) -> None:
 def test_set_checked_writes_nothing_when_an_entry_is_unsound(tree: PriorityTree, index: list, priority: list) -> None:
     before = tree.leaves()
     values = torch.tensor(priority, dtype=torch.float32)
-    assert tree.set_checked(torch.tensor(index), values, values, 100) is None
+    assert tree.set_checked(torch.tensor(index), values, 100) is None
     assert torch.equal(tree.leaves(), before) and tree.total() == 7.0
 
 
 def test_checked_writes_skip_minus_one(tree: PriorityTree) -> None:
     values = torch.tensor([50.0, 3.0])
-    assert tree.set_checked(torch.tensor([-1, 0]), values, values, 100) == 3.0
-    assert tree.set_checked(torch.tensor([-1, -1]), values, values, 100) < 0
+    assert tree.set_checked(torch.tensor([-1, 0]), values, 100) == 3.0
+    assert tree.set_checked(torch.tensor([-1, -1]), values, 100) < 0
     assert tree.fill_checked(torch.tensor([-1, 5]), 1.0, 100) and tree.fill_checked(-1, 50.0, 100)
     assert tree.total() == 3 + 2 + 4 + 1
 
