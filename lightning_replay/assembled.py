@@ -90,6 +90,10 @@ class AssembledReplay(BufferHooks, LockedReplay):
         transforms: Any = self._transform._modules["transforms"]
         return transforms
 
+    @property
+    def _has_transforms(self) -> bool:
+        return len(self._transform._modules["transforms"]._modules) > 0  # type: ignore[union-attr,arg-type]
+
     def _own_transforms(self) -> list[ReplayTransform]:
         """Returns the transforms that define what a ``Replay`` calls."""
         return [transform for transform in self._transforms if isinstance(transform, ReplayTransform)]

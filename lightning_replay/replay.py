@@ -8,11 +8,13 @@ which change sampler, writer, storage and episodes together or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 from torchrl.envs import Transform
@@ -22,13 +24,15 @@ from lightning_replay.assembled import AssembledReplay, check_parts
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import Drawing, ReplayTransform
+from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.transition_check import TransitionCheck, with_done
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.rows_of_columns import rows_of_columns
+from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -174,6 +178,10 @@ class Replay(AssembledReplay):
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
+        if self._is_direct and isinstance(tensordicts, TensorDictBase):
+            index = self._store_directly(tensordicts, PackedStorage.fitting_values)
+            if index is not None:
+                return index
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(
                 f"extend takes a TensorDict of transitions; got {type(tensordicts).__name__}. Wrap columns [N, ...] as "
@@ -193,7 +201,7 @@ class Replay(AssembledReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
-            has_transforms = len(self._transforms) > 0
+            has_transforms = self._has_transforms
             may_change = has_transforms or not (packed is None or packed.has_columns)
             before = self._entry_state() if may_change else _UNCHANGED
             try:
@@ -208,6 +216,74 @@ class Replay(AssembledReplay):
             except BaseException:  # whatever a function raises that was given to writer, sampler or transform
                 self._undo_entry(before)
                 raise
+
+    def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
+        """Stores transitions given column by column, with the result of :meth:`extend`.
+
+        For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
+        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage` with a
+        :class:`~lightning_replay.writers.FirstInFirstOutWriter`, unless a transform, or a sampler that checks rows,
+        reads them.
+
+        Args:
+            columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
+                of names such as ``("next", "reward")``. Dtypes and shapes are those of the stored columns, as for
+                :meth:`extend`; a reward is float32 ``[N, 1]`` where the first ones were. They are copied.
+
+        Returns:
+            int64, their slots, as :meth:`extend`.
+
+        Raises:
+            TypeError: no mapping, a key that is no name, or a value that is neither an array of numbers nor a tensor.
+            ValueError: columns of several lengths, a name that is both a column and a branch, or rows that
+                :meth:`extend` refuses. Nothing is changed.
+
+        Example:
+            >>> replay = Replay(storage=PackedStorage(capacity=100), batch_size=4, seed=0)
+            >>> reward = np.ones((1, 1), dtype=np.float32)
+            >>> columns = {"observation": np.zeros((1, 3), dtype=np.float32), ("next", "reward"): reward}
+            >>> replay.extend_columns(columns), replay.extend_columns(columns)
+            (tensor([0]), tensor([1]))
+        """
+        if self._is_direct and isinstance(columns, Mapping):
+            index = self._store_directly(columns, PackedStorage.fitting_columns)
+            if index is not None:
+                return index
+        return self.extend(rows_of_columns(columns))
+
+    def _attach_parts(self) -> None:
+        super()._attach_parts()
+        # Parts of which each is known to read nothing of new rows but the values that are stored.
+        self._is_direct = (
+            type(self).extend is Replay.extend
+            and type(self._storage) is PackedStorage
+            and type(self._writer) is FirstInFirstOutWriter
+            and type(self._sampler_hooks).check_rows is SamplerHooks.check_rows
+        )
+
+    def _store_directly(
+        self, rows: Any, read: Callable[[PackedStorage, Any], Sequence[Column] | None]
+    ) -> Tensor | None:
+        """Stores rows of which only the values matter; ``None`` where :meth:`_store` must do it, nothing is changed."""
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:
+            if self._refusal is not None:
+                self._check_usable()
+            storage, writer = self._packed, self._writer
+            assert storage is not None and isinstance(writer, FirstInFirstOutWriter)
+            if self._has_transforms or (self._episodes is not None and self._episodes.links is None):
+                return None
+            if self._sampler_hooks.uses_priorities and storage.has_column(self.priority_key):
+                return None
+            values = read(storage, rows)
+            if values is None:
+                return None
+            count = len(values[0])
+            index = writer.extend_values(storage, values, count)
+            self.last_insertion = Insertion(index, slice(count - index.numel(), count))
+            self._sampler.extend(index)
+            return index
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Flushes partial n-step transitions, formed before they are stored, when collecting or episodes break off.

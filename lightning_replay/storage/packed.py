@@ -7,7 +7,7 @@ Longer than other files because rows are written, read, saved and restored throu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -59,6 +59,8 @@ class PackedStorage(ForkableStorage):
             device than the CPU; columns that change.
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
+
+    _revision = 0
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="transitions")
@@ -226,15 +228,48 @@ class PackedStorage(ForkableStorage):
             values = self._reader.read(data, self._given_device)
             if values is None:
                 raise self._mismatch(data)
-            if self.row_check is not None:
-                if self._columns_check is None:
-                    self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
-                self._columns_check(values)
+            self._check(values)
             return values
         except BaseException:
             if may_change:
                 self.undo_entry(is_new)
             raise
+
+    def fitting_values(self, rows: TensorDictBase) -> Sequence[Column] | None:
+        """Returns :meth:`checked_values` of rows that follow others on the CPU, and changes nothing.
+
+        ``None`` where :meth:`checked_values` must decide: no row is stored, or these have other columns.
+        """
+        reader, device = self._reader, self._given_device
+        if reader is None or device is None or not self._len or device.type != "cpu" or rows.ndim != 1:
+            return None
+        values = reader.read(rows, device)
+        if values is None or not len(values[0]):
+            return None
+        self._check(values)
+        return values
+
+    def fitting_columns(self, columns: Mapping[Any, Any]) -> Sequence[Column] | None:
+        """Returns the same for arrays and tensors ``[N, ...]`` by key."""
+        reader, device = self._reader, self._given_device
+        if reader is None or device is None or not self._len or device.type != "cpu":
+            return None
+        values = reader.read_columns(columns)
+        if values is not None:
+            self._check(values)
+        return values
+
+    def _check(self, values: Sequence[Column]) -> None:
+        if self._refusal is not None:
+            self.check_writable()
+        if self.row_check is not None:
+            if self._columns_check is None:
+                self._columns_check = self.row_check.of(dict(zip(self._given, values, strict=True)))
+            self._columns_check(values)
+
+    def has_column(self, key: NestedKey) -> bool:
+        """Returns whether rows must have this column."""
+        return ((key,) if isinstance(key, str) else key) in self._given
 
     @property
     def has_columns(self) -> bool:
@@ -258,16 +293,18 @@ class PackedStorage(ForkableStorage):
         assert self._columns is not None
         with self.snapshots.lock:
             self.begin_write(slots)
+            places = slots if type(slots) is slice or self._generations is None else slots.numpy()
             for column, value in zip(self._columns, values, strict=True):
-                if column.array is None or isinstance(value, Tensor):
+                if column.array is None or type(value) is not np.ndarray:
                     column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
                 else:
-                    column.array[slots if isinstance(slots, slice) else slots.numpy()] = value
+                    column.array[places] = value
             self._next_generation(slots)
             highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-            self._reached = max(self._reached, highest)
-            if grow:
-                self._len = max(self._len, highest)
+            if highest > self._reached:
+                self._reached = highest
+            if grow and highest > self._len:
+                self._len = highest
         self._bump_mutation_revision()
 
     def begin_write(self, slots: slice | Tensor) -> None:
@@ -277,10 +314,26 @@ class PackedStorage(ForkableStorage):
         if self._shared_writes is not None:
             self._shared_writes.add()
 
+    def slots(self, start: int, stop: int) -> Tensor:
+        """Returns the slots from ``start`` to below ``stop``, int64 on the storage's device."""
+        if self._generations is None:
+            return torch.arange(start, stop, device=self.device)
+        return torch.from_numpy(np.arange(start, stop))  # half the time
+
+    def _bump_mutation_revision(self) -> None:
+        self._revision += 1  # a plain number, for TorchRL's samplers that keep what they read of the rows
+
+    @property
+    def _mutation_revision(self) -> int:
+        return self._revision
+
     def _next_generation(self, slots: slice | Tensor) -> None:
         generation = self._generations
         if generation is not None:
             if isinstance(slots, slice):
+                if slots.stop - slots.start == 1:  # a quarter of the time
+                    generation[slots.start] = max(int(generation[slots.start]), self._least_generation) + 1
+                    return
                 view = generation[slots]
                 view += 1  # in place: generation[slots] += 1 would write twice
                 if self._least_generation:

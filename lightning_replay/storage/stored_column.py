@@ -37,10 +37,13 @@ class RowReader:
 
     def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
         self._kinds = [
-            (dtype, shape, torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
+            (dtype, tuple(shape), torch.empty(0, dtype=dtype).numpy().dtype if key in arrays else None)
             for key, (dtype, shape) in columns.items()
         ]
-        self._tree = _places(nest(columns), {key: place for place, key in enumerate(columns)})
+        place_of = {key: place for place, key in enumerate(columns)}
+        self._tree = _places(nest(columns), place_of)
+        # A single name may be given as a tuple too, as in a TensorDict.
+        self._place_of: dict[Any, int] = place_of | {key[0]: place for key, place in place_of.items() if len(key) == 1}
 
     def read(self, rows: TensorDictBase, device: torch.device | None) -> list[Tensor | np.ndarray] | None:
         """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
@@ -63,6 +66,38 @@ class RowReader:
                 return None
             elif value.requires_grad:
                 values[place] = value.detach()
+        return values
+
+    def read_columns(self, columns: Mapping[Any, Any]) -> list[np.ndarray] | None:
+        """Returns arrays ``[N, ...]`` in the order of the columns; ``None`` where :meth:`read` must decide.
+
+        Args:
+            columns: arrays and tensors on the CPU by key, a name or a tuple of names.
+        """
+        if len(columns) != len(self._kinds):
+            return None
+        values: list[Any] = [None] * len(self._kinds)
+        count = 0
+        for key, value in columns.items():
+            place = self._place_of.get(key)
+            if place is None or values[place] is not None:
+                return None
+            if type(value) is not np.ndarray:
+                if not isinstance(value, Tensor) or not value.is_cpu or value.requires_grad:
+                    return None
+                if value.dtype in _WITHOUT_NUMPY or value.layout != torch.strided:
+                    return None
+                value = value.numpy()
+            _, shape, dtype = self._kinds[place]
+            given = value.shape
+            if not given or given[1:] != shape:
+                return None
+            if value.dtype is not dtype and (dtype is None or value.dtype != dtype):  # equal where it was unpickled
+                return None
+            count = count or given[0]
+            if given[0] != count or not count:
+                return None
+            values[place] = value
         return values
 
 

@@ -110,21 +110,25 @@ class ColumnsCheck:
     def __call__(self, columns: Sequence[Column]) -> None:
         """Checks rows ``[N, ...]``, in the order of the names; see :class:`TransitionCheck`."""
         if self._ends:
-            done, ended = columns[self._done], columns[self._ends[0]]
-            for place in self._ends[1:]:
-                ended = ended | columns[place]
-            if isinstance(done, np.ndarray):
-                contradicts = bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
-            else:
-                contradicts = bool((ended > done).any())
-            if contradicts:
-                raise _contradiction(done, ended)
+            self._check_flags(columns)
         for one, other in self._arrays:
             # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
-            if not isfinite(vdot(columns[one], columns[other])):
+            a: Any = columns[one]
+            b: Any = columns[other]
+            if not isfinite(a.item() * b.item() if a.size == 1 else vdot(a, b)):
                 self._check_each(columns, (one, other))
         if self._tensors:
             self._check_each(columns, self._tensors)
+
+    def _check_flags(self, columns: Sequence[Column]) -> None:
+        done: Any = columns[self._done]
+        is_one = type(done) is np.ndarray and done.size == 1  # which takes a tenth of the time
+        if is_one and done.item():
+            return
+        for place in self._ends:
+            ended: Any = columns[place]
+            if ended.item() if is_one else _contradicts(done, ended):
+                raise _contradiction(done, columns[self._ends[0]] | columns[self._ends[-1]])
 
     def _check_each(self, columns: Sequence[Column], places: Sequence[int]) -> None:
         for place in places:
@@ -145,6 +149,13 @@ def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key,
         else:
             pairs.append((other, key))
     return pairs + [(key, key) for key in alone.values()]
+
+
+def _contradicts(done: Any, ended: Any) -> bool:
+    """Returns whether a flag of an end is true where ``done``, of the same shape, is false."""
+    if type(done) is not np.ndarray:
+        return bool((ended > done).any())
+    return bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
 
 
 def _contradiction(done: Any, ended: Any) -> ValueError:

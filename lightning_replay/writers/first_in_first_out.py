@@ -50,9 +50,26 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        count = data.shape[0]
+        return self.extend_values(storage, storage.checked_values(data), data.shape[0])
+
+    def extend_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
+        """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`."""
+        capacity, start = storage.capacity, self._cursor
+        stop = start + count
+        if stop <= capacity and type(storage) is PackedStorage:
+            storage.write(slice(start, stop), values)
+            self._cursor = stop if stop < capacity else 0
+            index = storage.slots(start, stop)
+        else:
+            index = self._extend_around(storage, values, count)
+        self._write_count += count
+        for buffer in storage._attached_entities:
+            buffer.mark_update(index)
+        return index
+
+    def _extend_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
+        """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""
         capacity = storage.capacity
-        values = storage.checked_values(data)
         kept = min(count, capacity)
         if count > kept:
             values = [value[-kept:] for value in values]
@@ -68,14 +85,11 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             for first in range(0, kept, at_once):
                 part = [value[first : first + at_once] for value in values]
                 self._put(storage, part, min(at_once, kept - first))
-        self._write_count += count
         index = torch.arange(start, start + kept, device=storage.device)
         if start + kept > capacity:
             index %= capacity
         if storage.num_held < kept:  # the first of them left for the last
             index = index[-storage.num_held :]
-        for buffer in storage._attached_entities:
-            buffer.mark_update(index)
         return index
 
     def _put(self, storage: PackedStorage, values: Sequence[Column], count: int) -> None:

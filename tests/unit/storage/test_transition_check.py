@@ -142,6 +142,22 @@ def test_other_columns_may_be_infinite(replay) -> None:
     assert len(replay) == 4
 
 
+@pytest.mark.parametrize("key", ["observation", ("next", "observation"), ("next", "reward")])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_one_number_of_a_single_row_is_refused(key, value: float) -> None:
+    replay = recipes.uniform(16, 2, seed=0)
+    steps = [numbered_steps(number, 1) for number in range(4)]
+    for one in steps:
+        for name in ("observation", ("next", "observation")):
+            one[name] = one[name][:, :1] * 1e30
+    for one in steps[:3]:  # whose products overflow
+        replay.extend(one)
+    steps[3][key] = torch.full((1, 1), value)
+    with pytest.raises(ValueError, match=rf"is {value} in rows \[0\] of 1"):
+        replay.extend(steps[3])
+    assert len(replay) == 3
+
+
 @pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
 @pytest.mark.parametrize("key", ["observation", ("next", "observation"), ("next", "reward")])
 def test_whoever_asks_for_it_may_store_what_is_not_finite(storage, key) -> None:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows given as columns, rows given as a TensorDict, and rows stored the long way: one buffer, to the last bit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from tests.attack.refusals import REASONS, STATES, refusals
+from tests.attack.states import difference, fingerprint
+from tests.attack.variants import VARIANTS, Variant
+from tests.attack.worlds import World
+
+HISTORY = st.lists(
+    st.tuples(st.sampled_from(["extend", "feed back", "flush", "empty", "refuse"]), st.integers(0, 30)),
+    min_size=1,
+    max_size=14,
+)
+
+
+def columns_of(rows: TensorDict, kind: int = 0) -> dict[Any, Any]:
+    """Tensors, arrays, names as tuples, or arrays of a column order and strides of their own."""
+    columns: dict[Any, Any] = dict(rows.items(True, True))
+    if kind == 1:
+        return {key: value.numpy() for key, value in columns.items()}
+    if kind == 2:
+        columns = dict(reversed(columns.items()))
+        return {(key,) if isinstance(key, str) else key: value.numpy() for key, value in columns.items()}
+    if kind == 3:
+        return {key: np.flip(np.flip(value.numpy(), 0).copy(), 0) for key, value in columns.items()}
+    return columns
+
+
+class Triplets:
+    """Three buffers that go through one history."""
+
+    def __init__(self, variant: Variant, folder: Path) -> None:
+        self.variant = variant
+        self.replays = [variant.build(24, 6, 5, folder / str(place)) for place in range(3)]
+        self.replays[2]._is_direct = False
+        self.world: World = variant.world(5)
+
+    def extend(self, count: int) -> None:
+        rows = self.world.take(count + 1)
+        by_columns, direct, long = self.replays
+        kind = count % 4 if by_columns.storage.layout else 0  # the first columns set their order
+        slots = [by_columns.extend_columns(columns_of(rows, kind)), direct.extend(rows), long.extend(rows)]
+        assert slots[0].dtype == slots[2].dtype and slots[0].tolist() == slots[1].tolist() == slots[2].tolist()
+        assert len({str(replay.last_insertion) for replay in self.replays}) == 1
+
+    def feed_back(self, _: int) -> None:
+        drawn: list[Any] = []
+        for replay in self.replays:
+            try:
+                batch = replay.sample()
+            except RuntimeError as error:  # none of the tables has enough rows yet
+                drawn.append(str(error))
+                continue
+            replay.update_priority(batch, batch["index"].reshape(len(batch), -1)[:, 0].float())
+            drawn.append(fingerprint(batch.to_dict()))
+        assert drawn[0] == drawn[1] == drawn[2]
+
+    def flush(self, _: int) -> None:
+        for replay in self.replays:
+            replay.flush()
+
+    def empty(self, _: int) -> None:
+        for replay in self.replays:
+            replay.empty()
+
+    def refuse(self, number: int) -> None:
+        """Rows that are refused change nothing and get one message, whichever way they are given."""
+        offered = refusals(self.replays[0], self.variant).items()
+        left_out = {*STATES, "no TensorDict", "rows of two dimensions"}  # which columns cannot express
+        found = [call for name, call in offered if name not in left_out]
+        call, rows = found[number % len(found)], self.variant.world(7).take(3)
+        messages = []
+        for place, replay in enumerate(self.replays):
+            before = replay.state_dict()
+            try:
+                if place == 0:
+                    call(_ByColumns(replay), rows)
+                else:
+                    call(replay, rows)
+            except REASONS as error:
+                messages.append((type(error), str(error)))
+            assert difference(before, replay.state_dict()) is None
+        assert len(messages) == 3 and messages[1] == messages[2]
+        assert messages[0] == messages[1] or "extend_columns takes" in messages[0][1]
+
+    def check(self) -> None:
+        states = [replay.state_dict() for replay in self.replays]
+        assert difference(states[0], states[2]) is None and difference(states[1], states[2]) is None
+        assert len({fingerprint(replay.stats()) for replay in self.replays}) == 1
+
+
+class _ByColumns:
+    """A buffer whose rows are given as columns."""
+
+    def __init__(self, replay: Any) -> None:
+        self._replay = replay
+
+    def extend(self, rows: TensorDict) -> torch.Tensor:
+        return self._replay.extend_columns(columns_of(rows, 1))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replay, name)
+
+
+@settings(max_examples=100)
+@given(variant=st.sampled_from(VARIANTS), history=HISTORY)
+def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        triplets = Triplets(variant, Path(folder))
+        for name, number in history:
+            getattr(triplets, name.replace(" ", "_"))(number)
+        triplets.check()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_recipe_stores_columns(variant: Variant, tmp_path: Path) -> None:
+    triplets = Triplets(variant, tmp_path)
+    for count in (0, 2, 11, 0, 1, 29, 0):
+        triplets.extend(count)
+        triplets.feed_back(0)
+        triplets.refuse(count)
+    triplets.check()
