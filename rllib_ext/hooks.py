@@ -13,7 +13,7 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.result import TIMESTEPS_TOTAL
 
-from rllib_ext.rllib_compat import callbacks_on, local_replay_buffer, num_actors, values
+from rllib_ext.rllib_compat import callbacks_on, complete_results, local_replay_buffer, num_actors, values
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
         from rllib_ext.episodes.task_assignment import TaskAssignment
 
         buffer.assignment = TaskAssignment(algorithm)
+    complete_results(algorithm.metrics, buffer)
     CheckpointedAlgorithm(algorithm, ReplayPart(algorithm, restore=restore, incremental=incremental))
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
 
 T = TypeVar("T")
 
@@ -88,6 +89,24 @@ def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
 def local_replay_buffer(algorithm: Any) -> Any:
     """Returns the replay buffer of an algorithm; ``None`` where there is none, as in PPO, or no algorithm was given."""
     return getattr(algorithm, "local_replay_buffer", None)
+
+
+def complete_results(metrics: Any, buffer: Any) -> None:
+    """Adds a buffer's remaining metrics to the logger of its algorithm before each result.
+
+    RLlib has no callback between the last training step of an iteration and the result, and its statistics are emptied
+    with every result.
+    """
+    compile_result = metrics.compile
+
+    def completed() -> dict[str, Any]:
+        remaining = buffer.remaining_metrics()
+        if remaining:
+            metrics.aggregate([remaining], key=REPLAY_BUFFER_RESULTS)
+        result: dict[str, Any] = compile_result()
+        return result
+
+    metrics.compile = completed
 
 
 def local_environments(vector: Any) -> list[Any]:

@@ -233,8 +233,16 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.modules[module_id].update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns counters under RLlib's keys, in the form of its metrics logger."""
-        return self._counters.reduce(self.modules)
+        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
+
+        Where results are completed by :meth:`remaining_metrics`, they are returned at every tenth call and the dict is
+        empty otherwise: computing them takes longer than a draw.
+        """
+        return self._counters.report(self.modules)
+
+    def remaining_metrics(self) -> dict[str, Any]:
+        """Returns the counters if something was drawn since they were last returned; call it before every result."""
+        return self._counters.complete(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps stored."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of the buffer in plain integers, logged once per draw."""
+"""Counters of the buffer in plain integers, logged once per draw or at every tenth."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ STATS = {
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
+_CALLS_PER_REPORT = 10  # where results are completed by :meth:`BufferMetrics.complete`
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 _Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
 
@@ -69,8 +70,10 @@ class BufferMetrics:
         self._environment = FragmentTracker()  # stays empty where there is one agent
         self._logged: _Counts = Counter()  # sums of all modules under the module ""
         self._logger = MetricsLogger(root=False)
-        self._calls = 0
+        self._calls = self._reported = 0
+        self._calls_per_report = 1
         self._stats: dict[str, dict[str, Any]] = {}
+        self._stats_read: dict[str, int] = {}  # in which call
 
     def count(self, counter: str, amount: int, module_id: str = DEFAULT_MODULE_ID) -> None:
         """Adds to a counter of a module."""
@@ -95,8 +98,22 @@ class BufferMetrics:
             amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
         )
 
+    def report(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+        """Returns :meth:`reduce` where it is due, and nothing otherwise. Call it once per draw."""
+        self._calls += 1
+        return self.reduce(modules) if self._calls - self._reported >= self._calls_per_report else {}
+
+    def complete(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+        """Returns :meth:`reduce` if there was a draw since the last, and makes it due at every tenth draw from then on.
+
+        RLlib empties its statistics with every result; call this before it does.
+        """
+        self._calls_per_report = _CALLS_PER_REPORT
+        return self.reduce(modules) if self._calls > self._reported else {}
+
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
         """Returns the metrics in the form of RLlib's logger, and starts the next interval."""
+        self._reported = self._calls
         log = self._logger.log_value
         stored = self.env_steps_stored(modules)
         for counter, (key, lifetime_key) in _SUMS.items():
@@ -161,7 +178,6 @@ class BufferMetrics:
         log = functools.partial(self._logger.log_value, reduce="item")
         every = list(modules.values())
         stats = [self._stats_of(name, module) for name, module in modules.items()]
-        self._calls += 1
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
         log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1))
         if ages:
@@ -204,7 +220,7 @@ class BufferMetrics:
         entries = 0 if tables is None else int(tables.length.sum())
         if isinstance(module.replay.writer, RetentionWriter):
             entries = max(entries, len(module))
-        interval = 1 + entries // _ENTRIES_PER_CALL
-        if name not in self._stats or self._calls % interval == 0:
-            self._stats[name] = module.replay.stats()
+        calls_between = entries // _ENTRIES_PER_CALL
+        if name not in self._stats or self._calls - self._stats_read[name] > calls_between:
+            self._stats[name], self._stats_read[name] = module.replay.stats(), self._calls
         return self._stats[name]

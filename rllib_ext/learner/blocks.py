@@ -19,6 +19,9 @@ class TransitionBlock(SingleAgentEpisode):
     raises an error for other indices: row ``i + 1`` does not follow row ``i`` in time. Only the last row can be
     terminated or truncated, as in an episode.
 
+    Blocks reach remote Learners through Ray's object store, without copies there: their columns are then read-only. The
+    default connectors copy columns into the train batch, which may be written to.
+
     Args:
         name: of the block within one batch; contains an underscore (RLlib renames others).
         columns: observations, next observations and actions, nested arrays ``[n, ...]``, and rewards, ``[n]``.
@@ -58,8 +61,10 @@ class TransitionBlock(SingleAgentEpisode):
         return self.t
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Plain arrays as arguments: pickle protocol 5 sends them out of band.
-        return type(self), (self.id_, self._columns, self.extra_model_outputs, *self.ends, self.module_id)
+        # Pickle protocol 5 sends contiguous arrays out of band, and drawn columns are views of packed rows.
+        content = tree.map_structure(_contiguous, (self._columns, self.extra_model_outputs, self.ends))
+        columns, outputs, ends = content
+        return type(self), (self.id_, columns, outputs, *ends, self.module_id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id_={self.id_!r}, {self.t} rows)"
@@ -160,6 +165,10 @@ class FlaggedBlock(TransitionBlock):
             f"{name} was read from {self!r}, in which every row has its own; the Learner's connectors lack the piece "
             'that reads them. Let rllib_ext.configure(config) add it, or use replay_config(..., layout="blocks").'
         )
+
+
+def _contiguous(leaf: Any) -> Any:
+    return np.ascontiguousarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _active(options: dict[str, Any]) -> bool:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T6: the buffer's part of one DQN training step in RLlib: RLlib's own, ours by config only, and ours configured."""
+"""T6: the buffer's part of one DQN training step in RLlib: RLlib's own, ours by config only, and ours configured.
+
+``--driver`` measures the CPU time of the driver process per environment step with 1, 2 and 4 EnvRunners instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,12 +24,13 @@ from peers import arguments
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from timing import Table, burst_of
+from timing import Burst, Table, burst_of
 
 import rllib_ext
 
 BATCH = 256
 CAPACITY = 100_000
+STEPS_PER_ENV_RUNNER = 8 * 4  # environments, and steps of each in one training step
 BUFFERS: dict[str, dict[str, Any]] = {
     "rllib": {"type": "PrioritizedEpisodeReplayBuffer", "capacity": CAPACITY, "alpha": 0.6, "beta": 0.4},
     "rllib uniform": {"type": "EpisodeReplayBuffer", "capacity": CAPACITY},
@@ -51,19 +56,24 @@ def episodes(steps: int) -> Iterator[SingleAgentEpisode]:
         yield episode.to_numpy()
 
 
+def build(name: str, **env_runners: Any) -> Algorithm:
+    """DQN on CartPole with the buffer of this name."""
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=0, log_level="ERROR").env_runners(**env_runners)
+    config.training(
+        replay_buffer_config=BUFFERS[name],
+        train_batch_size_per_learner=BATCH,
+        num_steps_sampled_before_learning_starts=0,
+    )
+    if name.startswith("configured"):
+        rllib_ext.configure(config)
+    return config.build_algo()
+
+
 class Step:
     """An algorithm with a filled buffer, and the pieces of its training step one by one."""
 
     def __init__(self, name: str, stored: list[SingleAgentEpisode]) -> None:
-        config = DQNConfig().environment("CartPole-v1").debugging(seed=0, log_level="ERROR")
-        config.training(
-            replay_buffer_config=BUFFERS[name],
-            train_batch_size_per_learner=BATCH,
-            num_steps_sampled_before_learning_starts=0,
-        )
-        if name.startswith("configured"):
-            rllib_ext.configure(config)
-        self.algorithm: Algorithm = config.build_algo()
+        self.algorithm = build(name)
         self.buffer = self.algorithm.local_replay_buffer
         for start in range(0, len(stored), 500):
             self.buffer.add(stored[start : start + 500])
@@ -94,34 +104,76 @@ class Step:
             self.buffer.update_priorities(self.td_errors)
 
 
-def main() -> None:
-    """Measures and prints."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    options = arguments(__doc__)
-    with contextlib.redirect_stderr(open(os.devnull, "w")):
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        stored = list(episodes(min(options.rows, CAPACITY)))
-        steps = {name: Step(name, stored) for name in BUFFERS}
-    table = Table("RLlib: DQN on CartPole, batch 256")
-    table.measure("sample", {name: burst_of(step.sample) for name, step in steps.items()}, rounds=options.rounds)
+def measure_pieces(table: Table, rows: int, rounds: int) -> None:
+    """Times the pieces of a training step and the whole, in turns."""
+    stored = list(episodes(min(rows, CAPACITY)))
+    steps = {name: Step(name, stored) for name in BUFFERS}
+    table.measure("sample", {name: burst_of(step.sample) for name, step in steps.items()}, rounds=rounds)
     for step in steps.values():
         step.drawn = step.sample()
-    table.measure("connectors", {name: burst_of(step.connect) for name, step in steps.items()}, rounds=options.rounds)
+    table.measure("connectors", {name: burst_of(step.connect) for name, step in steps.items()}, rounds=rounds)
     both = {name: burst_of(step.sample_and_update) for name, step in steps.items()}
-    table.measure("sample and update", both, rounds=options.rounds)
+    table.measure("sample and update", both, rounds=rounds)
     whole = {name: burst_of(step.algorithm.training_step) for name, step in steps.items()}
-    table.measure("training step", whole, rounds=options.rounds)
+    table.measure("training step", whole, rounds=rounds)
     work = {name: table.times["sample and update"][name] + table.times["connectors"][name] for name in steps}
     table.times["buffer work"] = work
     table.faster("T6", "buffer work", "ours", "rllib", 10)
     table.faster("T6", "training step", "ours", "rllib", 2.2)
     table.faster("T6", "buffer work", "configured", "rllib", 16)
     table.faster("T6", "training step", "configured", "rllib", 2.5)
-    table.finish(save=options.save, name="rllib")
     for step in steps.values():
         step.algorithm.stop()
+
+
+def driver_cpu_of(algorithm: Algorithm) -> Burst:
+    """Turns training steps into a function of their number that returns the driver's CPU microseconds for one.
+
+    All threads of the process count, Ray's among them.
+    """
+
+    def burst(calls: int) -> float:
+        start = time.process_time()
+        for _ in range(calls):
+            algorithm.training_step()
+        return (time.process_time() - start) / calls * 1e6
+
+    return burst
+
+
+def measure_driver(table: Table, num_env_runners: int, rounds: int) -> None:
+    """Measures the driver's CPU time per training step and per environment step, in turns with RLlib's own buffer."""
+    options = {"num_env_runners": num_env_runners, "num_envs_per_env_runner": 8, "rollout_fragment_length": 4}
+    algorithms = {name: build(name, **options) for name in ("rllib", "configured")}
+    for algorithm in algorithms.values():
+        for _ in range(40):  # EnvRunners have started, and the buffer holds several batches
+            algorithm.training_step()
+    work = f"driver CPU of a training step, {num_env_runners} EnvRunners"
+    bursts = {name: driver_cpu_of(algorithm) for name, algorithm in algorithms.items()}
+    table.measure(work, bursts, rounds=rounds, seconds=0.3)
+    env_steps = num_env_runners * STEPS_PER_ENV_RUNNER
+    per_step = {name: value / env_steps for name, value in table.times[work].items()}
+    table.times[f"driver CPU of an environment step, {num_env_runners} EnvRunners"] = per_step
+    print(f"  of an environment step: {', '.join(f'{name} {value:.0f} us' for name, value in per_step.items())}")
+    for algorithm in algorithms.values():
+        algorithm.stop()
+
+
+def main() -> None:
+    """Measures and prints."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    options = arguments(__doc__, driver="measure the driver's CPU time with 1, 2 and 4 EnvRunners instead")
+    table = Table("RLlib: DQN on CartPole, batch 256")
+    with contextlib.redirect_stderr(open(os.devnull, "w")):
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+        if options.driver:
+            for num_env_runners in (1, 2, 4):
+                measure_driver(table, num_env_runners, options.rounds)
+        else:
+            measure_pieces(table, options.rows, options.rounds)
+    table.finish(save=options.save, name="rllib_driver" if options.driver else "rllib")
     ray.shutdown()
 
 

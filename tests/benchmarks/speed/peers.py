@@ -112,11 +112,13 @@ def bursts(
     return found
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The options every benchmark has."""
+def arguments(description: str | None, **flags: str) -> argparse.Namespace:
+    """The options every benchmark has, and ``flags`` of one, by name with a text of help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rows", type=int, default=1_000_000, help="transitions stored")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contender")
     parser.add_argument("--save", action="store_true", help="write results/<name>.json")
     parser.add_argument("--no-peers", action="store_true", help="leave out cpprb and tianshou")
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     return parser.parse_args()

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray import cloudpickle
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.learner.blocks import TransitionBlock
+
+from .episodes import numbered
 
 
 @pytest.fixture
@@ -80,3 +84,32 @@ def test_pickling_sends_the_columns_out_of_band(block: TransitionBlock) -> None:
     assert again.id_ == block.id_ and again.is_terminated and not again.is_truncated
     assert again.get_observations(slice(1, 5))["arm"].tolist() == [10, 11, 12, 13]
     assert again.get_extra_model_outputs("weights", slice(0, 4)).tolist() == [40, 41, 42, 43]
+
+
+@pytest.mark.parametrize("layout", ["flagged", "blocks"])
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_no_row_of_a_drawn_batch_is_pickled_in_band(layout: str, recipe: str) -> None:
+    """Drawn columns are views of packed rows; in band are names, dtypes and shapes, whatever the number of rows."""
+    buffer = RecipeEpisodeReplayBuffer(recipe, capacity=1000, layout=layout, seed=0)
+    buffer.add(numbered("a", 900))
+    in_band = []
+    for count in (8, 512):
+        (block,) = buffer.sample(num_items=count, n_step=1)
+        assert not block.get_observations(slice(0, count)).flags.c_contiguous
+        buffers: list[pickle.PickleBuffer] = []
+        in_band.append(len(cloudpickle.dumps(block, protocol=5, buffer_callback=buffers.append)))
+        columns = 6 if layout == "blocks" else 8
+        row = 2 * 8 + 8 + 4 + 4 + 8 + (2 if layout == "flagged" else 0)
+        assert len(buffers) == columns and sum(len(one.raw()) for one in buffers) == count * row
+    assert abs(in_band[0] - in_band[1]) < 32 and in_band[1] < 1200
+
+
+def test_read_only_columns_are_read(block: TransitionBlock) -> None:
+    """As Ray's object store returns them."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(block, protocol=5, buffer_callback=buffers.append)
+    again = pickle.loads(pickled, buffers=[bytes(one.raw()) for one in buffers])
+    assert not again.get_actions(slice(0, 4)).flags.writeable
+    part = pickle.loads(pickle.dumps(again[1:3]))
+    assert part.get_observations(slice(1, 3))["goal"][0].tolist() == [11, 12]
+    assert part.get_rewards(slice(0, 2)).tolist() == [31, 32]

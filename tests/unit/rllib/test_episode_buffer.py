@@ -186,6 +186,28 @@ def test_length_and_counters() -> None:
     assert (buffer.get_added_timesteps(), buffer.get_sampled_timesteps()) == (16, 12)
 
 
+def test_completed_results_need_metrics_of_every_tenth_draw_alone() -> None:
+    """The same results as with metrics of each draw, whatever the number of draws in an iteration."""
+    results: dict[bool, list[Any]] = {}
+    for completes in (False, True):
+        buffer, root = filled(capacity=10), MetricsLogger(root=True)
+        results[completes] = []
+        reported = []
+        for draws in (1, 12, 10, 9, 23, 0, 2):
+            for draw in range(draws):
+                buffer.add(numbered(f"{len(results[completes])} {draw}", 1, offset=200))
+                buffer.sample(num_items=3)
+                metrics = buffer.get_metrics()
+                reported.append(bool(metrics))
+                root.aggregate([metrics], key="replay_buffer")
+            if completes:
+                root.aggregate([buffer.remaining_metrics()], key="replay_buffer")
+            results[completes].append(root.compile()["replay_buffer"])
+        assert sum(reported) == (1 + 1 + 1 + 0 + 2 + 0 + 0 if completes else 57)
+    assert results[True] == results[False]
+    assert results[True][1]["num_env_steps_sampled"] == 36 and results[True][1]["drawn_age_mean"] >= 0
+
+
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
 @pytest.mark.parametrize("n_step", [1, 3, (1, 3)])
 def test_a_restored_buffer_goes_on_with_the_same_draws(recipe: str, n_step: int | tuple[int, int]) -> None:
