@@ -276,6 +276,11 @@ class PackedStorage(ForkableStorage):
         """Whether rows have fixed the columns and the device that rows come from."""
         return self._given_device is not None  # set after the columns
 
+    @property
+    def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
+        """Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`."""
+        return self._given
+
     def undo_entry(self, has_new_columns: bool) -> None:
         """Forgets the device of refused rows, and the columns if they had none before; see :attr:`has_columns`."""
         self._given_device = None

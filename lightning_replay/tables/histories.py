@@ -3,91 +3,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from lightning_replay.tables.slot_pool import Slots
-
-
-class EpisodeSlice(NamedTuple):
-    """Rows of one episode in a batch: their places, in order of time.
-
-    ``continues`` the running episode of its number, unless that ended in the same batch; ``ended`` by its last row.
-    """
-
-    trajectory: int
-    rows: np.ndarray
-    continues: bool
-    ended: bool
-
-
-def episode_slices(trajectory: np.ndarray, done: np.ndarray) -> Iterator[EpisodeSlice]:
-    """Divides a batch of rows by running episode, int64 ``[N]``; after a row that is done, another one begins.
-
-    Example:
-        >>> for part in episode_slices(np.array([7, 8, 7, 7]), np.array([False, False, True, False])):
-        ...     print(part.trajectory, part.rows, part.continues, part.ended)
-        7 [0 2] True True
-        7 [3] False False
-        8 [1] True False
-    """
-    if len(trajectory) == 1:
-        yield EpisodeSlice(int(trajectory[0]), np.zeros(1, dtype=np.int64), True, bool(done[0]))
-        return
-    order = np.argsort(trajectory, kind="stable")
-    named, ends = trajectory[order], done[order]
-    last = np.append(named[1:] != named[:-1], True) | ends
-    start = 0
-    for stop in (np.flatnonzero(last) + 1).tolist():
-        continues = start == 0 or bool(named[start] != named[start - 1])
-        yield EpisodeSlice(int(named[start]), order[start:stop], continues, bool(ends[stop - 1]))
-        start = stop
-
-
-def led_to_events(
-    happened: np.ndarray, history_length: np.ndarray, num_before: int, is_sent: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps of one episode that its events append to a table, in order.
-
-    Where events have different history lengths, a long one may append older steps after an earlier short one.
-
-    Args:
-        happened: bool ``[E, N]``, which events the new steps are.
-        history_length: int64 ``[E]``, the event's own step included.
-        num_before: remembered steps before the new ones.
-        is_sent: bool ``[num_before + N]``, steps that have been in the table.
-
-    Returns:
-        Places among all ``num_before + N`` steps, and for each the place of its event among the new ones.
-
-    Example:
-        >>> happened = np.array([[False, True, False, True, False]])
-        >>> led_to_events(happened, np.array([3]), 2, np.array([True, True, False, False, False, False, False]))
-        (array([2, 3, 4, 5]), array([1, 1, 3, 3]))
-    """
-    events = np.flatnonzero(happened.any(0))
-    if (history_length == history_length[0]).all():
-        last = events + num_before
-        steps = np.flatnonzero(~is_sent[: last[-1] + 1])
-        following = np.searchsorted(last, steps)  # the next event at or after each step
-        near = last[following] - steps < history_length[0]
-        return steps[near], events[following[near]]
-    is_sent = is_sent.copy()
-    sent, sender = [], []
-    for event in events.tolist():
-        longest = int(history_length[happened[:, event]].max())
-        last_step = event + num_before
-        window = np.arange(max(0, last_step - longest + 1), last_step + 1)
-        new = window[~is_sent[window]]
-        is_sent[new] = True
-        sent.append(new)
-        sender.append(np.full(len(new), event))
-    return np.concatenate(sent), np.concatenate(sender)
+from lightning_replay.tables.arrays import EpisodeGroups, HistoryArrays, kernels
+from lightning_replay.tables.tables import Tables
 
 
 class Histories:
@@ -96,35 +19,62 @@ class Histories:
     With ``forgets_stale``, needed for :meth:`make_room`, episodes are counted also where no step is remembered.
     """
 
-    def __init__(self, slots: Slots, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
-        self._slots = slots
+    def __init__(self, tables: Tables, length: int, max_trajectories: int, forgets_stale: bool = False) -> None:
+        self._tables = tables
         self._length = length
         self._max_trajectories = max_trajectories
         self._counts_all = length > 0 or forgets_stale
-        self._running: dict[int, deque[int]] = {}  # the one continued last is last
+        self._clear()
+
+    def _clear(self) -> None:
+        self.arrays = HistoryArrays(np.zeros((0, self._length), dtype=np.int64), np.zeros(0, dtype=np.int64))
+        self._running: dict[int, int] = {}  # the row of each episode; the one continued last is last
+        self._unused: list[int] = []
         self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def before(self, part: EpisodeSlice) -> np.ndarray:
-        """Returns the slots of the remembered steps before a slice, int64, oldest first."""
-        held = self._running.get(part.trajectory, ()) if part.continues else ()
-        return np.array(held, dtype=np.int64)
+    def of(self, trajectory: int) -> np.ndarray:
+        """Returns the slots of the remembered steps of a running episode, int64, oldest first."""
+        row = self._running.get(trajectory)
+        if row is None:
+            return np.zeros(0, dtype=np.int64)
+        count = int(self.arrays.count[row])
+        return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
-    def check_room(self, parts: Sequence[tuple[np.ndarray, np.ndarray]], forget_stale: bool) -> None:
+    def rows_of(self, trajectories: Sequence[int]) -> np.ndarray:
+        """Returns the row of each episode in :attr:`arrays`, int64 ``[G]``: an empty one where it does not run yet.
+
+        To be followed by :meth:`append` of the same episodes.
+        """
+        self._grow(len(self._running) + len(trajectories))
+        running, unused = self._running, self._unused
+        return np.array([running[name] if name in running else unused.pop() for name in trajectories], dtype=np.int64)
+
+    def _grow(self, rows: int) -> None:
+        before = len(self.arrays.count)
+        if rows <= before:
+            return
+        after = max(rows, 2 * before)
+        steps, count = np.zeros((after, self._length), dtype=np.int64), np.zeros(after, dtype=np.int64)
+        steps[:before], count[:before] = self.arrays
+        self.arrays = HistoryArrays(steps, count)
+        self._unused.extend(range(before, after))
+
+    def check_room(self, parts: Sequence[EpisodeGroups], forget_stale: bool) -> None:
         """Raises ValueError for rows with which more than ``max_trajectories`` episodes would run at once.
 
         Args:
-            parts: trajectory, int64 ``[N]``, and done, bool ``[N]``, of batches to be written in turn.
+            parts: batches to be written in turn.
             forget_stale: whether :meth:`make_room` will forget the episodes that were continued longest ago.
         """
-        named = sum(len(set(trajectory.tolist())) for trajectory, _ in parts)
+        named = sum(len(part.trajectory) for part in parts)
         if not self._length or len(self._running) + named <= self._max_trajectories:
             return
         running = list(self._running)
-        for trajectory, done in parts:
-            staying, opened = self._running_after(running, trajectory, done)
+        for part in parts:
+            staying, opened = _running_after(running, part)
             excess = len(staying) + len(opened) - self._max_trajectories
             if excess > (len(staying) if forget_stale else 0):
                 raise ValueError(
@@ -134,42 +84,41 @@ class Histories:
                 )
             running = staying[max(excess, 0) :] + opened
 
-    def make_room(self, trajectory: np.ndarray, done: np.ndarray) -> list[int]:
+    def make_room(self, rows: EpisodeGroups) -> list[int]:
         """Forgets the episodes continued longest ago, as far as checked rows need their room; returns these."""
-        staying, opened = self._running_after(list(self._running), trajectory, done)
+        staying, opened = _running_after(list(self._running), rows)
         stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
         for name in stale:
             self.forget(name)
             self.forgotten += 1
         return stale
 
-    def _running_after(
-        self, running: Sequence[int], trajectory: np.ndarray, done: np.ndarray
-    ) -> tuple[list[int], list[int]]:
-        """Returns the running episodes that are not in the rows, and those of the rows that run on."""
-        is_open = dict(zip(trajectory.tolist(), (~done).tolist(), strict=True))
-        return [name for name in running if name not in is_open], [name for name, runs in is_open.items() if runs]
+    def append(self, rows: EpisodeGroups, held_in: np.ndarray, slots: np.ndarray) -> None:
+        """Appends the slots of new rows, int64 ``[N]``, to their episodes, and forgets those that ended.
 
-    def append(self, part: EpisodeSlice, slots: np.ndarray) -> None:
-        """Appends the slots of a slice to its episode, or forgets the episode where it ended."""
-        if part.ended:
-            self.forget(part.trajectory)
-            return
-        if not self._counts_all:
-            return
-        held = self._running.pop(part.trajectory, None) or deque()
-        kept = slots[len(slots) - self._length :] if self._length < len(slots) else slots
-        self._slots.references[kept] += 1
-        held.extend(kept.tolist())
-        while len(held) > self._length:
-            self._slots.release_one(held.popleft())
-        self._running[part.trajectory] = held
+        Args:
+            rows: by episode.
+            held_in: what :meth:`rows_of` returned for the episodes.
+            slots: of the rows.
+        """
+        before = self._tables.pool.num_freed
+        kernels().remember(self._tables.arrays, rows, slots, held_in, self.arrays)
+        self._tables.pool.announce(before)
+        for name, row, ended in zip(rows.trajectory.tolist(), held_in.tolist(), rows.ended.tolist(), strict=True):
+            self._running.pop(name, None)
+            if ended or not self._counts_all:
+                self._unused.append(row)
+            else:
+                self._running[name] = row
 
     def forget(self, trajectory: int) -> None:
         """Releases the steps of an episode."""
-        held = self._running.pop(trajectory, None)
-        if held:
-            self._slots.release(np.array(held))
+        held = self.of(trajectory)
+        row = self._running.pop(trajectory, None)
+        if row is not None:
+            self.arrays.count[row] = 0
+            self._unused.append(row)
+            self._tables.pool.release(held)
 
     def forget_oldest(self) -> int | None:
         """Releases the steps of the episode continued longest ago; returns it, or ``None`` if none runs."""
@@ -181,16 +130,28 @@ class Histories:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns trajectories and slots, as tensors and plain values."""
+        held = [self.of(name) for name in self._running]
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64),
-            "length": torch.tensor([len(held) for held in self._running.values()], dtype=torch.int64),
-            "slots": torch.tensor([slot for held in self._running.values() for slot in held], dtype=torch.int64),
+            "length": torch.tensor([len(slots) for slots in held], dtype=torch.int64),
+            "slots": torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *held])),
             "forgotten": self.forgotten,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; the references are in the state of the slots."""
-        slots = iter(state_dict["slots"].tolist())
-        lengths = zip(state_dict["trajectory"].tolist(), state_dict["length"].tolist(), strict=True)
-        self._running = {name: deque(islice(slots, length)) for name, length in lengths}
+        self._clear()
+        names = state_dict["trajectory"].tolist()
+        slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
+        for name, row, held in zip(names, self.rows_of(names).tolist(), slots, strict=False):
+            self.arrays.steps[row, : len(held)], self.arrays.count[row] = held, len(held)
+            self._running[name] = row
         self.forgotten = int(state_dict["forgotten"])
+
+
+def _running_after(running: Sequence[int], rows: EpisodeGroups) -> tuple[list[int], list[int]]:
+    """Returns the running episodes that are not in the rows, and those of the rows that run on."""
+    given = rows.trajectory.tolist()
+    opened = [name for name, ended in zip(given, rows.ended.tolist(), strict=True) if not ended]
+    named = set(given)
+    return [name for name in running if name not in named], opened

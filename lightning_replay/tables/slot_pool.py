@@ -9,85 +9,71 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_replay.tables.arrays import FREED, TAKEN, TableArrays
+from lightning_replay.tables.numpy_kernels import release
+
 
 class Slots:
-    """``count`` slots of a storage, each taken while something refers to it, and free otherwise.
+    """The slots of tables, each taken while something refers to it, and free otherwise.
 
-    Example:
-        >>> slots = Slots(3)
-        >>> slots.take(2), slots.num_free
-        (array([0, 1]), 1)
-        >>> slots.hold(np.array([0, 1])); slots.hold(np.array([1])); slots.release(np.array([0, 1]))
-        >>> slots.take(2), slots.references
-        (array([2, 0]), array([0, 1, 0], dtype=int32))
+    Free slots are a ring: slots that were freed in order are taken in order, so that a write stays contiguous in
+    memory. Those of new tables are all free.
+
+    Args:
+        arrays: of the tables.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.references = np.zeros(count, dtype=np.int32)
-        # A ring: slots that were freed in order are taken in order, so that a write stays contiguous in memory.
-        self._free = np.arange(count)
-        self._next = 0
-        self.num_free = count
+    def __init__(self, arrays: TableArrays) -> None:
+        self.references = arrays.references
+        self.count = len(arrays.references)
+        self._arrays = arrays
         #: Called with slots, int64 ``[n]``, that are free now.
         self.on_free: Callable[[np.ndarray], None] | None = None
+        self.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of references and free list."""
-        return self.references.nbytes + self._free.nbytes
+        return self.references.nbytes + self._arrays.free.nbytes
 
-    def take(self, count: int) -> np.ndarray:
-        """Returns ``count`` free slots, int64, free for longest first; nothing refers to them yet."""
-        if count > self.num_free:
-            raise RuntimeError(
-                f"{count} rows are to be written and {self.num_free} of {self.count} slots are free; build the storage "
-                "with the writer's num_slots"
-            )
-        end = self._next + count
-        taken = self._free[self._next : end] if end <= self.count else self._wrapped(self._next, count)
-        self._next = end % self.count
-        self.num_free -= count
-        return taken.copy()
+    @property
+    def num_free(self) -> int:
+        """Slots that nothing refers to."""
+        return int(self._arrays.counters[FREED] - self._arrays.counters[TAKEN])
 
-    def hold(self, slots: np.ndarray) -> None:
-        """Adds a reference to each of these slots; several to a slot given several times."""
-        np.add.at(self.references, slots, 1)
+    @property
+    def num_freed(self) -> int:
+        """Slots that became free, ever."""
+        return int(self._arrays.counters[FREED])
 
     def release(self, slots: np.ndarray) -> None:
         """Removes a reference to each of these slots, all different; those without any become free."""
-        left = self.references[slots] - 1
-        self.references[slots] = left
-        freed = slots[left == 0]
-        start = (self._next + self.num_free) % self.count
-        if start + len(freed) <= self.count:
-            self._free[start : start + len(freed)] = freed
-        else:
-            self._free.put(np.arange(start, start + len(freed)), freed, mode="wrap")
-        self.num_free += len(freed)
-        if self.on_free is not None and len(freed):
-            self.on_free(freed)
+        before = self.num_freed
+        release(self._arrays, slots)
+        self.announce(before)
 
-    def release_one(self, slot: int) -> None:
-        """:meth:`release` of one slot, in plain numbers."""
-        self.references[slot] -= 1
-        if not self.references[slot]:
-            self._free[(self._next + self.num_free) % self.count] = slot
-            self.num_free += 1
-            if self.on_free is not None:
-                self.on_free(np.array([slot]))
+    def announce(self, before: int) -> None:
+        """Calls :attr:`on_free` with the slots that became free since :attr:`num_freed` was ``before``."""
+        if self.on_free is not None and self.num_freed > before:
+            self.on_free(self._freed(before))
 
-    def _wrapped(self, start: int, count: int) -> np.ndarray:
-        return self._free.take(np.arange(start, start + count), mode="wrap")
+    def _freed(self, since: int) -> np.ndarray:
+        return self._arrays.free.take(np.arange(since, self.num_freed), mode="wrap")
+
+    def clear(self) -> None:
+        """Makes every slot free."""
+        self.references.fill(0)
+        self._arrays.free[:] = np.arange(self.count)
+        self._arrays.counters[[TAKEN, FREED]] = 0, self.count
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the free slots in order, and the references."""
-        order = self._wrapped(self._next, self.num_free)
+        order = self._freed(int(self._arrays.counters[TAKEN]))
         return {"free": torch.from_numpy(order), "references": torch.from_numpy(self.references.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
         free = state_dict["free"].numpy()
-        self._free[: len(free)] = free
-        self._next, self.num_free = 0, len(free)
+        self._arrays.free[: len(free)] = free
+        self._arrays.counters[[TAKEN, FREED]] = 0, len(free)
         self.references[:] = state_dict["references"].numpy()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.storage.occupancy import Occupancy
+from lightning_replay.tables.arrays import WRITTEN, TableArrays, kernels
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
@@ -55,17 +56,23 @@ class Tables(Occupancy):
         check_free(num_bytes, f"tables over {self.num_slots:,} slots")
         self.names = list(capacities)
         self.capacity = np.fromiter(capacities.values(), np.int64, len(capacities))
-        self.offset = np.concatenate(([0], np.cumsum(self.capacity)[:-1]))
-        self.pool = Slots(self.num_slots)
-        # The rings of all tables, one after the other: entry k of a table lies at offset + k % capacity.
-        self.entries = np.zeros(num_entries, dtype=np.int64)
         self.appended = np.zeros(len(capacities), dtype=np.int64)
-        self._first = np.zeros(len(capacities), dtype=np.int64)  # entries before it left early, see leave_early
-        # int32: a ring of more than two thousand million rows fits no memory.
-        self.position = np.full((len(capacities), self.num_slots), -1, dtype=np.int32)
-        self.rows_written = 0
+        self.arrays = TableArrays(
+            capacity=self.capacity,
+            offset=np.concatenate(([0], np.cumsum(self.capacity)[:-1])),
+            appended=self.appended,
+            first=np.zeros(len(capacities), dtype=np.int64),  # see leave_early
+            entries=np.zeros(num_entries, dtype=np.int64),
+            # int32: a ring of more than two thousand million rows fits no memory.
+            position=np.full((len(capacities), self.num_slots), -1, dtype=np.int32),
+            references=np.zeros(self.num_slots, dtype=np.int32),
+            free=np.zeros(self.num_slots, dtype=np.int64),
+            written_at=np.zeros(self.num_slots, dtype=np.int64),
+            counters=np.zeros(3, dtype=np.int64),
+        )
+        self.entries, self.offset, self.position = self.arrays.entries, self.arrays.offset, self.arrays.position
+        self.pool = Slots(self.arrays)
         self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
-        self._written_at = np.zeros(self.num_slots, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,12 +80,12 @@ class Tables(Occupancy):
     @property
     def length(self) -> np.ndarray:
         """Entries of each table, int64 ``[L]``."""
-        return np.minimum(self.appended - self._first, self.capacity)
+        return np.minimum(self.appended - self.arrays.first, self.capacity)
 
     @property
     def first(self) -> np.ndarray:
         """The oldest entry of each table, of all that were ever appended to it, int64 ``[L]``."""
-        return np.maximum(self._first, self.appended - self.capacity)
+        return np.maximum(self.arrays.first, self.appended - self.capacity)
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -105,7 +112,7 @@ class Tables(Occupancy):
     @property
     def nbytes(self) -> int:
         """Bytes of lists, positions and references."""
-        return sum(part.nbytes for part in (self.entries, self.position, self._written_at, self.pool))
+        return sum(part.nbytes for part in (self.entries, self.position, self.arrays.written_at, self.pool))
 
     def number(self, name: str) -> int:
         """Returns the number of the table of this name; raises KeyError, with all names, where there is none."""
@@ -122,58 +129,33 @@ class Tables(Occupancy):
 
     def places(self, table: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Returns the places in the rings, int64 ``[N]``, of entries by table and rank below its length."""
-        if not self._first.any():
+        if not self.arrays.first.any():
             return rank
-        has_gap = self._first > self.appended - self.capacity  # else the whole ring is taken
-        return (np.where(has_gap, self._first, 0)[table] + rank) % self.capacity[table]
+        has_gap = self.arrays.first > self.appended - self.capacity  # else the whole ring is taken
+        return (np.where(has_gap, self.arrays.first, 0)[table] + rank) % self.capacity[table]
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""
         first = int(self.first[table])
         places = np.arange(first, first + count) % self.capacity[table]
         leaving = self.entries[self.offset[table] + places]
-        self._first[table] = first + count
+        self.arrays.first[table] = first + count
         self.position[table, leaving] = -1
         self.pool.release(leaving)
 
     def append_new(self, table: int, count: int) -> np.ndarray:
         """Appends new rows, at most the capacity, to a table, whose oldest entries leave first; returns their slots."""
-        if count == 1:
-            return np.array([self._append_one(table)])
-        capacity, offset, first = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
-        places = np.arange(first, first + count)
-        if first + count > capacity:
-            places %= capacity
-        rings = places + offset
-        if self._first[table] > first - capacity:  # some of the ring is free
-            taken = rings[np.arange(first - capacity, first - capacity + count) >= self._first[table]]
-        else:
-            taken = rings
-        if len(taken):
-            leaving = self.entries[taken]
-            self.position[table, leaving] = -1
-            self.pool.release(leaving)
-        slots = self._take(count)
-        self.entries[rings] = slots
-        self.position[table, slots] = places
-        self.appended[table] = first + count
-        return slots
+        return self.append_new_to_each(np.full(count, table))
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
         """:meth:`append_new` of row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity."""
-        if len(table) == 1:
-            return np.array([self._append_one(int(table[0]))])
-        places = self._make_room(table)
-        slots = self._take(len(table))
-        self._place(table, places, slots)
-        return slots
-
-    def _take(self, count: int) -> np.ndarray:
-        """Returns slots for rows that are written now, with one reference each."""
-        slots = self.pool.take(count)
-        self.pool.references[slots] = 1
-        self._written_at[slots] = np.arange(self.rows_written, self.rows_written + count)
-        self.rows_written += count
+        slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
+        if not kernels().append_new(self.arrays, table, slots):
+            raise RuntimeError(
+                f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
+                "build the storage with the writer's num_slots"
+            )
+        self.pool.announce(before)
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
@@ -181,71 +163,34 @@ class Tables(Occupancy):
 
         Of more slots at once than the capacity of a table, the last ones are appended.
         """
-        skipped = np.maximum(np.bincount(table, minlength=len(self)) - self.capacity, 0)
-        if skipped.any():
-            stays = _rank(table) >= skipped[table]
-            table, slots = table[stays], slots[stays]
-        self.pool.hold(slots)  # first: a slot may leave the last table that refers to it
-        self._place(table, self._make_room(table, skipped), slots)
+        before = self.pool.num_freed
+        kernels().append(self.arrays, table, slots)
+        self.pool.announce(before)
+
+    @property
+    def rows_written(self) -> int:
+        """Rows ever written."""
+        return int(self.arrays.counters[WRITTEN])
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
         """Returns how many rows were written after those in the slots."""
-        return self.rows_written - 1 - self._written_at[slots]
+        return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
         """Empties every table."""
-        on_free, self.pool = self.pool.on_free, Slots(self.num_slots)
-        self.pool.on_free = on_free
+        self.pool.clear()
         self.position.fill(-1)
         self.appended.fill(0)
-        self._first.fill(0)
-        self.rows_written = 0
-
-    def _append_one(self, table: int) -> int:
-        """:meth:`append_new` of one row in plain numbers, the fast path of one environment step."""
-        capacity, offset, number = int(self.capacity[table]), int(self.offset[table]), int(self.appended[table])
-        place = number % capacity
-        if number - capacity >= self._first[table]:
-            leaving = int(self.entries[offset + place])
-            self.position[table, leaving] = -1
-            self.pool.release_one(leaving)
-        slot = int(self.pool.take(1)[0])
-        self.pool.references[slot] = 1
-        self.entries[offset + place] = slot
-        self.position[table, slot] = place
-        self.appended[table] = number + 1
-        self._written_at[slot] = self.rows_written
-        self.rows_written += 1
-        return slot
-
-    def _make_room(self, table: np.ndarray, skipped: np.ndarray | int = 0) -> np.ndarray:
-        """Removes the entries in the way of new ones, after ``skipped`` ones ``[L]``; returns the free places."""
-        before = self.appended
-        self.appended = before + skipped + np.bincount(table, minlength=len(self))
-        places = ((before + skipped)[table] + _rank(table)) % self.capacity[table]
-        # The number of the last entry at each place, negative before any was appended.
-        last = before[table] - 1
-        taken = last - (last - places) % self.capacity[table] >= self._first[table]
-        if taken.any():
-            tables, leaving = table[taken], self.entries[self.offset[table[taken]] + places[taken]]
-            self.position[tables, leaving] = -1
-            if not ((tables == tables[0]).all() or (self.pool.references[leaving] == 1).all()):
-                leaving, times = np.unique(leaving, return_counts=True)  # a slot may leave several tables at once
-                self.pool.references[leaving] -= (times - 1).astype(np.int32)
-            self.pool.release(leaving)  # of one table free in order of age
-        return places
-
-    def _place(self, table: np.ndarray, places: np.ndarray, slots: np.ndarray) -> None:
-        self.entries[self.offset[table] + places] = slots
-        self.position[table, slots] = places
+        self.arrays.first.fill(0)
+        self.arrays.counters[WRITTEN] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns lists, references and counters, as tensors and plain values."""
         return {
             "entries": torch.from_numpy(self.entries.copy()),
             "appended": torch.from_numpy(self.appended.copy()),
-            "first": torch.from_numpy(self._first.copy()),
-            "written_at": torch.from_numpy(self._written_at.copy()),
+            "first": torch.from_numpy(self.arrays.first.copy()),
+            "written_at": torch.from_numpy(self.arrays.written_at.copy()),
             "rows_written": self.rows_written,
             "slots": self.pool.state_dict(),
             "counts": None if self.state_action_counts is None else self.state_action_counts.state_dict(),
@@ -265,23 +210,12 @@ class Tables(Occupancy):
             )
         self.entries[:] = entries
         self.appended[:] = state_dict["appended"].numpy()
-        self._first[:] = state_dict["first"].numpy() if "first" in state_dict else 0  # early saves have none
-        self._written_at[:] = state_dict["written_at"].numpy()
-        self.rows_written = int(state_dict["rows_written"])
+        self.arrays.first[:] = state_dict["first"].numpy() if "first" in state_dict else 0  # early saves have none
+        self.arrays.written_at[:] = state_dict["written_at"].numpy()
+        self.arrays.counters[WRITTEN] = int(state_dict["rows_written"])
         self.pool.load_state_dict(state_dict["slots"])
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
         self.position.fill(-1)
         for table in range(len(self)):
             self.position[table, self.slots_of(table)] = self._held_places(table)
-
-
-def _rank(table: np.ndarray) -> np.ndarray:
-    """Returns how many earlier entries have the same table, int64 ``[N]``: 0 0 1 2 1 for 2 0 2 2 0."""
-    steps = np.arange(len(table))
-    counts = np.bincount(table)
-    if len(counts) < 2 or counts[-1] == len(table):
-        return steps
-    rank = np.empty_like(steps)
-    rank[np.argsort(table, kind="stable")] = steps - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,17 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.links import TRAJECTORY_KEYS, trajectory_of
 from lightning_replay.episodes.tracker import episodes_of
+from lightning_replay.events.conditions.comparisons import ConditionBlock, as_array
 from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.row_layout import Key
 from lightning_replay.storage.transition_check import Column
+from lightning_replay.tables.arrays import EpisodeGroups, groups_of, kernels
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
-from lightning_replay.tables.histories import EpisodeSlice, Histories, episode_slices, led_to_events
+from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.table_writer import TableWriter
@@ -27,7 +30,6 @@ from lightning_replay.writers.table_writer import TableWriter
 DEFAULT_TABLE = "default"
 _ROWS_BEFORE_WARNING = 1_000
 _SUSPICIOUS_SHARE = 0.95
-_NONE = np.zeros(0, dtype=np.int64)
 
 
 @recorded
@@ -80,9 +82,11 @@ class EventTableWriter(TableWriter):
         self._table_of_event = np.repeat(
             np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]
         )
+        self._history_length = np.array([event.history_length for event in self._events])
         self._fired = np.zeros(len(self._events), dtype=np.int64)
-        self._histories = Histories(self.tables.pool, self._longest - 1, self._max_trajectories, self.forget_stale)
-        self._sent = np.zeros((len(self._event_tables), self.num_slots), dtype=np.bool_)
+        self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
+        self._sent = np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_)
+        self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
         self._rows_tested = 0
         self._has_warned = False
         if self._counts_state_actions:
@@ -100,89 +104,106 @@ class EventTableWriter(TableWriter):
             ValueError: rows that do not fit the first ones or lack ``("next", "done")``, a condition that raises or
                 does not return one bool per row, or too many running episodes. Nothing is stored then.
         """
-        trajectory, done = episodes_of(data)
+        # The first rows fix the columns, and are refused before they do; later ones are read and checked first.
+        values = self._storage.checked_values(data) if self._storage.has_columns else None
+        trajectory, done = episodes_of(data) if values is None else self._episodes_of(values)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
         parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
+        episodes = [groups_of(trajectory[rows], done[rows]) for rows in parts]
         states = [state_of(event.condition) for event in self._events]
-        happened: list[Tensor] = []
         try:  # all that may refuse the rows, before any is stored
-            for number, event in enumerate(self._events):
-                try:
-                    happened.append(holds(event.condition, data))
-                except ConditionError as error:
-                    name = self._event_tables[self._table_of_event[number]].name
-                    raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
-            self._histories.check_room([(trajectory[rows], done[rows]) for rows in parts], self.forget_stale)
+            self._histories.check_room(episodes, self.forget_stale)
+            fired = self._test(data, values)
             keys = None if self.tables.state_action_counts is None else state_action_keys(data)
-            values = self._storage.checked_values(data)
+            if values is None:
+                values = self._storage.checked_values(data)
         except BaseException:
             self._restore_conditions(states)
             raise
-        fired = torch.stack(happened).cpu().numpy()
-        for rows in parts:
+        for rows, groups in zip(parts, episodes, strict=True):
             values_now = values if len(parts) == 1 else [value[rows] for value in values]
-            index = self._write(values_now, fired[:, rows], trajectory[rows], done[rows], keys and keys[rows])
+            index = self._write(values_now, fired[:, rows], groups, keys and keys[rows])
         if len(parts) > 1:
             index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(index.device)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
+    def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns running episode, int64 ``[N]``, and whether it ended, bool ``[N]``, of each row, from its columns."""
+        if self._columns is not self._storage.row_columns:
+            self._read_columns(self._storage.row_columns)
+        done = as_array(values[self._done_at]).reshape(-1)
+        if self._trajectory_at is None:
+            return np.zeros(len(done), dtype=np.int64), np.ascontiguousarray(done)
+        trajectory = as_array(values[self._trajectory_at]).reshape(-1)
+        return np.ascontiguousarray(trajectory, dtype=np.int64), np.ascontiguousarray(done)
+
+    def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
+        places = {key: place for place, key in enumerate(columns)}
+        self._done_at = places["next", "done"]
+        self._trajectory_at = next((places[key] for key in map(_full, TRAJECTORY_KEYS) if key in places), None)
+        self._block = ConditionBlock([event.condition for event in self._events], columns)
+        self._columns = columns
+
+    def _test(self, data: TensorDictBase, values: Sequence[Column] | None) -> np.ndarray:
+        """Returns which events happened in each row, bool ``[E, N]``.
+
+        Args:
+            data: the rows, TensorDict ``[N]``.
+            values: their columns; ``None`` for the first rows.
+        """
+        called: Iterable[int] = range(len(self._events))
+        if values is None:
+            happened = np.empty((len(self._events), data.shape[0]), dtype=np.bool_)
+        else:
+            happened, called = self._block(values), self._block.others
+        for number in called:
+            try:
+                happened[number] = holds(self._events[number].condition, data).cpu().numpy()
+            except ConditionError as error:
+                name = self._event_tables[self._table_of_event[number]].name
+                raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
+        return happened
+
     def _write(
-        self,
-        values: Sequence[Column],
-        fired: np.ndarray,
-        trajectory: np.ndarray,
-        done: np.ndarray,
-        keys: list[bytes] | None,
+        self, values: Sequence[Column], fired: np.ndarray, episodes: EpisodeGroups, keys: list[bytes] | None
     ) -> Tensor:
         """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
-            self._end_conditions(self._histories.make_room(trajectory, done))
-        slots = self.tables.append_new(0, len(done))
+            self._end_conditions(self._histories.make_room(episodes))
+        slots = self.tables.append_new(0, len(episodes.done))
         self.write(slots, values)
-        self._sent[:, slots] = False
+        self._sent[slots] = False
         if self.tables.state_action_counts is not None and keys is not None:
             self.tables.state_action_counts.store(slots, keys)
-        episodes = list(episode_slices(trajectory, done))
+        held_in = self._histories.rows_of(episodes.trajectory.tolist())
         if fired.any():
-            self._send(fired, episodes, slots)
-        for episode in episodes:
-            self._histories.append(episode, slots[episode.rows])
+            self._send(fired, episodes, slots, held_in)
+        self._histories.append(episodes, held_in, slots)
         self._write_count += len(slots)
         index = torch.from_numpy(slots).to(self._storage.device)
         for buffer in self._storage._attached_entities:
             buffer.mark_update(index)
         return index
 
-    def _send(self, fired: np.ndarray, episodes: list[EpisodeSlice], slots: np.ndarray) -> None:
+    def _send(self, fired: np.ndarray, episodes: EpisodeGroups, slots: np.ndarray, held_in: np.ndarray) -> None:
         """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""
-        tables, sent = [], []
-        for number in np.unique(self._table_of_event[fired.any(1)]).tolist():
-            parts = [self._led_to_events(number, fired, episode, slots) for episode in episodes]
-            steps, sender = (np.concatenate(column) for column in zip(*parts, strict=True))
-            if len(episodes) > 1:
-                # Within an episode they are in order; episodes that run side by side are merged by their events.
-                steps = steps[np.argsort(sender, kind="stable")]
-            self._sent[number, steps] = True
-            tables.append(np.full(len(steps), number + 1))
-            sent.append(steps)
-            # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
-            if self.tables.state_action_counts is not None and self._event_tables[number].share != 0:
-                self.tables.state_action_counts.send(np.unique(steps))
-        self.tables.append(np.concatenate(tables), np.concatenate(sent))
-
-    def _led_to_events(
-        self, number: int, fired: np.ndarray, episode: EpisodeSlice, slots: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the slots of an episode that events in its new rows add to a table, and the row of each event."""
-        happened = fired[self._table_of_event == number][:, episode.rows]
-        if not happened.any():
-            return _NONE, _NONE
-        before = self._histories.before(episode)
-        steps = np.concatenate((before, slots[episode.rows]))
-        lengths = np.array([event.history_length for event in self._event_tables[number].events])
-        led, sender = led_to_events(happened, lengths, len(before), self._sent[number, steps])
-        return steps[led], episode.rows[sender]
+        table, sent = kernels().led_to_events(
+            np.ascontiguousarray(fired),
+            self._table_of_event,
+            self._history_length,
+            episodes,
+            slots,
+            held_in,
+            self._histories.arrays,
+            self._sent,
+        )
+        if self.tables.state_action_counts is not None:
+            for number, event_table in enumerate(self._event_tables):
+                # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
+                if event_table.share != 0:
+                    self.tables.state_action_counts.send(np.unique(sent[table == number + 1]))
+        self.tables.append(table, sent)
 
     def _count(self, fired: np.ndarray) -> None:
         self._rows_tested += fired.shape[1]
@@ -238,7 +259,7 @@ class EventTableWriter(TableWriter):
         """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
-            "sent": torch.from_numpy(self._sent.copy()),
+            "sent": torch.from_numpy(self._sent.T.copy()),
             "fired": self._fired.tolist(),
             "rows_tested": self._rows_tested,
             "conditions": [state_of(event.condition) for event in self._events],
@@ -253,7 +274,7 @@ class EventTableWriter(TableWriter):
             )
         super().load_state_dict(dict(state_dict))
         self._histories.load_state_dict(state_dict["histories"])
-        self._sent[:] = state_dict["sent"].numpy()
+        self._sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._rows_tested = int(state_dict["rows_tested"])
         self._restore_conditions(state_dict["conditions"])
@@ -261,6 +282,10 @@ class EventTableWriter(TableWriter):
     def _restore_conditions(self, states: Sequence[Mapping[str, Any]]) -> None:
         for event, state in zip(self._events, states, strict=True):
             load_state_of(event.condition, dict(state))
+
+
+def _full(key: str | Key) -> Key:
+    return (key,) if isinstance(key, str) else key
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:

@@ -127,6 +127,11 @@ class KeyInRegion(Condition):
         if (self._least > self._greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest value of each component, or of all, float64 ``[n]``."""
+        return self._least, self._greatest
+
     def __call__(self, steps: TensorDictBase) -> Tensor:
         """Returns whether each step lies in the region."""
         value = column(steps, self.key).reshape(len(steps), -1)

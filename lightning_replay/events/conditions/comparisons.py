@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's conditions without memory as comparisons of numbers, evaluated together in one pass over columns."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from lightning_replay.events.conditions.combined import AnyOf, EveryOf
+from lightning_replay.events.conditions.condition import ConditionLike
+from lightning_replay.events.conditions.steps import (
+    InfoKey,
+    KeyInRegion,
+    RewardAtLeast,
+    RewardBelow,
+    TerminalWithReward,
+)
+from lightning_replay.storage.row_layout import Key
+
+_REWARD, _TERMINATED = ("next", "reward"), ("next", "terminated")
+_MOST_COMPONENTS = 256  # of a region; a larger one, as of images, is evaluated by itself
+_WITHOUT_COMPARISON = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+Kinds = Mapping[Key, tuple[torch.dtype, torch.Size]]
+
+
+class Comparisons(NamedTuple):
+    """``low <= numbers[column] <= high`` of each comparison, arrays ``[C]``; false for NaN."""
+
+    column: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Combinations(NamedTuple):
+    """Whether every, or any, of several earlier results holds, for K combinations."""
+
+    is_every: np.ndarray  #: bool ``[K]``.
+    start: np.ndarray  #: int64 ``[K + 1]``, where the results of each begin in ``parts``.
+    parts: np.ndarray  #: int64, results: comparisons first, combinations after them.
+
+
+class _Between(NamedTuple):
+    """A comparison of one component of a column, converted to ``dtype`` first."""
+
+    key: Key
+    component: int
+    dtype: np.dtype
+    low: float
+    high: float
+
+
+class _Combined(NamedTuple):
+    is_every: bool
+    parts: list[Any]
+
+
+class ConditionBlock:
+    """Evaluates the conditions that can be written as comparisons, all of them at once.
+
+    These are thresholds, flags, regions and combinations of them, exactly of the classes of this library. Numbers are
+    compared in the precision in which the condition by itself compares them.
+
+    Args:
+        conditions: of all events.
+        kinds: dtype and shape per row of the columns.
+    """
+
+    def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:
+        expressions = [_expression(condition, kinds) for condition in conditions]
+        #: Events whose conditions are evaluated here, and those that must be called, by their places.
+        self.places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
+        self.others = [place for place, one in enumerate(expressions) if one is None]
+        self._num_events = len(conditions)
+        place_of = {key: place for place, key in enumerate(kinds)}
+        given = [one for one in expressions if one is not None]
+        tests = list(dict.fromkeys(test for one in given for test in _comparisons_of(one)))
+        columns = list(dict.fromkeys((test.key, test.dtype) for test in tests))
+        components = {column: sorted({t.component for t in tests if (t.key, t.dtype) == column}) for column in columns}
+        numbers = {(column, one): n for n, (column, one) in enumerate((c, one) for c in columns for one in components[c])}
+        self._columns = [(place_of[key], dtype, components[key, dtype]) for key, dtype in columns]
+        self._num_numbers = len(numbers)
+        self._comparisons = Comparisons(
+            np.array([numbers[(test.key, test.dtype), test.component] for test in tests], dtype=np.int64),
+            np.array([test.low for test in tests], dtype=np.float64),
+            np.array([test.high for test in tests], dtype=np.float64),
+        )
+        combined: list[list[int]] = []
+        is_every: list[bool] = []
+
+        def result_of(expression: _Between | _Combined) -> int:
+            if isinstance(expression, _Between):
+                return tests.index(expression)
+            parts = [result_of(part) for part in expression.parts]
+            combined.append(parts)
+            is_every.append(expression.is_every)
+            return len(tests) + len(combined) - 1
+
+        self._results = np.array([result_of(one) for one in given], dtype=np.int64)
+        self._combinations = Combinations(
+            np.array(is_every, dtype=np.bool_),
+            np.cumsum([0, *map(len, combined)], dtype=np.int64),
+            np.array([part for parts in combined for part in parts], dtype=np.int64),
+        )
+        self._is_plain = not combined and not self.others and self._results.tolist() == list(range(len(tests)))
+
+    def __call__(self, values: Sequence[Tensor | np.ndarray]) -> np.ndarray:
+        """Returns which events happened, bool ``[E, N]``, from columns ``[N, ...]``; false for :attr:`others`."""
+        count = len(values[0])
+        numbers = np.empty((self._num_numbers, count))
+        first = 0
+        for place, dtype, components in self._columns:
+            value = as_array(values[place]).reshape(count, -1)
+            if dtype != value.dtype:
+                value = value.astype(dtype)
+            last = first + len(components)
+            numbers[first:last] = (value if len(components) == value.shape[1] else value[:, components]).T
+            first = last
+        held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
+        if len(held):
+            kernels().evaluate(numbers, self._comparisons, self._combinations, held)
+        if self._is_plain:
+            return held
+        happened = np.zeros((self._num_events, count), dtype=np.bool_)
+        happened[self.places] = held[self._results]
+        return happened
+
+
+def as_array(value: Tensor | np.ndarray) -> np.ndarray:
+    """Returns a column as an array."""
+    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
+
+
+@functools.cache
+def kernels() -> Any:
+    """Returns the module of the loop: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
+    name = "numba_kernels" if importlib.util.find_spec("numba") is not None else "numpy_kernels"
+    return importlib.import_module(f"lightning_replay.events.conditions.{name}")
+
+
+def _comparisons_of(expression: _Between | _Combined) -> list[_Between]:
+    if isinstance(expression, _Between):
+        return [expression]
+    return [test for part in expression.parts for test in _comparisons_of(part)]
+
+
+def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined | None:
+    """Returns a condition as comparisons; ``None`` for one that must be called, also where that raises an error."""
+    if type(condition) is RewardAtLeast:
+        return _at_least(_REWARD, condition.threshold, kinds)
+    if type(condition) is RewardBelow:
+        return _below(_REWARD, condition.threshold, kinds)
+    if type(condition) is InfoKey:
+        return _at_least(("next", *_parts(condition.key)), condition.at_least, kinds)
+    if type(condition) is TerminalWithReward:
+        if kinds.get(_TERMINATED, (None,))[0] != torch.bool:
+            return None
+        return _all_of([_at_least(_TERMINATED, 0.5, kinds), _at_least(_REWARD, condition.at_least, kinds)])
+    if type(condition) is KeyInRegion:
+        return _region(condition, kinds)
+    if type(condition) is EveryOf or type(condition) is AnyOf:
+        return _all_of([_expression(one, kinds) for one in condition.conditions], type(condition) is EveryOf)
+    return None
+
+
+def _all_of(parts: list[Any], is_every: bool = True) -> _Combined | None:
+    return None if None in parts else _Combined(is_every, parts)
+
+
+def _at_least(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
+    dtype = _compared_as(key, kinds)
+    return None if dtype is None else _Between(key, 0, dtype, _rounded(threshold, dtype), math.inf)
+
+
+def _below(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
+    dtype = _compared_as(key, kinds)
+    if dtype is None:
+        return None
+    limit = _rounded(threshold, dtype)
+    if limit == -math.inf:
+        return _Between(key, 0, dtype, math.inf, -math.inf)  # never
+    return _Between(key, 0, dtype, -math.inf, float(np.nextafter(dtype.type(limit), dtype.type(-math.inf))))
+
+
+def _compared_as(key: Key, kinds: Kinds) -> np.dtype | None:
+    """Returns the dtype in which torch compares a column of one number a row with a number."""
+    dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
+    if shape.numel() != 1 or dtype.is_complex or dtype in _WITHOUT_COMPARISON:
+        return None
+    return torch.empty(0, dtype=torch.result_type(torch.empty(1, dtype=dtype), 0.5)).numpy().dtype
+
+
+def _rounded(number: float, dtype: np.dtype) -> float:
+    with np.errstate(over="ignore"):
+        return float(dtype.type(number))
+
+
+def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
+    key = _parts(condition.key)
+    dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
+    size = shape.numel()
+    least, greatest = condition.bounds
+    if dtype.is_complex or dtype in _WITHOUT_COMPARISON or not 0 < size <= _MOST_COMPONENTS:
+        return None
+    if least.numel() not in (1, size):
+        return None
+    compared_as = dtype if dtype.is_floating_point else torch.float64
+    bounds = [bound.to(compared_as).double().expand(size).tolist() for bound in (least, greatest)]
+    array_dtype = torch.empty(0, dtype=compared_as).numpy().dtype
+    return _Combined(True, [_Between(key, n, array_dtype, *both) for n, both in enumerate(zip(*bounds, strict=True))])
+
+
+def _parts(key: NestedKey) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)

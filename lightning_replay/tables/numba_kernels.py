@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over tables and histories, compiled; imported only where numba is installed. Twin of ``numpy_kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN
+
+
+def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
+    try:
+        return njit(nogil=True, cache=True)(kernel)
+    except RuntimeError:  # numba found no folder to write its cache to
+        return njit(nogil=True)(kernel)
+
+
+@njit(inline="always")
+def _release(slot, references, free, counters):  # type: ignore[no-untyped-def]
+    """Removes a reference; a slot without any is free."""
+    references[slot] -= 1
+    if references[slot] == 0:
+        free[counters[FREED] % free.size] = slot
+        counters[FREED] += 1
+
+
+@njit(inline="always")
+def _make_room(arrays, table, skipped, places):  # type: ignore[no-untyped-def]
+    """Removes the entries in the way of new ones, which follow ``skipped`` others ``[L]``; fills in their places."""
+    leaving = np.empty(table.size, np.int64)
+    count, is_shared, is_mixed, only = 0, False, False, np.int64(-1)
+    before = arrays.appended.copy()
+    for number in range(skipped.size):
+        arrays.appended[number] += skipped[number]
+    for row in range(table.size):
+        number = table[row]
+        capacity = arrays.capacity[number]
+        place = arrays.appended[number] % capacity
+        arrays.appended[number] += 1
+        places[row] = arrays.offset[number] + place
+        last = before[number] - 1
+        if last - (last - place) % capacity >= arrays.first[number]:  # the last entry there; negative before any
+            slot = arrays.entries[places[row]]
+            arrays.position[number, slot] = -1
+            is_shared |= arrays.references[slot] > 1
+            is_mixed |= count > 0 and number != only
+            only = number
+            leaving[count] = slot
+            count += 1
+    # Of one table free in order of age; a slot may leave several tables at once.
+    ordered = np.sort(leaving[:count]) if is_shared and is_mixed else leaving
+    for row in range(count):
+        _release(ordered[row], arrays.references, arrays.free, arrays.counters)
+
+
+@njit(inline="always")
+def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
+    for row in range(table.size):
+        arrays.entries[places[row]] = slots[row]
+        arrays.position[table[row], slots[row]] = places[row] - arrays.offset[table[row]]
+
+
+@compiled
+def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
+    """Appends a new row to each table of ``table``; fills in their slots, free for longest first. False: none free."""
+    counters = arrays.counters
+    places = np.empty(table.size, np.int64)
+    _make_room(arrays, table, np.zeros(arrays.capacity.size, np.int64), places)
+    if counters[FREED] - counters[TAKEN] < table.size:
+        return False
+    for row in range(table.size):
+        slot = arrays.free[counters[TAKEN] % arrays.free.size]
+        slots[row] = slot
+        counters[TAKEN] += 1
+        arrays.references[slot] = 1
+        arrays.written_at[slot] = counters[WRITTEN]
+        counters[WRITTEN] += 1
+    _place(arrays, table, places, slots)
+    return True
+
+
+@compiled
+def append(arrays, table, slots):  # type: ignore[no-untyped-def]
+    """Appends slots with references to tables without them; of more than a capacity the last ones."""
+    skipped = -arrays.capacity
+    for row in range(table.size):
+        skipped[table[row]] += 1
+    for number in range(skipped.size):
+        skipped[number] = max(skipped[number], 0)
+    left = skipped.copy()
+    kept_table, kept_slots, kept = np.empty_like(table), np.empty_like(slots), 0
+    for row in range(table.size):
+        if left[table[row]] > 0:
+            left[table[row]] -= 1
+            continue
+        kept_table[kept], kept_slots[kept] = table[row], slots[row]
+        kept += 1
+        arrays.references[slots[row]] += 1  # first: a slot may leave the last table that refers to it
+    kept_table, kept_slots = kept_table[:kept], kept_slots[:kept]
+    places = np.empty(kept, np.int64)
+    _make_room(arrays, kept_table, skipped, places)
+    _place(arrays, kept_table, places, kept_slots)
+
+
+@compiled
+def led_to_events(happened, table_of_event, history_length, groups, slots, held_in, histories, sent):  # type: ignore[no-untyped-def]
+    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
+
+    Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    """
+    num_events, count = happened.shape
+    place, begin, group_of = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    for group in range(groups.start.size - 1):
+        first = groups.start[group]
+        for step in range(groups.start[group], groups.start[group + 1]):
+            row = groups.order[step]
+            place[row], begin[row], group_of[row] = step, first, group
+            first = step + 1 if groups.done[row] else first
+    length = histories.steps.shape[1]
+    held = 0
+    for group in range(held_in.size):
+        held += min(histories.count[held_in[group]], length)
+    most = sent.shape[1] * (count + held)
+    tables, found, total = np.empty(most, np.int64), np.empty(most, np.int64), 0
+    longest = np.zeros(count, np.int64)  # history length of the events of one table in each row
+    for event in range(num_events):
+        table = table_of_event[event]
+        for row in range(count):
+            if happened[event, row]:
+                longest[row] = max(longest[row], history_length[event])
+        if event + 1 < num_events and table_of_event[event + 1] == table:
+            continue
+        for row in range(count):
+            if longest[row] == 0:
+                continue
+            from_batch = min(longest[row], place[row] - begin[row] + 1)
+            past = 0
+            if begin[row] == groups.start[group_of[row]]:
+                past = min(longest[row] - from_batch, min(histories.count[held_in[group_of[row]]], length))
+            for step in range(-past, from_batch):
+                if step < 0:
+                    history = held_in[group_of[row]]
+                    slot = histories.steps[history, (histories.count[history] + step) % length]
+                else:
+                    slot = slots[groups.order[place[row] - from_batch + 1 + step]]
+                if not sent[slot, table]:
+                    sent[slot, table] = True
+                    tables[total], found[total] = table + 1, slot
+                    total += 1
+            longest[row] = 0
+    return tables[:total], found[:total]
+
+
+@compiled
+def remember(arrays, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
+    """Appends new rows to the histories of their episodes, and empties those of episodes that ended."""
+    steps, count = histories.steps, histories.count
+    length = steps.shape[1]
+    for group in range(groups.start.size - 1):
+        history, stop = held_in[group], groups.start[group + 1]
+        first = groups.start[group]
+        for step in range(first, stop):
+            if groups.done[groups.order[step]]:
+                for old in range(max(count[history] - length, 0), count[history]):
+                    _release(steps[history, old % length], arrays.references, arrays.free, arrays.counters)
+                count[history], first = 0, step + 1
+        kept = min(stop - first, length)
+        for step in range(stop - kept, stop):
+            arrays.references[slots[groups.order[step]]] += 1
+        for step in range(stop - kept, stop):
+            if count[history] >= length:
+                _release(steps[history, count[history] % length], arrays.references, arrays.free, arrays.counters)
+            steps[history, count[history] % length] = slots[groups.order[step]]
+            count[history] += 1
