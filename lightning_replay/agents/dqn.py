@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.objectives import SoftUpdate
+from torch.nn.functional import smooth_l1_loss
 
 from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.networks import QNetwork
-from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
+from lightning_replay.agents.off_policy import ExploringAgent, bootstrapped, weighted_mean
+from lightning_replay.agents.perceptrons import Layers, layers_of, perceive, tensors_of
 from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
@@ -66,6 +68,7 @@ class DQN(ExploringAgent):
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
+        self._averse_step: ConflictAverseStep | None = None
         self._conflict_aversion = conflict_aversion  # with a command line, hparams hold its class path instead
         self.set_up(locals())
 
@@ -74,29 +77,56 @@ class DQN(ExploringAgent):
         options = self.hparams
         network = QNetwork(options["observation_size"], options["num_actions"], options["hidden_sizes"])
         self.loss = ScalarValueLoss(network, discount=options["discount"])
-        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
-        self._network = (network,)  # in a tuple: its parameters already belong to the loss
-        c = self._conflict_aversion
-        self._averse_step = None if c == 0 else ConflictAverseStep(network.parameters(), c)
+        self.associate_targets()
+        if self._conflict_aversion != 0:
+            self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Of the network."""
+        return layers_of(self.loss.value_network_params)
+
+    @cached_property
+    def target_layers(self) -> Layers:
+        """Of the target network."""
+        return layers_of(self.loss.target_value_network_params)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Gives a copy's conflict-averse step the copy's parameters."""
+        super().__setstate__(state)
+        if self._averse_step is not None:
+            position = self._averse_step.state_dict()
+            self._averse_step = ConflictAverseStep(tensors_of(self.layers), self._conflict_aversion)
+            self._averse_step.load_state_dict(position)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = self._network[0](observation).argmax(dim=-1)
+        greedy = perceive(self.layers, observation).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
+
+    def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
+        with torch.no_grad():
+            following = batch.get("next").get("observation")
+            best = perceive(self.layers, following).argmax(dim=-1, keepdim=True)
+            values = perceive(self.target_layers, following).gather(-1, best).squeeze(-1)
+            target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
+        taken = batch.get("action").reshape(best.shape)
+        current = perceive(self.layers, batch.get("observation")).gather(-1, taken).squeeze(-1)
+        return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
-        rows = self.loss(batch)["loss"]
+        rows, td_error = self.losses(batch)
         if self._averse_step is None:
             loss = weighted_mean(rows, batch)
             self.descend(optimizer, loss)
         else:
             loss = self._averse_step.backward(*_weighted_parts(rows, batch))
             optimizer.step()
-        self._target_update.step()
-        # TorchRL's "td_error", written into the batch, is the square
-        return {"loss": loss.detach(), "td_error": batch["td_error"].detach().squeeze(-1).sqrt()}
+        self.target_update.step()
+        return {"loss": loss.detach(), "td_error": td_error}
 
     def on_fit_start(self) -> None:
         """Refuses conflict aversion where the trainer scales gradients or syncs them between devices."""
@@ -109,7 +139,7 @@ class DQN(ExploringAgent):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns Adam."""
-        return self.adam(self._network[0].parameters())
+        return self.adam(tensors_of(self.layers))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the positions in the schedules of exploration and conflict aversion."""

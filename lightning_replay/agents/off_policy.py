@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import lightning as L
@@ -11,12 +12,17 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data
+from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, tensors_of
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import continuous_sizes
 from lightning_replay.replay import Replay
+
+# cached properties of the agents
+_OF_LOSS = {"target_update", "layers", "target_layers", "actor_layers", "target_actor_layers"}
 
 
 def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
@@ -26,6 +32,24 @@ def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
     """
     weight = batch.get("priority_weight", None)
     return rows.mean() if weight is None else (rows * weight.reshape(rows.shape)).mean()
+
+
+def bootstrapped(batch: TensorDictBase, values: Tensor, discount: Tensor) -> Tensor:
+    """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
+
+    n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap.
+
+    Args:
+        batch: of replayed transitions.
+        values: of the next observations ``[B]``.
+        discount: γ, a scalar.
+    """
+    following, steps = batch.get("next"), batch.get("steps_to_next_obs", None)
+    ended = following.get("terminated", None)
+    if ended is None:
+        ended = following.get("done")
+    factor = discount if steps is None else discount ** steps.view_as(values)
+    return following.get("reward").view_as(values) + factor * ended.view_as(values).logical_not() * values
 
 
 class OffPolicyAgent(SizedAgent):
@@ -38,6 +62,19 @@ class OffPolicyAgent(SizedAgent):
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError
+
+    def associate_targets(self) -> None:
+        """Keeps TorchRL from warning of a loss whose targets no updater moves; for the end of ``build``."""
+        SoftUpdate(self.loss, tau=self.hparams["target_update_rate"])
+
+    @cached_property
+    def target_update(self) -> TargetUpdate:
+        """Moves the targets in :attr:`loss` by ``target_update_rate``."""
+        return TargetUpdate(self.loss, self.hparams["target_update_rate"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what holds tensors of :attr:`loss`, whose copies are other tensors."""
+        return {name: value for name, value in super().__getstate__().items() if name not in _OF_LOSS}
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
         """Returns the callback that passes TD errors to the replay."""
@@ -87,9 +124,31 @@ class ContinuousAgent(OffPolicyAgent):
         self.register_buffer("action_half_range", (high - low) / 2, persistent=False)
         return low, high
 
-    def critic_optimizer(self) -> torch.optim.Optimizer:
-        """Returns Adam of both critics."""
-        return self.adam(self.loss.qvalue_network_params.values(True, True), "critic_learning_rate")
+    def bounded(self, outputs: Tensor) -> Tensor:
+        """Returns actions within the bounds, from real numbers ``[..., A]``."""
+        return torch.tanh(outputs) * self.action_half_range + self.action_center
+
+    @cached_property
+    def actor_layers(self) -> Layers:
+        """Of the policy."""
+        return layers_of(self.loss.actor_network_params)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Of both critics, stacked."""
+        return layers_of(self.loss.qvalue_network_params)
+
+    @cached_property
+    def target_layers(self) -> Layers:
+        """Of both target critics, stacked."""
+        return layers_of(self.loss.target_qvalue_network_params)
+
+    def critic_and_actor_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Returns Adam of both critics and Adam of the policy."""
+        return [
+            self.adam(tensors_of(self.layers), "critic_learning_rate"),
+            self.adam(tensors_of(self.actor_layers), "actor_learning_rate"),
+        ]
 
 
 class ExploringAgent(OffPolicyAgent):

@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 from torchrl.modules import ProbabilisticActor, TanhNormal
-from torchrl.objectives import SACLoss, SoftUpdate
+from torchrl.objectives import SACLoss
 
 from lightning_replay.agents.networks import perceptron, two_critics
-from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
+from lightning_replay.agents.off_policy import ContinuousAgent, bootstrapped, weighted_mean
+from lightning_replay.agents.perceptrons import both_values, detached, perceive
+
+_LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
+_RAW_SHIFT = math.log(math.expm1(0.99))
+
+
+def _deviation(raw: Tensor) -> Tensor:
+    """Returns standard deviations above 0.01, 1 for an output 0 of the network, as ``NormalParamExtractor``."""
+    return softplus(raw + _RAW_SHIFT) + 0.01
 
 
 class _ScaledTanhNormal(TanhNormal):
@@ -97,37 +109,57 @@ class SAC(ContinuousAgent):
             scalar_output_mode="exclude",
         )
         self.loss.make_value_estimator(gamma=options["discount"])
+        self.associate_targets()
         _ = self.loss.target_entropy  # TorchRL registers this buffer at the first access; a checkpoint must find it
-        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
-        self._network = (network,)  # in a tuple: its parameters already belong to the loss
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
-        loc, scale = self._network[0](observation)
-        if explore:
-            loc = loc + scale * torch.randn_like(loc)
-        return self.action_center + self.action_half_range * torch.tanh(loc)
+        mean, raw = perceive(self.actor_layers, observation).chunk(2, dim=-1)
+        return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
+
+    def draw(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
+        mean, raw = perceive(self.actor_layers, observation).chunk(2, dim=-1)
+        deviation, noise = _deviation(raw), torch.randn_like(mean)
+        unbounded = mean + deviation * noise
+        # the logarithm of the normal density less that of tanh's slope, 4 / (exp(x) + exp(-x))²
+        density = -noise.square() / 2 - deviation.log() + 2 * (unbounded + softplus(-2 * unbounded)) - _LOG_DENSITY
+        return self.bounded(unbounded), density.sum(-1)
+
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less their target, ``[2, B]``."""
+        with torch.no_grad():
+            following = batch.get("next").get("observation")
+            action, log_density = self.draw(following)
+            values = (
+                both_values(self.target_layers, following, action).amin(0) - self.loss.log_alpha.exp() * log_density
+            )
+            target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
+        return both_values(self.layers, batch.get("observation"), batch.get("action")) - target
+
+    def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
+        observation = batch.get("observation")
+        action, log_density = self.draw(observation)
+        values = both_values(detached(self.layers), observation, action).min(0).values
+        loss = (self.loss.log_alpha.detach().exp() * log_density - values).mean()
+        if self.hparams["actor_regularization"] > 0:
+            squares = torch.stack([weight.square().sum() for weight, _ in self.actor_layers])
+            loss = loss + self.hparams["actor_regularization"] / 2 * squares.sum()
+        return loss, log_density.detach()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics, the policy, the entropy coefficient and the target critics."""
         critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
-        rows, details = self.loss.qvalue_v2_loss(batch)
-        loss = weighted_mean(rows, batch)
+        distances = self.distances(batch)
+        loss = weighted_mean(distances.square().sum(0), batch)
         self.descend(critic_optimizer, loss)
-        actor_rows, actor_details = self.loss.actor_loss(batch)
-        actor_loss = actor_rows.mean()
-        if self.hparams["actor_regularization"] > 0:
-            squares = [w.square().sum() for w in self._network[0].parameters() if w.ndim > 1]
-            actor_loss = actor_loss + self.hparams["actor_regularization"] / 2 * torch.stack(squares).sum()
+        actor_loss, log_density = self.actor_loss(batch)
         self.descend(actor_optimizer, actor_loss)
-        self.descend(entropy_optimizer, self.loss.alpha_loss(actor_details["log_prob"]).mean())
-        self._target_update.step()
-        return {"loss": loss.detach(), "td_error": details["td_error"]}
+        self.descend(entropy_optimizer, -self.loss.log_alpha * (log_density + self.loss.target_entropy).mean())
+        self.target_update.step()
+        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, the policy and the entropy coefficient."""
-        return [
-            self.critic_optimizer(),
-            self.adam(self._network[0].parameters(), "actor_learning_rate"),
-            self.adam([self.loss.log_alpha], "entropy_learning_rate"),
-        ]
+        return [*self.critic_and_actor_optimizers(), self.adam([self.loss.log_alpha], "entropy_learning_rate")]

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
-from torchrl.objectives import SoftUpdate, TD3Loss
+from torchrl.objectives import TD3Loss
 
 from lightning_replay.agents.networks import BoundedActor, two_critics
-from lightning_replay.agents.off_policy import ContinuousAgent, weighted_mean
+from lightning_replay.agents.off_policy import ContinuousAgent, bootstrapped, weighted_mean
+from lightning_replay.agents.perceptrons import Layers, both_values, detached, layers_of, perceive
 
 
 class TD3(ContinuousAgent):
@@ -82,34 +84,54 @@ class TD3(ContinuousAgent):
         self.loss.register_buffer("policy_noise", options["target_noise"] * actor.half_range, persistent=False)
         self.loss.register_buffer("noise_clip", options["target_noise_clip"] * actor.half_range, persistent=False)
         self.loss.make_value_estimator(gamma=options["discount"])
-        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
-        self._actor = (actor,)  # in a tuple: its parameters already belong to the loss
+        self.associate_targets()
+
+    @cached_property
+    def target_actor_layers(self) -> Layers:
+        """Of the target policy."""
+        return layers_of(self.loss.target_actor_network_params)
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
-        action = torch.tanh(self._actor[0].perceptron(observation))
+        action = torch.tanh(perceive(self.actor_layers, observation))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
         return self.action_center + self.action_half_range * action
 
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less their target, ``[2, B]``."""
+        loss, action = self.loss, batch.get("action")
+        with torch.no_grad():
+            clip, following = loss.noise_clip, batch.get("next").get("observation")
+            noise = torch.clamp(torch.randn_like(action) * loss.policy_noise, -clip, clip)
+            chosen = self.bounded(perceive(self.target_actor_layers, following)) + noise
+            chosen = torch.clamp(chosen, loss.min_action, loss.max_action)
+            values = both_values(self.target_layers, following, chosen).amin(0)
+            target = bootstrapped(batch, values, loss.value_estimator.gamma)
+        return both_values(self.layers, batch.get("observation"), action) - target
+
+    def actor_loss(self, batch: TensorDictBase) -> Tensor:
+        """Returns minus the first critic's mean value of the policy's actions."""
+        observation = batch.get("observation")
+        action = self.bounded(perceive(self.actor_layers, observation))
+        return -perceive(detached(self.layers, 0), torch.cat([observation, action], dim=-1)).mean()
+
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics, and every ``policy_delay`` updates the policy and the targets."""
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
-        rows, details = self.loss.value_loss(batch)
-        loss = weighted_mean(rows, batch)
+        distances = self.distances(batch)
+        loss = weighted_mean(distances.square().sum(0), batch)
         self.descend(critic_optimizer, loss)
         self._updates += 1
         if self._updates % self.hparams["policy_delay"] == 0:
-            actor_rows, _ = self.loss.actor_loss(batch)
-            self.descend(actor_optimizer, actor_rows.mean())
-            self._target_update.step()
-        # TorchRL's "td_error" is the square
-        return {"loss": loss.detach(), "td_error": details["td_error"].detach().amax(dim=0).sqrt()}
+            self.descend(actor_optimizer, self.actor_loss(batch))
+            self.target_update.step()
+        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, then for the policy."""
-        return [self.critic_optimizer(), self.adam(self._actor[0].parameters(), "actor_learning_rate")]
+        return self.critic_and_actor_optimizers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the number of updates, for the policy delay."""

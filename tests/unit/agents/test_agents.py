@@ -80,15 +80,8 @@ def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, max_e
 
 def td_error_of(agent: OffPolicyAgent, batch: TensorDict) -> torch.Tensor:
     """The TD errors of one update, without a trainer."""
-    agent = agent.train()
     torch.manual_seed(0)
-    if isinstance(agent, DQN):
-        copied = batch.clone()
-        agent.loss(copied)
-        return copied["td_error"].squeeze(-1).sqrt()
-    if isinstance(agent, TD3):
-        return agent.loss.value_loss(batch)[1]["td_error"].amax(0).sqrt()
-    return agent.loss.qvalue_v2_loss(batch)[1]["td_error"]
+    return agent.losses(batch)[1] if isinstance(agent, DQN) else agent.distances(batch).abs().amax(0)
 
 
 @pytest.mark.parametrize("make", AGENTS)
@@ -137,14 +130,18 @@ def test_dqn_target_is_double_and_bootstraps_truncated_rows(tmp_path: Path) -> N
     batch["next", "truncated"][4:8] = True
     batch["next", "done"][:8] = True
     agent.loss.target_value_network_params.data.apply_(lambda p: p.mul_(1.7))  # unlike the network, to tell them apart
-    network = agent._network[0]
+
+    def values(parameters, observation):
+        with parameters.to_module(agent.loss.value_network):
+            return agent.loss.value_network(TensorDict({"observation": observation}, [16]))["action_value"]
+
+    network, slow = agent.loss.value_network_params, agent.loss.target_value_network_params
     with torch.no_grad():
-        chosen = network(batch["next", "observation"]).argmax(-1, keepdim=True)
-        with agent.loss.target_value_network_params.to_module(agent.loss.value_network):
-            following = network(batch["next", "observation"]).gather(-1, chosen).squeeze(-1)
+        chosen = values(network, batch["next", "observation"]).argmax(-1, keepdim=True)
+        following = values(slow, batch["next", "observation"]).gather(-1, chosen).squeeze(-1)
         alive = ~batch["next", "terminated"].squeeze(-1)
         target = batch["next", "reward"].squeeze(-1) + 0.9 * alive * following
-        predicted = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        predicted = values(network, batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
     _, outputs = fit(agent, [batch], tmp_path)
     torch.testing.assert_close(outputs[0]["td_error"], (predicted - target).abs())
 
@@ -198,11 +195,11 @@ def test_a_row_of_weight_zero_has_no_influence_on_the_critic(make, tmp_path: Pat
 
 def test_td3_delays_policy_and_targets(tmp_path: Path) -> None:
     agent = TD3(**CONTINUOUS, policy_delay=3)
-    before = agent._actor[0].perceptron[0].weight.clone()
+    before = agent.actor_layers[0][0].clone()
     fit(agent, [make_batch(agent) for _ in range(2)], tmp_path)
-    assert torch.equal(agent._actor[0].perceptron[0].weight, before)
+    assert torch.equal(agent.actor_layers[0][0], before)
     fit(agent, [make_batch(agent)], tmp_path)
-    assert not torch.equal(agent._actor[0].perceptron[0].weight, before)
+    assert not torch.equal(agent.actor_layers[0][0], before)
 
 
 @pytest.mark.parametrize("make", AGENTS)

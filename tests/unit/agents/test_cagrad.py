@@ -245,7 +245,8 @@ def test_dqn_learns_with_the_gradient_of_its_tables(tmp_path: Path) -> None:
     for agent in (plain, none, averse):
         fit(agent, [batch.clone()], tmp_path)
     gradients = [
-        torch.cat([p.grad.flatten() for p in agent._network[0].parameters()]) for agent in (plain, none, averse)
+        torch.cat([p.grad.flatten() for p in agent.loss.value_network_params.values(True, True)])
+        for agent in (plain, none, averse)
     ]
     torch.testing.assert_close(gradients[0], gradients[1])
     assert plain._averse_step is None

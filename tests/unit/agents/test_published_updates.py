@@ -133,20 +133,20 @@ def test_five_updates_equal_those_of_the_published_algorithm(agent, make_oracle,
 
 def test_actor_regularization_adds_coefficient_times_weight_to_the_gradients_of_weights(tmp_path: Path) -> None:
     agent = SAC(observation_size=1, action_low=[-1.0], action_high=[1.0], hidden_sizes=(1,), actor_regularization=0.5)
-    first, second = agent._network[0][0][0], agent._network[0][0][2]
-    values = {first.weight: [[3.0]], first.bias: [-1.0], second.weight: [[1.0], [-2.0]], second.bias: [0.0, 0.0]}
+    (weight, bias), (last_weight, last_bias) = agent.actor_layers
+    values = {weight: [[3.0]], bias: [-1.0], last_weight: [[1.0], [-2.0]], last_bias: [0.0, 0.0]}
     for parameter, value in values.items():
         parameter.data.copy_(torch.tensor(value))
     # observed is 0 and the hidden unit is off, so that the weights have no other gradient: the penalty's 0.5 / 2 * 14
     batch = make_batch().select("next").set("observation", torch.zeros(16, 1)).set("action", torch.zeros(16, 1))
     batch["next", "observation"] = torch.zeros(16, 1)
     fit(agent, [batch], tmp_path)
-    torch.testing.assert_close(first.weight.grad, torch.tensor([[1.5]]))
-    torch.testing.assert_close(second.weight.grad, torch.tensor([[0.5], [-1.0]]))
-    assert first.bias.grad == 0.0
+    torch.testing.assert_close(weight.grad, torch.tensor([[1.5]]))
+    torch.testing.assert_close(last_weight.grad, torch.tensor([[0.5], [-1.0]]))
+    assert bias.grad == 0.0
     # Adam's first step is the learning rate towards zero
-    torch.testing.assert_close(first.weight.detach(), torch.tensor([[3.0 - 3e-4]]))
-    torch.testing.assert_close(second.weight.detach(), torch.tensor([[1.0 - 3e-4], [-2.0 + 3e-4]]))
+    torch.testing.assert_close(weight.detach(), torch.tensor([[3.0 - 3e-4]]))
+    torch.testing.assert_close(last_weight.detach(), torch.tensor([[1.0 - 3e-4], [-2.0 + 3e-4]]))
 
 
 def test_entropy_of_sac_is_that_of_actions_scaled_to_one() -> None:

@@ -17,6 +17,7 @@ from stacked_td3 import EvaluateRuns, StackedReplays, StackedTD3
 
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
+from lightning_replay.agents.perceptrons import tensors_of
 
 OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}
@@ -56,7 +57,7 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     sources = [*weights_of(stacked.policy, run)]
     both = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
     with torch.no_grad():
-        for parameter, source in zip(agent._actor[0].parameters(), sources, strict=True):
+        for parameter, source in zip(tensors_of(agent.actor_layers), sources, strict=True):
             parameter.copy_(source)
         for parameter, pair in zip(agent.loss.qvalue_network_params.values(True, True), both, strict=True):
             parameter.copy_(torch.stack(pair))
@@ -67,7 +68,7 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     flat["next", "done"] = flat["next", "terminated"]
     fit(stacked, [given])
     fit(agent, list(flat[run].unbind(0)))
-    for parameter, learned in zip(agent._actor[0].parameters(), weights_of(stacked.policy, run), strict=True):
+    for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
     learned = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
     for parameter, pair in zip(agent.loss.qvalue_network_params.values(True, True), learned, strict=True):

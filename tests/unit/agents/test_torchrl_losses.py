@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DQN, TD3 and SAC learn what TorchRL's losses with its target update learn, to the last digits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives import SoftUpdate
+
+from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent
+from lightning_replay.agents.cagrad import ConflictAverseStep
+from lightning_replay.agents.off_policy import weighted_mean
+
+BOUNDS = {"action_low": [-2.0, 0.0], "action_high": [2.0, 3.0]}
+CONTINUOUS = {"observation_size": 3, "hidden_sizes": (32, 24), "target_update_rate": 0.05, **BOUNDS}
+DISCRETE = {"observation_size": 3, "num_actions": 4, "hidden_sizes": (32, 24), "target_update_rate": 0.05}
+AGENTS = {
+    "dqn": lambda: DQN(**DISCRETE),
+    "dqn-averse": lambda: DQN(**DISCRETE, conflict_aversion=0.4),
+    "dqn-one-layer": lambda: DQN(**DISCRETE | {"hidden_sizes": (7,)}),
+    "dqn-twelve-layers": lambda: DQN(**DISCRETE | {"hidden_sizes": (9,) * 12}),
+    "td3": lambda: TD3(**CONTINUOUS),
+    "td3-delay": lambda: TD3(**CONTINUOUS, policy_delay=3, target_noise=0.8, target_noise_clip=0.3),
+    "sac": lambda: SAC(**CONTINUOUS, initial_entropy_coefficient=0.3, entropy_learning_rate=0.01),
+    "sac-regularized": lambda: SAC(**CONTINUOUS, actor_regularization=0.1, target_entropy=-1.0),
+}
+
+
+def batches(agent: OffPolicyAgent, columns: str, shape: tuple[int, ...]) -> list[TensorDict]:
+    """20 batches; every fourth row is terminal, every fifth truncated."""
+    dtype = torch.get_default_dtype()
+    number = torch.arange(torch.Size(shape).numel()).reshape(*shape, 1)
+    found = []
+    for _ in range(20):
+        following = {
+            "observation": torch.randn(*shape, 3),
+            "reward": torch.randn(*shape, 1),
+            "terminated": number % 4 == 0,
+            "truncated": number % 5 == 0,
+            "done": (number % 4 == 0) | (number % 5 == 0),
+        }
+        low, high = (torch.tensor(BOUNDS[name]) for name in ("action_low", "action_high"))
+        action = torch.randint(4, shape) if isinstance(agent, DQN) else low + (high - low) * torch.rand(*shape, 2)
+        batch = TensorDict({"observation": torch.randn(*shape, 3), "action": action, "next": following}, shape)
+        batch["table"] = torch.randint(3, shape)
+        if "weights" in columns:
+            batch["priority_weight"] = torch.rand(shape, dtype=dtype)
+        if "steps" in columns:
+            batch["steps_to_next_obs"] = torch.randint(1, 4, (*shape, 1))
+            batch["discount"] = torch.rand(*shape, 1)  # the agents compute it from the steps
+        found.append(batch)
+    return found
+
+
+def without_trainer(agent: OffPolicyAgent) -> OffPolicyAgent:
+    """The agent, with optimizers of its own."""
+    optimizers = agent.configure_optimizers()
+    agent.optimizers = lambda use_pl_optimizer=True: optimizers
+    agent.take_gradients = torch.Tensor.backward
+    return agent
+
+
+class Oracle:
+    """An agent's updates with the losses of TorchRL that it is built with."""
+
+    def __init__(self, agent: OffPolicyAgent) -> None:
+        self.agent, self.loss, self.updates = agent, agent.loss, 0
+        self.targets = SoftUpdate(agent.loss, tau=agent.hparams["target_update_rate"])
+        optimizers = agent.configure_optimizers()
+        self.critic, *self.others = optimizers if isinstance(optimizers, list) else [optimizers]
+
+    def learn(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def update(self, batch: TensorDict) -> dict[str, torch.Tensor]:
+        self.updates += 1
+        batch = batch.copy()
+        update = {DQN: self.update_dqn, TD3: self.update_td3, SAC: self.update_sac}[type(self.agent)]
+        loss, td_error = update(batch)
+        return {"loss": loss.detach(), "td_error": td_error.detach()}
+
+    def update_dqn(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.loss(batch)["loss"]
+        loss = weighted_mean(rows, batch)
+        if self.agent._averse_step is None:
+            self.learn(self.critic, loss)
+        else:
+            weight = batch.get("priority_weight", torch.ones(rows.shape))
+            parameters = [p for group in self.critic.param_groups for p in group["params"]]
+            ConflictAverseStep(parameters, 0.4).backward(rows * weight, batch["table"])
+            self.critic.step()
+        self.targets.step()
+        return loss, batch["td_error"].squeeze(-1).sqrt()
+
+    def update_td3(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, details = self.loss.value_loss(batch)
+        loss = weighted_mean(rows, batch)
+        self.learn(self.critic, loss)
+        if self.updates % self.agent.hparams["policy_delay"] == 0:
+            self.learn(self.others[0], self.loss.actor_loss(batch)[0].mean())
+            self.targets.step()
+        return loss, details["td_error"].amax(0).sqrt()
+
+    def update_sac(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, details = self.loss.qvalue_v2_loss(batch)
+        loss = weighted_mean(rows, batch)
+        self.learn(self.critic, loss)
+        rows, found = self.loss.actor_loss(batch)
+        layers = [p for name, p in self.loss.actor_network_params.flatten_keys(".").items() if name.endswith("weight")]
+        penalty = self.agent.hparams["actor_regularization"] / 2 * sum(p.square().sum() for p in layers)
+        self.learn(self.others[0], rows.mean() + penalty)
+        self.learn(self.others[1], self.loss.alpha_loss(found["log_prob"]).mean())
+        self.targets.step()
+        return loss, details["td_error"]
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    """The default dtype in a test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shape"),
+    [("plain", (32,)), ("weights", (32,)), ("steps", (32,)), ("weights and steps", (32,)), ("steps", (4, 8))],
+    ids=["plain", "weights", "steps", "both", "sequences"],
+)
+@pytest.mark.parametrize("kind", AGENTS)
+def test_twenty_updates_equal_those_with_torchrl(kind, columns, shape, dtype) -> None:
+    torch.manual_seed(5)
+    agent = without_trainer(AGENTS[kind]())
+    torch.manual_seed(5)
+    oracle = Oracle(AGENTS[kind]())
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    for number, batch in enumerate(batches(agent, columns, shape)):
+        torch.manual_seed(number)
+        found = agent.update(batch.copy())
+        torch.manual_seed(number)
+        expected = oracle.update(batch)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
+    states = agent.state_dict(), oracle.agent.state_dict()
+    assert list(states[0]) == list(states[1])
+    for value, expected in zip(*(state.values() for state in states), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)
