@@ -137,7 +137,7 @@ class Rollout(RunningEpisodes):
         return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
 
     def take_columns(self, most: int) -> Columns:
-        """Returns the steps since the last call as columns ``[N, ...]`` in order of time, at most the first ``most``."""
+        """Returns the steps since the last call, the first ``most`` at most, as columns ``[N, ...]``, oldest first."""
         steps = self._pending
         self._pending = []
         if len(steps) == 1 and most >= self.num_envs:
