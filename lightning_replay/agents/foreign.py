@@ -7,17 +7,26 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer, TQDMProgressBar
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.agents.interfaces import ActingAgent, RolloutAgent, SurpriseAgent, TrainingData
 
+_BATCH_HOOKS = (
+    *("on_train_batch_start", "on_train_batch_end"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+)
+_IGNORING_BATCHES = (object, L.Callback, ProgressBar, RichProgressBar, TQDMProgressBar, Timer)
+
 __all__ = [
     "acting_agent",
     "name_of",
+    "observes_batches",
     "rollout_agent",
     "scales_gradients",
     "surprise_agent",
+    "takes_update_batches",
     "training_data",
 ]
 
@@ -72,6 +81,32 @@ def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
 def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
     """Returns the agent if it has a method ``initial_surprise``, else ``None``."""
     return cast(SurpriseAgent, agent) if callable(getattr(agent, "initial_surprise", None)) else None
+
+
+def takes_update_batches(agent: L.LightningModule) -> bool:
+    """Returns whether ``training_step`` takes :class:`~lightning_replay.agents.feedback.UpdateBatches`.
+
+    Declared by ``takes_update_batches = True`` in the class that defines ``training_step``, or in a subclass of it: a
+    class that overrides the method without the attribute takes a single batch.
+    """
+    for kind in type(agent).__mro__:
+        if "takes_update_batches" in vars(kind):
+            return bool(vars(kind)["takes_update_batches"])
+        if "training_step" in vars(kind):
+            return False
+    return False
+
+
+def observes_batches(part: Any) -> bool:
+    """Returns whether an agent, a data module or a callback has a hook of its own that is called for every batch."""
+    for hook in _BATCH_HOOKS:
+        kind = next((kind for kind in type(part).__mro__ if hook in vars(kind)), object)
+        is_own = hook in vars(part) or not kind.__module__.startswith(("lightning_replay.", "lightning.pytorch.core."))
+        if kind is ModelCheckpoint:  # of every trainer; it saves at epochs unless it was given a number of steps
+            is_own = getattr(part, "_every_n_train_steps", 1) != 0
+        if is_own and kind not in _IGNORING_BATCHES:
+            return True
+    return False
 
 
 def scales_gradients(trainer: L.Trainer) -> bool:

@@ -59,6 +59,8 @@ class OffPolicyAgent(SizedAgent):
     ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.sized_agent.SizedAgent`.
     """
 
+    takes_update_batches = True
+
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError

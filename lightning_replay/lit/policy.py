@@ -60,6 +60,7 @@ class ActionReader:
     def __init__(self, space: Space) -> None:
         self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
+        self._dtype, self._shape = space.dtype, tuple(space.shape or ())
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -81,14 +82,15 @@ class ActionReader:
             parts: Any = [read(part, count, source) for read, part in zip(self._parts, returned, strict=True)]
             return parts[0], parts[1]
         space, array = self._space, as_array(returned)
-        dtype, expected = space.dtype, (count, *(space.shape or ()))
+        dtype, expected = self._dtype, (count, *self._shape)
         if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
             raise TypeError(_refusal(returned, space, count, source))
         if array.shape != expected:
             if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
                 raise ValueError(_refusal(returned, space, count, source))
             array = array.reshape(expected)
-        array = array.astype(dtype, copy=False)
+        if array.dtype != dtype:
+            array = array.astype(dtype)
         if isinstance(space, Discrete):
             numbers = array.tolist()  # faster than NumPy's minimum for a few environments
             if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
@@ -164,7 +166,7 @@ def _one_each(values: Tensor, count: int, source: str) -> Tensor:
 def as_array(returned: Any) -> np.ndarray | None:
     """Converts what an agent returned to an array; ``None`` where that is impossible."""
     if isinstance(returned, Tensor):
-        tensor = returned.detach()
+        tensor = returned.detach() if returned.requires_grad else returned
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
     try:
         return np.asarray(returned)

@@ -47,6 +47,11 @@ class StopSignals:
             if signal.getsignal(number) == self._receive:
                 signal.signal(number, handler)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a signal is deferred."""
+        return self._pending is not None
+
     def raise_pending(self) -> None:
         """Raises the exception of the deferred signal, if there is one."""
         if self._pending is not None:

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.stop_signals import StopSignals
 from lightning_replay.replay import Replay
 from lightning_replay.validation import check_kind, checked_choice, checked_count
@@ -26,7 +27,7 @@ from lightning_replay.validation import check_kind, checked_choice, checked_coun
 __all__ = ["ReplayCheckpoint"]
 
 
-class ReplayCheckpoint(ModelCheckpoint):
+class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
     ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
@@ -186,11 +187,18 @@ class ReplayCheckpoint(ModelCheckpoint):
         if is_best:
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
         self._seen = metric
-        every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
-        is_due = source.updates_done - self._saved[1] >= every or (is_last and source.clocks != self._saved)
+        is_due = self._is_save_due(source) or (is_last and source.clocks != self._saved)
         # With the best too: a run that is resumed before it would search for it again and might overwrite it.
         if is_best or is_due:
             self._save_last(trainer, source)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether a checkpoint, or the end of the run by a signal, follows the update that was made last."""
+        return self._source is not None and (self._signals.is_pending or self._is_save_due(source))
+
+    def _is_save_due(self, source: EnvStepDataModule) -> bool:
+        every = source.updates_per_checkpoint if self.every_n_updates is None else self.every_n_updates
+        return source.updates_done - self._saved[1] >= every
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))

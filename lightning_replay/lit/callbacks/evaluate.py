@@ -11,15 +11,16 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_replay.lit.callbacks.progress import ReplayProgressBar
-from lightning_replay.lit.datamodules.env_steps import source_of
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
+from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.validation import checked_count
 
 __all__ = ["Evaluate", "GeneralizationGap"]
 
 
-class Evaluate(L.Callback):
+class Evaluate(L.Callback, ActsAtUpdates):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` from before the first update on, so that
@@ -51,11 +52,13 @@ class Evaluate(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Evaluates when due."""
-        source = source_of(trainer, self)
-        last = self.history[-1][0]
-        is_due = source.env_steps_done // self.every_n_env_steps > last // self.every_n_env_steps
-        if is_due or (source.is_finished and source.env_steps_done > last):
+        if self.is_due(source_of(trainer, self)):
             self._evaluate(trainer, pl_module)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether an evaluation follows the update that was made last."""
+        last, now = self.history[-1][0], source.env_steps_done
+        return now // self.every_n_env_steps > last // self.every_n_env_steps or (source.is_finished and now > last)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         self._play(trainer, agent)

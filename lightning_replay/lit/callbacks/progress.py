@@ -13,12 +13,13 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
+from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.validation import checked_number
 
 __all__ = ["ReplayProgressBar"]
 
 
-class ReplayProgressBar(ProgressBar):
+class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     """Shows environment steps, recent training return, last evaluation and updates per second.
 
     Give it to the trainer among its callbacks; it replaces Lightning's bar.
@@ -59,9 +60,12 @@ class ReplayProgressBar(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Refreshes when due."""
-        now = time.perf_counter()
-        if self._bar is not None and now - self._last_time >= self.refresh_seconds:
-            self._refresh(trainer, now)
+        if self.is_due(source_of(trainer, self)):
+            self._refresh(trainer, time.perf_counter())
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the bar is refreshed after the update that was made last."""
+        return self._bar is not None and time.perf_counter() - self._last_time >= self.refresh_seconds
 
     def describe(self, activity: str) -> None:
         """Shows an activity between two steps, if a refresh is due; an empty text removes it."""

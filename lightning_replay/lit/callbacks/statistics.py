@@ -10,9 +10,10 @@ from typing import Any
 import lightning as L
 import torch
 
-from lightning_replay.lit.datamodules.env_steps import source_of
+from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, source_of
 from lightning_replay.lit.datamodules.levels import level_source_of
 from lightning_replay.lit.datamodules.replay import ReplayDataModule
+from lightning_replay.lit.datamodules.training_steps import ActsAtUpdates
 from lightning_replay.table_replay import CurriculumReplay
 from lightning_replay.validation import checked_count
 
@@ -38,7 +39,7 @@ class _LogStats(L.Callback):
         self._last = (clock, now)
 
 
-class LogReplayStats(_LogStats):
+class LogReplayStats(_LogStats, ActsAtUpdates):
     """Every ``every_n_updates`` writes ``replay/*`` and ``train/*`` to the trainer's loggers.
 
     Buffers with tables add ``replay/tables/<name>/*``, a curriculum ``replay/probability/<task>``, and the data module
@@ -63,7 +64,7 @@ class LogReplayStats(_LogStats):
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not trainer.loggers or not isinstance(source, ReplayDataModule):
             return
-        if source.updates_done // self.every_n_updates == self._last[0] // self.every_n_updates:
+        if not self.is_due(source):
             return
         stats = _numbers(source.replay.stats(), "replay")
         if isinstance(source.replay, CurriculumReplay):
@@ -71,6 +72,10 @@ class LogReplayStats(_LogStats):
         if isinstance(outputs, dict) and "td_error" in outputs:
             stats["train/td_error"] = float(outputs["td_error"].abs().mean())
         self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether a record follows the update that was made last."""
+        return source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
 
 
 class LogLevelStats(_LogStats):

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from tensordict import TensorDict
-from torch import Tensor
 
 from lightning_replay.agents.foreign import acting_agent
+from lightning_replay.agents.modes import depends_on_mode
 from lightning_replay.lit.collectors import Collector, Episode
 from lightning_replay.lit.environments import random_actions
 from lightning_replay.lit.info_columns import InformationColumns
@@ -24,6 +23,8 @@ from lightning_replay.replay import Replay
 __all__ = ["Collection", "Rollout", "RunningEpisodes"]
 
 _ROWS_PER_WRITE = 1_024
+
+Columns = dict[str | tuple[str, str], np.ndarray]
 
 
 class RunningEpisodes:
@@ -50,7 +51,7 @@ class RunningEpisodes:
         """Adds one step; returns environment, return and length of each episode that it ended."""
         self._return += reward
         self._length += 1
-        if not done.any():
+        if not np.count_nonzero(done):
             return []
         ended = [(int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(done)]
         self._return[done] = 0.0
@@ -59,7 +60,7 @@ class RunningEpisodes:
 
 
 class Rollout(RunningEpisodes):
-    """Environments in progress. Call :meth:`step` per action, :meth:`take_rows` before the replay is drawn from.
+    """Environments in progress. Call :meth:`step` per action, :meth:`take_columns` before the replay is drawn from.
 
     The stored next observation at an episode's end is the episode's last one, not the first of the next. Floats are
     stored as float32, other dtypes as they come. Each row carries ``trajectory``, a number no other episode has, and
@@ -91,7 +92,7 @@ class Rollout(RunningEpisodes):
         self._information = information or InformationColumns()
         self.next_trajectory = first_trajectory + self.num_envs
         self._trajectory = np.arange(first_trajectory, self.next_trajectory)
-        self._pending: list[dict[str | tuple[str, str], np.ndarray]] = []
+        self._pending: list[Columns] = []
 
     @property
     def pending_rows(self) -> int:
@@ -105,26 +106,24 @@ class Rollout(RunningEpisodes):
         following, reward, terminated, truncated, infos = self.environments.step(taken)
         done = terminated | truncated
         last = following
-        if done.any():
+        if np.count_nonzero(done):
             last = following.copy()
             last[done] = np.stack(list(infos["final_obs"][done]))
-        row: dict[str | tuple[str, str], np.ndarray] = {
-            "observation": self.observation,
-            ("next", "observation"): last,
-            ("next", "reward"): reward,
-            ("next", "terminated"): terminated,
-            ("next", "truncated"): truncated,
-            ("next", "done"): done,
-            "trajectory": self._trajectory.copy(),
-        }
-        if isinstance(action, tuple):
-            row["action", "discrete"], row["action", "parameters"] = action
-        else:
-            row["action"] = action
+        row: Columns = {"observation": _stored(self.observation), "trajectory": self._trajectory.copy()}
+        if not isinstance(action, tuple):
+            row["action"] = _stored(action)
         if self._assignment is not None:
             row["task"] = self._assignment.running.copy()
+        row["next", "observation"] = _stored(last)
+        row["next", "reward"] = _stored(reward)[:, None]
+        row["next", "terminated"] = terminated[:, None]
+        row["next", "truncated"] = truncated[:, None]
+        row["next", "done"] = done[:, None]
         if self._information.keys:
-            row |= {("next", key): column for key, column in self._information.read(infos, done).items()}
+            for key, column in self._information.read(infos, done).items():
+                row["next", key] = column[:, None]
+        if isinstance(action, tuple):
+            row["action", "discrete"], row["action", "parameters"] = map(_stored, action)
         self._pending.append(row)
         self.observation = following
         ended = self.count_step(reward, done)
@@ -137,24 +136,18 @@ class Rollout(RunningEpisodes):
         self.next_trajectory += len(ended)
         return [Episode(env_steps, episode_return, length) for _, episode_return, length in ended]
 
-    def take_rows(self, most: int) -> TensorDict:
-        """Returns the steps since the last call as ``[N]`` rows in order of time, at most the first ``most``."""
-        columns: dict[str, Tensor | TensorDict] = {}
-        groups: dict[str, dict[str, Tensor]] = {}
-        for key in self._pending[0]:
-            column = torch.from_numpy(np.concatenate(list(map(itemgetter(key), self._pending)))[:most])
-            if column.is_floating_point():
-                column = column.float()
-            if isinstance(key, str):
-                columns[key] = column
-            else:
-                is_flat = key[0] == "next" and key[1] != "observation"
-                groups.setdefault(key[0], {})[key[1]] = column.unsqueeze(-1) if is_flat else column
-        self._pending.clear()
-        size = columns["trajectory"].shape
-        for name, group in groups.items():
-            columns[name] = TensorDict(group, batch_size=size)
-        return TensorDict(columns, batch_size=size)
+    def take_columns(self, most: int) -> Columns:
+        """Returns the steps since the last call, the first ``most`` at most, as columns ``[N, ...]``, oldest first."""
+        steps = self._pending
+        self._pending = []
+        if len(steps) == 1 and most >= self.num_envs:
+            return steps[0]
+        return {key: np.concatenate([step[key] for step in steps])[:most] for key in steps[0]}
+
+
+def _stored(column: np.ndarray) -> np.ndarray:
+    """Returns a column as it is stored: floats as float32."""
+    return column.astype(np.float32) if column.dtype.kind == "f" and column.dtype != np.float32 else column
 
 
 class Collection(Collector):
@@ -188,6 +181,8 @@ class Collection(Collector):
         self._next_trajectory = 0
         self._is_interrupted = False
         self._stored_steps = 0
+        self._agent: Any = None
+        self._has_modes = True
 
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, with random actions at first and the agent's after.
@@ -202,7 +197,7 @@ class Collection(Collector):
         """
         if self.env_steps >= env_steps:
             return
-        with acting(agent):
+        with self._acting(agent):
             try:
                 while self.env_steps < env_steps:
                     rollout = self._rollout or self._start(agent)
@@ -224,6 +219,18 @@ class Collection(Collector):
                 self._store_finished()
                 raise
 
+    def check_modes(self, agent: Any) -> None:
+        """Reads whether the agent has layers that evaluation mode changes; collection switches modes only for those.
+
+        Called for every epoch, so that layers which a callback adds later are switched from the next epoch on.
+        """
+        self._agent, self._has_modes = agent, depends_on_mode(agent)
+
+    def _acting(self, agent: Any) -> AbstractContextManager[None]:
+        if agent is not self._agent:
+            self.check_modes(agent)
+        return acting(agent) if self._has_modes else torch.no_grad()  # type: ignore[return-value]
+
     def _start(self, agent: Any) -> Rollout:
         acting_agent(agent)
         if self._is_interrupted:
@@ -235,7 +242,7 @@ class Collection(Collector):
 
     def _store(self, rollout: Rollout) -> None:
         excess = max(0, self.env_steps - self._last_step)
-        self._replay.extend(rollout.take_rows(rollout.pending_rows - excess))
+        self._replay.extend_columns(rollout.take_columns(rollout.pending_rows - excess))
         if excess:
             self.env_steps = self._last_step
             self.close()
@@ -253,6 +260,7 @@ class Collection(Collector):
 
     def close(self) -> None:
         """Closes the environments; their episodes are interrupted."""
+        self._agent = None
         if self._rollout is not None:
             self._is_interrupted = True
             self._next_trajectory = self._rollout.next_trajectory

@@ -252,12 +252,16 @@ class UpdateStream:
             if self._updates_per_step == 1:
                 yield source.draw()
             else:
+                before = source.updates_done
                 yield UpdateBatches(source, min(self._updates_per_step, remaining))
-                if source.remaining_updates == remaining:
-                    raise RuntimeError(
-                        f"training_step drew none of its {self._updates_per_step} batches. With "
-                        "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
-                    )
+                self._check_drawn(before)
+
+    def _check_drawn(self, updates_before: int) -> None:
+        if self._source.updates_done == updates_before:
+            raise RuntimeError(
+                f"training_step drew none of its {self._updates_per_step} batches. With "
+                "updates_per_training_step above 1 it gets an iterable: `for drawn in batch: ...`."
+            )
 
     def __getitem__(self, index: int) -> NoReturn:
         raise RuntimeError(

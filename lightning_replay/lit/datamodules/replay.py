@@ -22,6 +22,7 @@ from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.lit.checkpoint_io import ReplayCheckpointIO, saved_replay
 from lightning_replay.lit.collectors.replay import Collection
 from lightning_replay.lit.datamodules.env_steps import EnvStepDataModule, UpdateStream
+from lightning_replay.lit.datamodules.training_steps import StepsToCallbacks, may_join_updates
 from lightning_replay.lit.environments import make_environment, make_environments
 from lightning_replay.lit.evaluation import episode_returns
 from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
@@ -49,7 +50,10 @@ class ReplayDataModule(EnvStepDataModule):
         updates_per_env_step: replay ratio; a fraction or several.
         num_envs: environments stepped together.
         asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``).
-        updates_per_training_step: batches per ``training_step``; several make tiny updates cheaper.
+        updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
+            16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
+            one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
+            callback acts, at the end of an epoch and on a signal, so that all happen after the same update. Else 1.
         updates_per_epoch: updates in one of Lightning's epochs.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
@@ -96,7 +100,7 @@ class ReplayDataModule(EnvStepDataModule):
         updates_per_env_step: float = 1.0,
         num_envs: int = 1,
         asynchronous: bool = False,
-        updates_per_training_step: int = 1,
+        updates_per_training_step: int | None = None,
         updates_per_epoch: int = 1_000,
         evaluation_episodes: int = 5,
         env_kwargs: dict[str, Any] | None = None,
@@ -115,7 +119,10 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay = replay
-        self.updates_per_training_step = checked_count("updates_per_training_step", updates_per_training_step)
+        if updates_per_training_step is not None:
+            checked_count("updates_per_training_step", updates_per_training_step)
+        self.updates_per_training_step = updates_per_training_step
+        self._updates_per_env_step = updates_per_env_step
         self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
         self.evaluation_episodes = checked_count("evaluation_episodes", evaluation_episodes)
         self._saved_replay: Path | None = None  # of the checkpoint that is being restored
@@ -177,8 +184,12 @@ class ReplayDataModule(EnvStepDataModule):
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
-        steps = math.ceil(self.updates_per_epoch / self.updates_per_training_step)
-        return UpdateStream(self, steps, self.updates_per_training_step)
+        several = self.updates_per_training_step
+        if several is None:
+            if self.trainer is not None and may_join_updates(self.trainer, self, self._updates_per_env_step):
+                return StepsToCallbacks(self, self.updates_per_epoch)
+            several = 1
+        return UpdateStream(self, math.ceil(self.updates_per_epoch / several), several)
 
     def _evaluate(self, agent: L.LightningModule) -> Iterable[float]:
         environment = self.make_environment()
@@ -195,6 +206,7 @@ class ReplayDataModule(EnvStepDataModule):
     def start_epoch(self) -> None:
         """Collects the remaining ``env_steps`` of a run without further updates."""
         super().start_epoch()
+        self.collection.check_modes(self._agent)
         if self.remaining_updates == 0:
             self.collection.collect_until(self.pace.env_steps, self._agent, self.pause_hooks)
 

@@ -71,7 +71,7 @@ def fill(replay: Replay, rollout: Rollout, act: Callable[[], object], steps: int
     for _ in range(0, steps, per_write):
         while rollout.pending_rows < per_write:
             rollout.step(act(), 0)
-        replay.extend(rollout.take_rows(per_write))
+        replay.extend_columns(rollout.take_columns(per_write))
 
 
 def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -> dict[str, int]:

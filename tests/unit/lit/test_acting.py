@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -237,3 +238,39 @@ def test_rollouts_name_what_value_must_return(value, error, message) -> None:
     )
     with pytest.raises(error, match=rf"^Valuer.value returned .*{message}"):
         collect(agent)
+
+
+class Watched(L.LightningModule):
+    """Records the mode of its network whenever it acts, by a function of another object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        self.modes: list[bool] = []
+        self.record = record_mode
+
+    def act(self, observation, explore):
+        self.record(self)
+        return torch.zeros(len(observation), 1)
+
+
+def record_mode(agent: Watched) -> None:
+    agent.modes.append(agent.network.training)
+
+
+def test_collection_switches_modes_only_where_a_layer_depends_on_them() -> None:
+    agent = Watched()
+    replay = make_replay()
+    collection = Collection(
+        replay, lambda: make_environments(Counting, {}, 1, False), warmup_steps=1, env_steps=100, seed=0
+    )
+    collection.collect_until(3, agent)
+    agent.network.append(torch.nn.Dropout())
+    collection.collect_until(4, agent)  # within the epoch
+    collection.check_modes(agent)
+    collection.collect_until(6, agent)
+    assert agent.modes == [True, True, True, False, False] and agent.training
+    other = Watched()
+    other.network.append(torch.nn.Dropout())
+    collection.collect_until(7, other)
+    assert other.modes == [False]

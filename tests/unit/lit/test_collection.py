@@ -21,6 +21,7 @@ from lightning_replay.lit.environments import (
     make_environments,
     random_actions,
 )
+from lightning_replay.storage.rows_of_columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay
 
 
@@ -34,7 +35,7 @@ def test_rows_of_two_environments(truncates: bool) -> None:
     # environment 0 (3 steps):  0-1-2-3| 0-1-2-3|    environment 1 (4 steps):  0-1-2-3-4| 0-1-2
     rollout = Rollout(make_vector(3, 4, truncates=truncates), seed=0)
     episodes = [e for step in range(6) for e in rollout.step(np.zeros((2, 1), np.float32), 2 * (step + 1))]
-    rows = rollout.take_rows(12)
+    rows = rows_of_columns(rollout.take_columns(12))
     first, second = rows[0::2], rows[1::2]
     assert first["observation"].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     assert first["next", "observation"].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3]]
@@ -56,7 +57,7 @@ def test_episodes_that_end_together_get_different_numbers() -> None:
     rollout = Rollout(make_vector(2, 2), seed=0, first_trajectory=7)
     for _ in range(4):
         rollout.step(np.zeros((2, 1), np.float32), 0)
-    assert rollout.take_rows(8)["trajectory"].tolist() == [7, 8, 7, 8, 9, 10, 9, 10]
+    assert rows_of_columns(rollout.take_columns(8))["trajectory"].tolist() == [7, 8, 7, 8, 9, 10, 9, 10]
 
 
 def make_collection(num_envs: int = 1, env_steps: int = 100, warmup_steps: int = 10, length: int = 5):

@@ -18,6 +18,7 @@ from lightning_replay.lit.environments import make_environments, random_actions
 from lightning_replay.lit.info_columns import InformationColumns
 from lightning_replay.lit.task_assignment import TaskAssignment
 from lightning_replay.schedulers import EasyToHard, MeanReturn
+from lightning_replay.storage.rows_of_columns import rows_of_columns
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 LENGTHS = {"target": 4, "middle": 3, "easy": 2}
@@ -98,7 +99,7 @@ def test_a_task_holds_from_the_next_reset_on() -> None:
     rollout = Rollout(make_environments(Tasked, {}, 1, asynchronous=False), seed=0, assignment=assignment)
     for _ in range(11):
         rollout.step(zeros(1), 0)
-    rows = rollout.take_rows(11)
+    rows = rows_of_columns(rollout.take_columns(11))
     assert rows["task"].tolist() == [2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0]
     assert rows["task"].dtype == torch.int64
     assert rows["trajectory"].tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
@@ -112,7 +113,7 @@ def test_several_environments_play_their_own_tasks() -> None:
     rollout = Rollout(environments, seed=0, assignment=TaskAssignment(curriculum(), None))
     for _ in range(12):
         rollout.step(zeros(4), 0)
-    rows = rollout.take_rows(48)
+    rows = rows_of_columns(rollout.take_columns(48))
     assert rows["task"].reshape(12, 4)[0].tolist() == [0, 1, 2, 0]
     for task, length in enumerate(LENGTHS.values()):
         ends = rows["next", "done"].squeeze(-1)[rows["task"] == task].reshape(12, -1)
@@ -129,7 +130,7 @@ def test_processes_of_their_own_play_the_same_tasks() -> None:
         actions = random_actions(environments.single_action_space, 3, np.random.default_rng(0))
         for _ in range(7):
             rollout.step(actions, 0)
-        rows.append(rollout.take_rows(21))
+        rows.append(rows_of_columns(rollout.take_columns(21)))
         rollout.environments.close()
     for key in ("observation", "task", "trajectory", ("action", "parameters"), ("next", "ball_distance")):
         assert torch.equal(rows[0][key], rows[1][key]), key
@@ -178,7 +179,7 @@ def test_infos_become_columns_also_of_the_last_step() -> None:
     )
     for _ in range(4):
         rollout.step(zeros(2), 0)
-    rows = rollout.take_rows(8)
+    rows = rows_of_columns(rollout.take_columns(8))
     first, second = rows[0::2], rows[1::2]
     assert first["next", "count"].tolist() == [[1.0], [2.0], [1.0], [2.0]]
     assert first["next", "is_even"].flatten().tolist() == first["next", "end"].flatten().tolist() == [0, 1, 0, 1]
