@@ -94,11 +94,11 @@ class Feedback:
         check_values(index, magnitude, storage.capacity)
         return _without(index, magnitude, late)
 
-    def count(self, checked: Checked) -> None:
-        """Counts an update that every part has accepted."""
+    def count(self, received: int, late: int) -> None:
+        """Counts an update that every part has accepted: its rows, and those of them that had left."""
         self.draws_since_update = 0
-        self.received += checked.index.shape[0]
-        self._late += checked.num_late
+        self.received += received
+        self._late += late
 
     def forget(self) -> None:
         """Forgets the last batch, whose rows are gone; the counts stay."""

@@ -26,7 +26,6 @@ from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
 from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
-from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioritized
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
@@ -37,9 +36,6 @@ from lightning_replay.validation import check_callable, checked_count, checked_f
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 logger = logging.getLogger(__name__)
-
-# A draw that these refuse leaves them as they were; a subclass may change more.
-_UNCHANGED_WHERE_REFUSED = (UniformSampler, Prioritized)
 
 # What rows may change although they are refused: what transforms keep back, and columns of a storage (whether new).
 _EntryState = tuple[list[tuple[ReplayTransform, Any]], bool | None]
@@ -404,19 +400,20 @@ class Replay(AssembledReplay):
             data, info = self._sample(batch_size)
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
+        if return_info and "generation" not in info and "generation" in data.keys():
+            info["generation"] = data.get("generation")
         return (data, info) if return_info else data
 
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
-            storage, packed, episodes = self._storage, self._packed, self._episodes
-            sampler, transforms = self._sampler, self._transforms
+            storage, packed, episodes, sampler = self._storage, self._packed, self._episodes, self._sampler
             # A batch that is just rows: packed, single, neither summed nor transformed.
-            is_plain = packed is not None and episodes is None and not len(transforms)
+            is_plain = packed is not None and episodes is None and not self._has_transforms
             before: list[tuple[Drawing, Any]] = []
-            if not is_plain or type(sampler) not in _UNCHANGED_WHERE_REFUSED:
+            if not (is_plain and self._refuses_unchanged):
                 if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
                     self._check_slices(sampler, storage, self._writer, batch_size)
-                before = _draw_states([sampler, *transforms])
+                before = _draw_states([sampler, *self._transforms])
             try:
                 index, info = sampler.sample(storage, batch_size)
                 if self._checks_draws and not isinstance(index, tuple):
@@ -425,9 +422,7 @@ class Replay(AssembledReplay):
                     index = index[0]
                 elif is_plain:
                     info["index"] = index
-                    data = storage.get(index, extra=info)
-                    info["generation"] = data.get("generation")
-                    return data, info
+                    return storage.get(index, extra=info), info
                 if packed is not None:
                     data = packed.get(index, extra={"index": index})
                 else:
@@ -436,7 +431,7 @@ class Replay(AssembledReplay):
                 if episodes is not None:
                     data = episodes.draw(data, index, storage)
                 generation = data.get("generation", None)
-                for transform in transforms:
+                for transform in self._transforms:
                     data = transform(data)
                 info["index"] = index
                 if generation is not None:
@@ -487,6 +482,8 @@ class Replay(AssembledReplay):
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
+        if self._takes_batches and not signals and self._update_directly(index, td_error, generation):
+            return
         if isinstance(index, TensorDictBase):
             batch, index = index, index.get("index", None)
             if index is None:
@@ -536,7 +533,22 @@ class Replay(AssembledReplay):
                     raise
             if needs_feedback:
                 writer.update_priority(checked.index, feedback, both=sampler.update_partners)
-            self._feedback.count(checked)
+            self._feedback.count(len(checked.index), checked.num_late)
+
+    def _update_directly(self, index: Any, td_error: Any, generation: Any) -> bool:
+        """Returns TD errors of a batch as it was drawn in one pass; ``False``, nothing changed, for anything else."""
+        if isinstance(index, TensorDictBase):
+            generation = index.get("generation", None) if generation is None else generation
+            index = index.get("index", None)
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        with self._replay_lock, self._write_lock:
+            if self._refusal is not None:
+                self._check_usable()
+            late = self._sampler.update_held(index, td_error, generation, self._storage)
+            if late is not None:
+                self._feedback.count(len(index), late)
+            return late is not None
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""

@@ -17,7 +17,13 @@ from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, occupancy_of
+from lightning_replay.storage.occupancy import FirstSlots
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_flag, checked_number
+
+
+def _is_plain(values: Any, dtype: torch.dtype) -> bool:
+    return type(values) is Tensor and values.dtype is dtype and values.is_cpu
 
 
 @recorded
@@ -162,6 +168,45 @@ class PrioritizedSampler(TorchRLNames):
         elif largest > self._largest:
             self._largest = largest
         self._has_rows = True
+
+    def update_held(self, index: Any, td_error: Any, generation: Any, storage: Storage) -> int | None:
+        """Sets the priorities of rows that still hold what was drawn, in one pass over a batch on the CPU.
+
+        Args:
+            index: slots, int64 ``[B]``.
+            td_error: signed, float32 with one entry for each slot.
+            generation: int64 ``[B]``; a row whose slot has another one by now is late, and skipped.
+            storage: of the rows.
+
+        Returns:
+            How many rows are late; ``None``, with nothing changed, for anything that this pass does not take or refuses.
+        """
+        if not (_is_plain(index, torch.int64) and _is_plain(td_error, torch.float32)):
+            return None
+        if not (_is_plain(generation, torch.int64) and index.shape == generation.shape and index.ndim == 1):
+            return None
+        if not (self._has_rows and self._tree.backend == "numba" and td_error.numel() == len(index) > 0):
+            return None
+        if not isinstance(storage, PackedStorage) or type(storage.occupancy) is not FirstSlots:
+            return None
+        stored = storage.generations
+        if stored is None:
+            return None
+        updated = self._tree.update(
+            index.contiguous(),
+            td_error.detach().reshape(-1),
+            generation.contiguous(),
+            stored,
+            min(len(storage), self.max_size),
+            offset=self.priority_offset,
+            exponent=self._priority_exponent,
+        )
+        if updated is None:
+            return None
+        largest, late = updated
+        if largest > self._largest:
+            self._largest = largest
+        return late
 
     def _attach_storage(self, storage: Storage | None) -> None:
         """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""

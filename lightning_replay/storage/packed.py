@@ -154,6 +154,11 @@ class PackedStorage(ForkableStorage):
         self.check_read()
         return values
 
+    @property
+    def generations(self) -> np.ndarray | None:
+        """Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU."""
+        return self._generations
+
     def generation_of(self, index: Tensor) -> Tensor:
         """Returns how often each slot has been written, int64 of the shape of ``index``."""
         if self._generation is None:
