@@ -31,6 +31,7 @@ from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
 
 T = TypeVar("T")
 
+DRAWS_PER_REPORT = 10
 ACCEPTED_NAME = "MultiAgentPrioritizedEpisodeReplayBuffer"
 
 
@@ -92,11 +93,12 @@ def local_replay_buffer(algorithm: Any) -> Any:
 
 
 def complete_results(metrics: Any, buffer: Any) -> None:
-    """Adds a buffer's remaining metrics to the logger of its algorithm before each result.
+    """Lets a buffer compute its metrics at every tenth draw, and the remaining ones before each result.
 
-    RLlib has no callback between the last training step of an iteration and the result, and its statistics are emptied
-    with every result.
+    RLlib empties its statistics with every result and has no callback between the last training step and the result, so
+    ``compile`` of the algorithm's logger is replaced.
     """
+    buffer.draws_per_report = DRAWS_PER_REPORT
     compile_result = metrics.compile
 
     def completed() -> dict[str, Any]:

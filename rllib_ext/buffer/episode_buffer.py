@@ -72,6 +72,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.layout_was_given = layout is not None
         self.options = ModuleOptions(recipe, "blocks" if layout is None else layout, options, modules or {})
         self.is_in_checkpoints = self._has_warned = False
+        self.draws_per_report = 1
         self.assignment: TaskAssignment | None = None
         self._counters = BufferMetrics()
         self._several_agents = False
@@ -235,14 +236,13 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
 
-        Where results are completed by :meth:`remaining_metrics`, they are returned at every tenth call and the dict is
-        empty otherwise: computing them takes longer than a draw.
+        Computing them takes longer than a draw. With ``draws_per_report`` above 1 other calls return an empty dict.
         """
-        return self._counters.report(self.modules)
+        return self._counters.report(self.modules, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        """Returns the counters if something was drawn since they were last returned; call it before every result."""
-        return self._counters.complete(self.modules)
+        """Returns the counters if something was drawn since they were last returned."""
+        return self._counters.remaining(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps stored."""

@@ -84,7 +84,7 @@ class Intake:
         return flat
 
     def add(self, flat: Sequence[FlatEpisode]) -> tuple[int, int]:
-        """Stores the new rows of checked episodes with one ``extend``.
+        """Stores the new rows of checked episodes with one ``extend_columns``.
 
         Returns:
             The number of new steps, and of rows stored: writers may refuse rows or delay them.
@@ -96,17 +96,17 @@ class Intake:
         if "state_out" in self._converter.columns:
             self._returns.attach(self._replay)  # from the first row on: sequences are drawn along the links
         try:
-            index = self._replay.extend(rows)
+            index = self._replay.extend_columns(rows)
         except Exception:  # the Learner that measures new rows was lost, or a function of the user's raised
             self._converter.fragments.forget_running()  # the next fragments follow rows that are missing
             raise
         stored += len(index)
         if self._stored_returns is not None:
-            stored += self._stored_returns.on_extend(rows)
+            stored += self._stored_returns.on_extend(rows[("trajectory",)], rows["next", "done"])
         if self.task_progress is not None:
             self.task_progress.update(self._converter.slices)
         self._replay.advance(env_steps=self._converter.fragments.steps)
-        return len(rows), stored
+        return len(rows[("trajectory",)]), stored
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load_state`."""

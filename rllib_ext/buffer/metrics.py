@@ -38,7 +38,6 @@ STATS = {
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
-_CALLS_PER_REPORT = 10  # where results are completed by :meth:`BufferMetrics.complete`
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 _Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
 
@@ -71,7 +70,6 @@ class BufferMetrics:
         self._logged: _Counts = Counter()  # sums of all modules under the module ""
         self._logger = MetricsLogger(root=False)
         self._calls = self._reported = 0
-        self._calls_per_report = 1
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
 
@@ -98,17 +96,13 @@ class BufferMetrics:
             amount for (name, module), amount in self._counts.items() if name == counter and module_id in (None, module)
         )
 
-    def report(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+    def report(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, Any]:
         """Returns :meth:`reduce` where it is due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
-        return self.reduce(modules) if self._calls - self._reported >= self._calls_per_report else {}
+        return self.reduce(modules) if self._calls - self._reported >= draws_per_report else {}
 
-    def complete(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
-        """Returns :meth:`reduce` if there was a draw since the last, and makes it due at every tenth draw from then on.
-
-        RLlib empties its statistics with every result; call this before it does.
-        """
-        self._calls_per_report = _CALLS_PER_REPORT
+    def remaining(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
+        """Returns :meth:`reduce` if there was a draw since the last."""
         return self.reduce(modules) if self._calls > self._reported else {}
 
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:

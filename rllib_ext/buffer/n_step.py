@@ -16,7 +16,7 @@ from lightning_replay.transforms import NStepTransitions
 from lightning_replay.validation import checked_counts
 
 if TYPE_CHECKING:
-    from tensordict import TensorDictBase
+    import numpy as np
 
     from lightning_replay.replay import Replay
 
@@ -120,19 +120,19 @@ class StoredReturns:
             ".training(n_step=..., gamma=...); with a writer of your own, give the transform NStepTransitions(n, gamma)"
         )
 
-    def on_extend(self, rows: TensorDictBase) -> int:
-        """Tracks the rows of an ``extend``; flushes episodes that broke off and returns the number of rows stored."""
+    def on_extend(self, trajectory: np.ndarray, done: np.ndarray) -> int:
+        """Tracks new rows by two columns; flushes episodes that broke off and returns the number of rows stored."""
         if self._transform is None:
             return 0
         self._calls += 1
-        newest = dict(zip(rows["trajectory"].tolist(), rows["next", "done"].flatten().tolist(), strict=True))
-        for trajectory, done in newest.items():
-            self._continued.pop(trajectory, None)
-            if not done:
-                self._continued[trajectory] = self._calls
-        broken_off = [trajectory for trajectory, call in self._continued.items() if self._calls - call >= MAX_LAG]
-        for trajectory in broken_off:
-            del self._continued[trajectory]
+        newest = dict(zip(trajectory.tolist(), done.flatten().tolist(), strict=True))
+        for episode, has_ended in newest.items():
+            self._continued.pop(episode, None)
+            if not has_ended:
+                self._continued[episode] = self._calls
+        broken_off = [episode for episode, call in self._continued.items() if self._calls - call >= MAX_LAG]
+        for episode in broken_off:
+            del self._continued[episode]
         return len(self._replay.flush(broken_off)) if broken_off else 0
 
     def clear(self) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ray.rllib.core.columns import Columns as RLlibColumns
@@ -16,11 +16,8 @@ from rllib_ext.episodes.fragments import FragmentTracker
 from rllib_ext.episodes.info_columns import TASK, Information
 from rllib_ext.episodes.task_progress import EpisodeSlice
 
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-
 _STATE = RLlibColumns.STATE_OUT
+Key = tuple[str, ...]
 
 
 class FlatEpisode(NamedTuple):
@@ -40,7 +37,7 @@ class FlatEpisode(NamedTuple):
 
 
 class EpisodeConverter:
-    """Turns the episodes of one ``add`` call into one TensorDict of transitions.
+    """Turns the episodes of one ``add`` call into columns of transitions.
 
     The lookback buffer in front of a fragment belongs to the fragment before and is left out. Actions are those the
     module computed, as in RLlib's own buffers, not the unsquashed ones the environment got. Rewards are float32,
@@ -59,7 +56,7 @@ class EpisodeConverter:
         ...                              terminated=True, len_lookback_buffer=0)
         >>> converter = EpisodeConverter()
         >>> rows = converter.transitions(converter.flatten([episode]))
-        >>> rows["next", "observation"].tolist(), rows["action"].tolist(), rows["next", "terminated"].tolist()
+        >>> rows["next", "observation"].tolist(), rows[("action",)].tolist(), rows["next", "terminated"].tolist()
         ([[1.0, 1.0]], [1], [[True]])
     """
 
@@ -99,10 +96,10 @@ class EpisodeConverter:
             for episode, given in structs
         ]
 
-    def transitions(self, flat: Sequence[FlatEpisode]) -> TensorDict | None:
+    def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
         """Returns the new rows, in time order per trajectory; ``None`` if there are none.
 
-        Sampled keys:
+        Sampled keys, each as a tuple of names:
             observation, action, ("next", "observation"): of the spaces, nested for Dict and Tuple spaces.
             ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
@@ -169,42 +166,33 @@ def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
     return {name: stack_structs(value) if isinstance(value, list) else value for name, value in structs.items()}
 
 
-def _concatenate(parts: list[dict[str, Any]], columns: dict[str, Columns], information: Information) -> TensorDict:
-    import torch
-    from tensordict import TensorDict
-
-    def joined(name: str, place: int) -> torch.Tensor:
+def _concatenate(
+    parts: list[dict[str, Any]], columns: dict[str, Columns], information: Information
+) -> dict[Key, np.ndarray]:
+    def joined(name: str, place: int) -> np.ndarray:
         # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
-        return torch.from_numpy(np.concatenate([part[name][place] for part in parts]))
+        return np.concatenate([part[name][place] for part in parts])
 
     lengths = [len(part["reward"]) for part in parts]
     last_rows = np.cumsum(lengths) - 1
     ends = np.zeros((3, int(last_rows[-1]) + 1, 1), dtype=bool)
     ends[:2, last_rows, 0] = np.asarray([part["ends"] for part in parts]).T
     np.logical_or(ends[0], ends[1], out=ends[2])
-    following: dict[str, Any] = {
-        "reward": torch.from_numpy(np.concatenate([part["reward"] for part in parts])[:, None]),
-        **dict(zip(("terminated", "truncated", "done"), torch.from_numpy(ends), strict=True)),
+    rows: dict[Key, np.ndarray] = {
+        ("trajectory",): np.repeat([part["trajectory"] for part in parts], lengths),
+        ("next", "reward"): np.concatenate([part["reward"] for part in parts])[:, None],
     }
-    rows: dict[str, Any] = {
-        "trajectory": torch.from_numpy(np.repeat([part["trajectory"] for part in parts], lengths)),
-        "next": following,
-    }
+    for name, flags in zip(("terminated", "truncated", "done"), ends, strict=True):
+        rows["next", name] = flags
     for place, key in enumerate(information.keys):
-        following[key] = joined("information", place)
+        rows["next", key] = joined("information", place)
     if information.tasks is not None:
-        rows[TASK] = torch.from_numpy(np.concatenate([part[TASK] for part in parts]))
+        rows[(TASK,)] = np.concatenate([part[TASK] for part in parts])
     if _STATE in columns:
-        rows["step"] = torch.from_numpy(np.concatenate([np.arange(*part["steps"], dtype=np.int64) for part in parts]))
+        rows[("step",)] = np.concatenate([np.arange(*part["steps"], dtype=np.int64) for part in parts])
     for name, column in columns.items():
         for place, leaf in enumerate(column.leaves):
-            _put(rows, leaf.key, joined(name, place))
+            rows[leaf.key] = joined(name, place)
             if name == "observation":
-                _put(following, leaf.key, joined("next", place))
-    return TensorDict(rows, batch_size=[len(ends[0])])
-
-
-def _put(rows: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
-    for name in key[:-1]:
-        rows = rows.setdefault(name, {})
-    rows[key[-1]] = value
+                rows["next", *leaf.key] = joined("next", place)
+    return rows

@@ -76,6 +76,9 @@ def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
     assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
     assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"] == len(buffer)
     assert result["num_updates_lifetime"] == buffer.get_sampled_timesteps() / drawn_for_an_update > 1
+    metrics = result["replay_buffer"]  # computed at every tenth draw, and right in each result
+    assert metrics["num_env_steps_stored"] == metrics["num_env_steps_added_lifetime"] == len(buffer)
+    assert metrics["num_env_steps_sampled_lifetime"] == buffer.get_sampled_timesteps()
     learner = result["learners"]["default_policy"]
     assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
     if buffer.replay.is_prioritized:

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from tensordict import TensorDict
 
+from lightning_replay.storage.rows_of_columns import rows_of_columns
 from rllib_ext.episodes.convert import EpisodeConverter
 
 from .episodes import numbered, played, sampled
@@ -16,7 +17,8 @@ from .recurrent_episodes import recurrent
 
 
 def transitions_of(converter: EpisodeConverter, episodes: list[SingleAgentEpisode]) -> TensorDict | None:
-    return converter.transitions(converter.flatten(episodes))
+    columns = converter.transitions(converter.flatten(episodes))
+    return None if columns is None else rows_of_columns(columns)
 
 
 @pytest.mark.parametrize("numpy", [True, False])

@@ -10,6 +10,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.rllib_compat import complete_results
 
 from .episodes import column, numbered, played
 
@@ -186,26 +187,25 @@ def test_length_and_counters() -> None:
     assert (buffer.get_added_timesteps(), buffer.get_sampled_timesteps()) == (16, 12)
 
 
-def test_completed_results_need_metrics_of_every_tenth_draw_alone() -> None:
-    """The same results as with metrics of each draw, whatever the number of draws in an iteration."""
-    results: dict[bool, list[Any]] = {}
-    for completes in (False, True):
+def test_results_are_the_same_with_metrics_of_every_tenth_draw() -> None:
+    results: dict[int, list[dict[str, object]]] = {}
+    for draws_per_report in (1, 10):
         buffer, root = filled(capacity=10), MetricsLogger(root=True)
-        results[completes] = []
+        if draws_per_report > 1:
+            complete_results(root, buffer)
         reported = []
-        for draws in (1, 12, 10, 9, 23, 0, 2):
+        results[draws_per_report] = []
+        for iteration, draws in enumerate((1, 12, 10, 9, 23, 0, 2)):
             for draw in range(draws):
-                buffer.add(numbered(f"{len(results[completes])} {draw}", 1, offset=200))
+                buffer.add(numbered(f"{iteration} {draw}", 1, offset=200))
                 buffer.sample(num_items=3)
                 metrics = buffer.get_metrics()
                 reported.append(bool(metrics))
                 root.aggregate([metrics], key="replay_buffer")
-            if completes:
-                root.aggregate([buffer.remaining_metrics()], key="replay_buffer")
-            results[completes].append(root.compile()["replay_buffer"])
-        assert sum(reported) == (1 + 1 + 1 + 0 + 2 + 0 + 0 if completes else 57)
-    assert results[True] == results[False]
-    assert results[True][1]["num_env_steps_sampled"] == 36 and results[True][1]["drawn_age_mean"] >= 0
+            results[draws_per_report].append(root.compile()["replay_buffer"])
+        assert sum(reported) == {1: 57, 10: 0 + 1 + 1 + 0 + 2}[draws_per_report]
+    assert results[10] == results[1]
+    assert results[10][1]["num_env_steps_sampled"] == 36 and results[10][1]["drawn_age_mean"] >= 0
 
 
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized"])

@@ -134,7 +134,7 @@ def test_tables_hold_what_a_plain_replay_holds_of_the_same_steps() -> None:
         ours.add(call)
         rows = converter.transitions(converter.flatten(call))
         assert rows is not None
-        plain.extend(rows)
+        plain.extend_columns(rows)
     # b sends 101 to 104, then c 200 to 204, then b 105 to 108: the newest six
     assert rewards(plain, "late") == [203, 204, 105, 106, 107, 108]
     for name in ("default", "late", "even"):
