@@ -22,7 +22,7 @@ from lightning_replay.validation import checked_count, checked_share
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
     """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
-    rows = storage.all_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    rows = storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
     trajectory = trajectory_of(rows)
     return None if trajectory is None else trajectory[index].flatten()
 

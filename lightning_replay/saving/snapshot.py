@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from lightning_replay.saving.changes import Changes
 
 # the best of 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one
 PIECE_BYTES = 256 << 10
@@ -22,13 +25,15 @@ class Snapshot:
     Args:
         tensor: contiguous, on any device.
         lock: held by writers from :meth:`keep` to the end of their write, and here for the copy of a piece.
+        changes: of the tensor.
     """
 
-    def __init__(self, tensor: Tensor, lock: threading.RLock) -> None:  # type: ignore[valid-type]
+    def __init__(self, tensor: Tensor, lock: threading.RLock, changes: Changes) -> None:  # type: ignore[valid-type]
         self.dtype, self.shape = tensor.dtype, tensor.shape
         self._bytes = tensor.view(-1).view(torch.uint8)
         self._row_bytes = tensor[0].nbytes if len(tensor) else 0
         self._lock = lock
+        self._changes, self._moment = changes, changes.next_moment()
         self._is_read = np.zeros(-(-self.nbytes // PIECE_BYTES), dtype=np.bool_)
         self._kept: dict[int, Tensor] = {}
 
@@ -71,6 +76,29 @@ class Snapshot:
                     self._kept.pop(piece, None)
             position += count
 
+    def unchanged(self, start: int, count: int) -> Any | None:
+        """Returns what :meth:`keep_result` kept of these bytes; ``None`` if they may have changed since."""
+        with self._lock:  # type: ignore[attr-defined]
+            length, result = self._changes.result(start, self._moment, *self._rows_of(start, count)) or (0, None)
+        return result if length == count else None
+
+    def skip(self, start: int, count: int) -> None:
+        """Counts these bytes as read: writers copy them no more."""
+        stop = start + count
+        with self._lock:  # type: ignore[attr-defined]
+            pieces = slice(-(-start // PIECE_BYTES), None if stop == self.nbytes else stop // PIECE_BYTES)
+            self._is_read[pieces] = True
+            for piece in range(*pieces.indices(len(self._is_read))):
+                self._kept.pop(piece, None)
+
+    def keep_result(self, start: int, count: int, result: Any) -> None:
+        """Keeps what the bytes ``[start, start + count)`` of this snapshot were found to be, for later snapshots."""
+        with self._lock:  # type: ignore[attr-defined]
+            self._changes.keep_result(start, (count, result), self._moment)
+
+    def _rows_of(self, start: int, count: int) -> tuple[int, int]:
+        return start // self._row_bytes, -(-(start + count) // self._row_bytes)
+
     def tensor(self) -> Tensor:
         """Returns a copy of the content, on the CPU."""
         target = torch.empty(self.nbytes, dtype=torch.uint8)
@@ -79,11 +107,12 @@ class Snapshot:
 
 
 class Snapshots:
-    """The open snapshots of one tensor; writers call :meth:`keep` while there are any."""
+    """The open snapshots of one tensor, and which of its rows change; writers call :meth:`keep`."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._open: list[Snapshot] = []
+        self._changes = Changes()
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -91,7 +120,7 @@ class Snapshots:
     def take(self, tensor: Tensor) -> Snapshot:
         """Returns a snapshot of a tensor; :meth:`close` it once it is read."""
         with self.lock:
-            snapshot = Snapshot(tensor, self.lock)
+            snapshot = Snapshot(tensor, self.lock, self._changes)
             self._open.append(snapshot)
             return snapshot
 
@@ -103,6 +132,15 @@ class Snapshots:
     def keep(self, slots: slice | np.ndarray | Tensor) -> None:
         """Copies the rows in these slots for every open snapshot; call it with the lock held, before a write."""
         if isinstance(slots, Tensor):
+            if not slots.is_cpu and not self._open:
+                self._changes.write_any()  # which rows these are would wait for the device
+                return
             slots = slots.cpu().numpy()
+        self._changes.write(slots)
         for snapshot in self._open:
             snapshot.keep(slots)
+
+    def keep_no_result(self) -> None:
+        """Forgets what saves found of any rows; before rows may have been written without :meth:`keep`."""
+        with self.lock:
+            self._changes.write_any()

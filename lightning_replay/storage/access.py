@@ -43,7 +43,7 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
         KeyError: a key is not stored; the message names the stored ones.
     """
     packed = isinstance(storage, PackedStorage)
-    everything = storage.all_rows if packed else storage.get(slice(0, len(storage)))
+    everything = storage.readable_rows if packed else storage.get(slice(0, len(storage)))
     if not isinstance(everything, TensorDictBase):
         raise TypeError(
             f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"

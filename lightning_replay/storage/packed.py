@@ -87,6 +87,7 @@ class PackedStorage(ForkableStorage):
         self._given_device: torch.device | None = None
         self._held_by: Occupancy | None = None
         self._reached = 0  # one more than the highest slot ever written
+        self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()
 
@@ -105,7 +106,16 @@ class PackedStorage(ForkableStorage):
 
     @property
     def all_rows(self) -> TensorDictBase:
-        """Every slot, written or not, as views: TensorDict ``[capacity]``; writing into it changes the storage."""
+        """Every slot, written or not, as views: TensorDict ``[capacity]``; writing into it changes the storage.
+
+        From then on a save reads all rows to find those that were changed; see :attr:`readable_rows`.
+        """
+        rows, self._has_views = self.readable_rows, True
+        return rows
+
+    @property
+    def readable_rows(self) -> TensorDictBase:
+        """The same as :attr:`all_rows`, to be read and not written: saves take no notice of changes through it."""
         if self._storage is None:
             raise RuntimeError("the storage is empty; call extend first")
         return self._storage
@@ -149,7 +159,7 @@ class PackedStorage(ForkableStorage):
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
         """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
-        column = self.all_rows.get(key, None)
+        column = self.readable_rows.get(key, None)
         values = None if column is None else column[index]
         self.check_read()
         return values
@@ -179,6 +189,7 @@ class PackedStorage(ForkableStorage):
         if self._layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+            self._has_views = True
             views = super().get(index)
             self.check_read()
             return views
@@ -319,8 +330,7 @@ class PackedStorage(ForkableStorage):
 
     def begin_write(self, slots: slice | Tensor) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
-        if self.snapshots:
-            self.snapshots.keep(slots)
+        self.snapshots.keep(slots)
         if self._shared_writes is not None:
             self._shared_writes.add()
 
@@ -361,7 +371,7 @@ class PackedStorage(ForkableStorage):
         with self.snapshots.lock:
             self.begin_write(slots)
             for key in keys:
-                self.all_rows.get(key)[slots] = True
+                self.readable_rows.get(key)[slots] = True
         self._bump_mutation_revision()
 
     def _init(self, data: TensorDictBase) -> None:
@@ -373,6 +383,7 @@ class PackedStorage(ForkableStorage):
     def _allocate(self, layout: RowLayout) -> None:
         breakdown = f"{self.capacity:,} rows of {layout.row_bytes:,} bytes"
         device = torch.device(self.device)
+        self.snapshots.keep_no_result()
         self._rows = allocate_rows(self.capacity, layout.row_bytes // WORD_BYTES, device, self._memmap, breakdown)
         self._layout = layout
         self._storage = slots = layout.unpack(self._rows, torch.Size([self.capacity]))
@@ -404,7 +415,7 @@ class PackedStorage(ForkableStorage):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the rows written so far (a view, not a copy) and the layout of their bytes."""
+        """Returns the rows written so far (a view, not a copy, to be read alone) and the layout of their bytes."""
         state: dict[str, Any] = {"capacity": self.capacity, "length": 0, "layout": None, "rows": None, "emptied": None}
         if self._layout is not None and self._rows is not None and self._generation is not None:
             state |= {"length": self._len, "layout": self._layout.description(), "rows": self._rows[: self._len]}
@@ -420,6 +431,8 @@ class PackedStorage(ForkableStorage):
         """
         with self.snapshots.lock:
             state = self.state_dict()
+            if self._has_views:
+                self.snapshots.keep_no_result()
             rows = None if state["rows"] is None else self.snapshots.take(state["rows"])
         try:
             yield state | {"rows": rows}
@@ -445,6 +458,7 @@ class PackedStorage(ForkableStorage):
                 self._allocate(layout)
             if self._rows is not None and self._generation is not None:
                 self.begin_write(slice(0, self._reached))
+                self.snapshots.keep_no_result()  # of rows above these, too
                 reached = 0
                 if layout is not None:
                     reached = length = state_dict["length"]

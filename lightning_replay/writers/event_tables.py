@@ -239,7 +239,7 @@ class EventTableWriter(TableWriter):
         """Forgets the episodes interrupted after the rows in these slots, in histories and conditions."""
         if not len(index):
             return
-        trajectory = trajectory_of(self._storage.all_rows)
+        trajectory = trajectory_of(self._storage.readable_rows)
         names = [None] if trajectory is None else trajectory[index].flatten().tolist()
         for name in names:
             self._histories.forget(name or 0)

@@ -116,9 +116,8 @@ class FramePool:
             return found.frames
         self.num_free -= count
         new = self._free[self.num_free : self.num_free + count][::-1].copy()
-        if self.snapshots:
-            with self.snapshots.lock:
-                self.snapshots.keep(new)
+        with self.snapshots.lock:
+            self.snapshots.keep(new)
         self._search.store(new, found, first, second)
         self._written = max(self._written, int(new.max()) + 1)
         loops.enter(new, found.hashes, *self._index.arrays)
@@ -155,6 +154,7 @@ class FramePool:
         self.clear()
         with self.snapshots.lock:
             self.snapshots.keep(slice(0, self._written))
+            self.snapshots.keep_no_result()  # of frames above these, too
         self.frames[: len(frames)] = frames.to(self.frames.device)
         self._written = max(self._written, len(frames))
         self.references += np.bincount(referred, minlength=len(self.references)).astype(np.int32)
