@@ -28,7 +28,9 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler as Prioriti
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck, with_done
+from lightning_replay.transforms.mixup import MixPairs
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -333,9 +335,9 @@ class Replay(AssembledReplay):
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
             storage, packed, episodes = self._storage, self._packed, self._episodes
-            sampler, transforms = self._sampler, self._transforms
+            sampler, transforms = self._sampler, [*self._transforms]
             # A batch that is just rows: packed, single, neither summed nor transformed.
-            is_plain = packed is not None and episodes is None and not len(transforms)
+            is_plain = packed is not None and episodes is None and not transforms
             before: list[tuple[Drawing, Any]] = []
             if not is_plain or type(sampler) not in _UNCHANGED_WHERE_REFUSED:
                 if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
@@ -352,14 +354,20 @@ class Replay(AssembledReplay):
                     data = storage.get(index, extra=info)
                     info["generation"] = data.get("generation")
                     return data, info
-                if packed is not None:
-                    data = packed.get(index, extra={"index": index})
+                mixing = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
+                if type(mixing) is MixPairs and type(packed) is PackedStorage and episodes is None:
+                    data, transforms = mixing.mix_stored(packed, index), transforms[1:]
+                    both = self._sampler_hooks.update_partners
+                    generation = packed.generation_of(index) if both else data.get("generation")
                 else:
-                    data = self._collate_fn(storage.get(index))
-                    data = (data.copy() if data.is_locked else data).set("index", index)
-                if episodes is not None:
-                    data = episodes.draw(data, index, storage)
-                generation = data.get("generation", None)
+                    if packed is not None:
+                        data = packed.get(index, extra={"index": index})
+                    else:
+                        data = self._collate_fn(storage.get(index))
+                        data = (data.copy() if data.is_locked else data).set("index", index)
+                    if episodes is not None:
+                        data = episodes.draw(data, index, storage)
+                    generation = data.get("generation", None)
                 for transform in transforms:
                     data = transform(data)
                 info["index"] = index
