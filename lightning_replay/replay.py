@@ -32,6 +32,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
+from lightning_replay.transforms.mixup import MixPairs
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -423,15 +424,8 @@ class Replay(AssembledReplay):
                 elif is_plain:
                     info["index"] = index
                     return storage.get(index, extra=info), info
-                if packed is not None:
-                    data = packed.get(index, extra={"index": index})
-                else:
-                    data = self._collate_fn(storage.get(index))
-                    data = (data.copy() if data.is_locked else data).set("index", index)
-                if episodes is not None:
-                    data = episodes.draw(data, index, storage)
-                generation = data.get("generation", None)
-                for transform in self._transforms:
+                data, generation, transforms = self._read(index)
+                for transform in transforms:
                     data = transform(data)
                 info["index"] = index
                 if generation is not None:
@@ -443,6 +437,23 @@ class Replay(AssembledReplay):
             except BaseException:  # a draw that fails is none: the next one is what it would have been
                 _undo_draws(before)
                 raise
+
+    def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
+        """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
+        packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
+        first = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
+        if type(first) is MixPairs and type(packed) is PackedStorage and episodes is None:
+            data = first.mix_stored(packed, index)
+            both = self._sampler_hooks.update_partners
+            return data, packed.generation_of(index) if both else data.get("generation"), transforms[1:]
+        if packed is not None:
+            data = packed.get(index, extra={"index": index})
+        else:
+            data = self._collate_fn(self._storage.get(index))
+            data = (data.copy() if data.is_locked else data).set("index", index)
+        if episodes is not None:
+            data = episodes.draw(data, index, self._storage)
+        return data, data.get("generation", None), transforms
 
     def _check_draw(self, index: Any, batch_size: int) -> None:
         """Refuses what a user's sampler drew where it is not slots."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ class NeighborCache:
     """
 
     def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:
-        capacity, device = table.capacity, table._rows.device
+        capacity, device = table.capacity, table.rows.device
         self.table = table
         self.num_neighbors = num_neighbors
         self.num_candidates = num_candidates
@@ -103,3 +105,12 @@ class NeighborCache:
 
     def _columns(self) -> dict[str, Tensor]:
         return {"slot": self.slot, "distance": self.distance, "radius": self.radius, "choices": self.choices}
+
+
+def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:
+    """Returns lists that are updated by compiled loops on the CPU where numba is installed, by torch otherwise."""
+    if importlib.util.find_spec("numba") is None or table.rows.device.type != "cpu":
+        return NeighborCache(table, num_neighbors, num_candidates)
+    from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
+
+    return CompiledNeighborCache(table, num_neighbors, num_candidates)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.cache import cache_for
 from lightning_replay.neighbors.rows import FeatureRows
 from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
 from lightning_replay.neighbors.standardization import Standardization
@@ -118,7 +118,7 @@ class NeighborLists:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
             table = PointTable(self.capacity, self._rows.width, features.device)
-            cache = NeighborCache(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
+            cache = cache_for(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
             self._upkeep = NeighborUpkeep(self._rows, cache, self._search, self.refresh_interval, self.drift_tolerance)
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:

@@ -31,26 +31,26 @@ class PointTable:
     def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
         self.capacity = capacity
         self.width = width
-        self._rows = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
-        self._rows[:, width] = torch.inf
-        self._rows[:, width + 1] = 1
+        self.rows = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
+        self.rows[:, width] = torch.inf
+        self.rows[:, width + 1] = 1
         self._steps = torch.arange(_GROUP, device=device)
         # Distances of one tile stay in the processor's second cache; a GPU needs more work per call.
-        self._tile_elements = 2**18 if self._rows.device.type == "cpu" else 2**26
+        self._tile_elements = 2**18 if self.rows.device.type == "cpu" else 2**26
 
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
-        return self._rows.nbytes
+        return self.rows.nbytes
 
     def place(self, slots: Tensor, points: Tensor) -> None:
         """Stores the standardised rows ``points`` ``[n, d]`` at ``slots`` ``[n]``."""
         square = points.square().sum(1, keepdim=True)
-        self._rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
+        self.rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
 
     def points(self, slots: Tensor) -> Tensor:
         """Standardised rows ``[n, d]``."""
-        return self._rows.index_select(0, slots)[:, : self.width]
+        return self.rows.index_select(0, slots)[:, : self.width]
 
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Finds the ``count`` other rows below ``limit`` that are nearest to each of the stored rows ``slots`` ``[q]``.
@@ -59,10 +59,10 @@ class PointTable:
             Squared distances ``[q, count]``, nearest first, infinite where there are fewer; their slots
             ``[q, count]``; and for each searched slot its squared distance to the closest query ``[limit]``.
         """
-        query = self._rows.index_select(0, slots)
+        query = self.rows.index_select(0, slots)
         point, square, one = query.split([self.width, 1, 1], 1)
         factors = torch.cat([-2 * point, one, square], 1)
-        table = self._rows[: _whole_groups(limit)]
+        table = self.rows[: _whole_groups(limit)]
         tile = min(max(1, self._tile_elements // len(slots) // _GROUP) * _GROUP, len(table))
         # One buffer for all tiles: memory fresh from the system costs more than the product.
         buffer = torch.empty(len(slots) * tile, device=table.device)
@@ -94,7 +94,7 @@ class PointTable:
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
         # By differences: matrix products lose the digits in which very close rows differ.
-        rows = self._rows.index_select(0, member.flatten()).view(*member.shape, -1)
+        rows = self.rows.index_select(0, member.flatten()).view(*member.shape, -1)
         distance = (rows[..., : self.width] - point.unsqueeze(1)).square_().sum(-1)
         return distance.masked_fill_(rows[..., self.width].isinf(), torch.inf)
 

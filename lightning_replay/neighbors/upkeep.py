@@ -52,10 +52,12 @@ class NeighborUpkeep:
     def announce(self, index: Tensor, held: Tensor, old: Tensor) -> None:
         """Adds ``index``, just written, to the waiting rows; ``held`` of it held other rows with features ``old``."""
         if len(held):
-            self._left.append(old[~self.waiting[held]])
-            self.waiting_count -= len(held) - len(self._left[-1])
+            was_waiting = self.waiting.index_select(0, held)
+            again = int(was_waiting.sum())
+            self._left.append(old[~was_waiting] if again else old)
+            self.waiting_count -= again
         self.waiting_count += len(index)
-        self.waiting[index] = True
+        self.waiting.index_fill_(0, index, True)
 
     def catch_up(self, index: Tensor) -> None:
         """Runs a pass if enough rows wait, or one of ``index``."""

@@ -121,6 +121,13 @@ class PackedStorage(ForkableStorage):
         return self._storage
 
     @property
+    def all_packed(self) -> Tensor:
+        """Every slot as it is packed, int64 ``[capacity, words]``; writing into it changes the storage."""
+        if self._rows is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        return self._rows
+
+    @property
     def layout(self) -> RowLayout | None:
         """Places of the columns in a row; ``None`` before the first rows."""
         return self._layout
@@ -193,13 +200,18 @@ class PackedStorage(ForkableStorage):
             views = super().get(index)
             self.check_read()
             return views
-        slots = index if index.ndim == 1 else index.flatten()
-        if slots.device != self._rows.device:  # TorchRL's samplers draw on the CPU
-            slots = slots.to(self._rows.device)
-        rows = self._rows.index_select(0, slots)
+        rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
+        return self._layout.unpack(rows, index.shape, extra)
+
+    def packed_rows(self, slots: Tensor) -> Tensor:
+        """Returns a copy of the rows in these slots, int64 ``[N]``, as they are packed: int64 ``[N, words]``."""
+        stored = self.all_packed
+        if slots.device != stored.device:  # TorchRL's samplers draw on the CPU
+            slots = slots.to(stored.device)
+        rows = stored.index_select(0, slots)
         if self._shared_writes is not None:
             self.check_read()
-        return self._layout.unpack(rows, index.shape, extra)
+        return rows
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes transitions into slots and counts one more generation of each.

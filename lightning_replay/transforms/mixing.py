@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of mixup over nested batches, leaf by leaf."""
+"""The arithmetic of mixup: over nested batches leaf by leaf, over packed rows block by block."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
-from lightning_replay.storage.row_layout import assemble_unchecked
+from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, assemble_unchecked
 
 _NOTHING: dict[str, Any] = {}
+_TERMINATED: Key = ("next", "terminated")
 
 
 class Mixing:
@@ -53,6 +56,97 @@ class Mixing:
         mixed = torch.lerp(second, first, weight)
         # A weight of 1 does not remove the NaN or infinity of a partner.
         return mixed if untouched is None else torch.where(untouched, first, mixed)
+
+
+class _Place(NamedTuple):
+    """Elements of one dtype in a row."""
+
+    dtype: torch.dtype
+    start: int
+    length: int
+
+    def of(self, pairs: Tensor) -> Tensor:
+        """Returns them as a view ``[B, 2, length]`` of pairs, int64 ``[B, 2, words]``."""
+        return pairs.view(self.dtype).narrow(2, self.start, self.length)
+
+
+class PackedMixing:
+    """Mixes pairs of packed rows of one layout; columns that lie side by side in a row are mixed as one block.
+
+    Args:
+        layout: of the rows.
+        keys: the columns that are mixed; a key stands for all under it, of which those of other dtypes stay.
+    """
+
+    def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
+        self.layout = layout
+        self.missing = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
+        row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
+        self._places = {key: _Place(leaf.dtype, leaf.storage_offset(), leaf.numel()) for key, leaf in row.items()}
+        mixed = [
+            place
+            for column, place in self._places.items()
+            if place.dtype.is_floating_point and any(_is_under(column, key) for key in keys)
+        ]
+        self._blocks: list[_Place] = []
+        for place in sorted(mixed, key=lambda place: (str(place.dtype), place.start)):
+            last = self._blocks[-1] if self._blocks else None
+            if last is not None and (last.dtype, last.start + last.length) == place[:2]:
+                place = _Place(last.dtype, last.start, last.length + place.length)
+                self._blocks.pop()
+            self._blocks.append(place)
+        # Where a return's discount is stored, pairs are compared by it too, which the compiled loop does not.
+        has_numba = importlib.util.find_spec("numba") is not None
+        is_covered = _TERMINATED in self._places and ("discount",) not in self._places
+        self.is_compiled = has_numba and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
+        self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
+
+    def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:
+        """Gathers and mixes pairs in one compiled loop, on a CPU.
+
+        Args:
+            rows: int64 ``[N, words]``.
+            index: int64 ``[B, 2]``.
+            coefficient: float32 ``[B]``.
+
+        Returns:
+            Rows ``[B, words]``, and the coefficients, 1 for pairs left as their first row.
+        """
+        from lightning_replay.transforms import numba_kernels
+
+        mixed, coefficient = rows.new_empty(len(index), rows.shape[1]), coefficient.clone()
+        stored, (_, start, length) = rows.numpy(), self._places[_TERMINATED]
+        numba_kernels.mix_pairs(
+            stored.view(np.float32),
+            stored.view(np.uint8),
+            index.numpy(),
+            self._bounds.reshape(-1, 2),
+            (start, start + length),
+            coefficient.numpy(),
+            mixed.numpy().view(np.float32),
+        )
+        return mixed, coefficient
+
+    def column(self, pairs: Tensor, key: Key) -> Tensor | None:
+        """Returns a column of pairs, int64 ``[B, 2, words]``, as a view ``[B, 2, elements]``; ``None`` without it."""
+        place = self._places.get(key)
+        return None if place is None else place.of(pairs)
+
+    def mix(self, pairs: Tensor, coefficient: Tensor, untouched: Tensor | None) -> Tensor:
+        """Mixes pairs, int64 ``[B, 2, words]``, into rows ``[B, words]``, in the memory of the first of each."""
+        for place in self._blocks:
+            first, second = place.of(pairs).unbind(1)
+            weight = coefficient.to(place.dtype).unsqueeze(1)
+            # As in Mixing: a weight of 1 returns the first exactly, except where a partner is NaN or infinite.
+            if untouched is None:
+                torch.lerp(second, first, weight, out=first)
+            else:
+                first.copy_(torch.where(untouched.unsqueeze(1), first, torch.lerp(second, first, weight)))
+        return pairs.select(1, 0)
+
+
+def _is_under(column: Key, key: Key) -> bool:
+    return column[: len(key)] == key
 
 
 def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:

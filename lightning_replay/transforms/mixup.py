@@ -13,7 +13,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.saving.spec import recorded
-from lightning_replay.transforms.mixing import Mixing, columns_under, listed, tree_of
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.transforms.mixing import Mixing, PackedMixing, columns_under, listed, tree_of
 from lightning_replay.transforms.random_transform import RandomTransform
 from lightning_replay.validation import ABOVE_ZERO, checked_keys, checked_number, checked_share
 
@@ -84,6 +85,7 @@ class MixPairs(RandomTransform):
         self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = tree_of(self._mixed_keys)
         self._coefficients = _CoefficientStream(self.mixup_concentration)
+        self._packed: PackedMixing | None = None  # of the rows that were mixed last
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes a batch of pairs ``[B, 2]`` into a batch ``[B]``."""
@@ -94,22 +96,57 @@ class MixPairs(RandomTransform):
                 "that draws pairs: NeighborhoodMixupSampler, ContinuousTransitionSampler or RandomPairSampler. "
                 "Indexing a buffer reads single rows: use sample(), or replay.storage[...] for stored rows."
             )
-        untouched = self._untouched(tensordict)
-        coefficient = self._coefficients.draw(size[0], self._rng)
-        if untouched is not None:
-            coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
-        index = tensordict.get("index", None)
-        if index is not None:  # a row and itself: the mixture is the row already
-            coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
+        following = tensordict.get("next", None)
+        terminated = None if following is None else following.get("terminated", None)
+        untouched = self._untouched(terminated, tensordict.get("discount", None))
+        coefficient = self._draw(size[0], untouched, tensordict.get("index", None))
         mixing = Mixing(coefficient, untouched)
         mixed = mixing.mix(tensordict, self._mixed_tree, {"mixup_coefficient": coefficient})
         if mixing.found != len(self._mixed_keys):
-            missing = {path for path in self._mixed_keys if tensordict.get(path, None) is None}
-            raise ValueError(
-                f"the batch has no {listed(missing)}; MixPairs mixes {listed(self._mixed_keys)}. "
-                "Name the keys of your transitions with keys=."
-            )
+            raise self._lacking({path for path in self._mixed_keys if tensordict.get(path, None) is None})
         return mixed
+
+    def mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
+        """Returns what :meth:`forward` makes of the pairs of rows at ``index``, int64 ``[B, 2]``, at half its time.
+
+        Rows are mixed as they are packed, all neighbouring columns at once, and taken apart afterwards; the columns of
+        the batch are views of them.
+        """
+        layout = storage.layout
+        if layout is None:
+            raise RuntimeError("the storage is empty; call extend first")
+        packed = self._packed
+        if packed is None or packed.layout is not layout:
+            packed = self._packed = PackedMixing(layout, self._mixed_keys)
+        if packed.missing:
+            raise self._lacking(packed.missing)
+        if packed.is_compiled and self.fraction == 1.0 and storage.all_packed.device.type == "cpu":
+            rows, coefficient = packed.gather_mixed(
+                storage.all_packed, index, self._coefficients.draw(len(index), self._rng)
+            )
+            storage.check_read()
+        else:
+            pairs = storage.packed_rows(index.flatten()).view(*index.shape, -1)
+            terminated, discount = packed.column(pairs, ("next", "terminated")), packed.column(pairs, ("discount",))
+            untouched = self._untouched(terminated, discount)
+            coefficient = self._draw(len(index), untouched, index)
+            rows = packed.mix(pairs, coefficient.to(pairs.device), untouched)
+        return layout.unpack(rows, index.shape[:1], {"index": index, "mixup_coefficient": coefficient})
+
+    def _draw(self, count: int, untouched: Tensor | None, index: Tensor | None) -> Tensor:
+        """Draws the coefficients of the pairs ``index``; 1 for untouched pairs, and for those of a row and itself."""
+        coefficient = self._coefficients.draw(count, self._rng)
+        if untouched is not None:
+            coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
+        if index is not None:
+            coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
+        return coefficient
+
+    def _lacking(self, missing: set[tuple[str, ...]]) -> ValueError:
+        return ValueError(
+            f"the batch has no {listed(missing)}; MixPairs mixes {listed(self._mixed_keys)}. "
+            "Name the keys of your transitions with keys=."
+        )
 
     def reseed(self, seed: int) -> None:
         """Restarts the generator from ``seed``."""
@@ -134,16 +171,16 @@ class MixPairs(RandomTransform):
         generator, self._coefficients.ahead = state
         super().undo_draw(generator)
 
-    def _untouched(self, pairs: TensorDictBase) -> Tensor | None:
-        """Returns which pairs are left as their first transition, bool ``[B]``; ``None`` where it is known of none."""
-        following = pairs.get("next", None)
-        terminated = None if following is None else following.get("terminated", None)
+    def _untouched(self, terminated: Tensor | None, discount: Tensor | None) -> Tensor | None:
+        """Returns which pairs are left as their first transition, bool ``[B]``; ``None`` where it is known of none.
+
+        ``terminated`` and ``discount`` are columns ``[B, 2, ...]`` of the pairs.
+        """
         if terminated is None:
             raise ValueError(
                 'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
                 "Store terminated, truncated and done with every transition."
             )
-        discount = pairs.get("discount", None)
         if discount is None and self.fraction == 1.0 and terminated.device.type == "cpu" and not bool(terminated.any()):
             return None  # most batches; not on a GPU, where reading a flag would synchronise
         untouched = terminated.flatten(1).any(1)
@@ -229,5 +266,5 @@ class _CoefficientStream:
         if self.ahead.numel() < count:
             block = mixup_coefficients(self._concentration, max(count, _BLOCK), generator).cpu()
             self.ahead = torch.cat((self.ahead, block))
-        drawn, self.ahead = self.ahead[:count], self.ahead[count:]
+        drawn, self.ahead = self.ahead.split_with_sizes((count, self.ahead.numel() - count))
         return drawn
