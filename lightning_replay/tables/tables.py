@@ -149,12 +149,25 @@ class Tables(Occupancy):
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
         """:meth:`append_new` of row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity."""
+        slots = self.try_append_new(table)
+        if slots is None:
+            raise ValueError(
+                f"rows are to be written into tables {table.tolist()}; there are {len(self)} tables, and at once they "
+                f"take {self.capacity.tolist()} rows at most"
+            )
+        return slots
+
+    def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
+        """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
         slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
-        if not kernels().append_new(self.arrays, table, slots):
+        fits = kernels().append_new(self.arrays, table, slots)
+        if fits < 0:
             raise RuntimeError(
                 f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
                 "build the storage with the writer's num_slots"
             )
+        if not fits:
+            return None
         self.pool.announce(before)
         return slots
 
