@@ -266,7 +266,7 @@ class PackedStorage(ForkableStorage):
         with self.snapshots.lock:
             self.begin_write(slots)
             if self._block is not None and not isinstance(slots, slice):
-                self._block.write(slots.numpy(), values, self._least_generation)
+                highest = 1 + self._block.write(slots.numpy(), values, self._least_generation)
             else:
                 for column, value in zip(self._columns, values, strict=True):
                     if column.array is None or isinstance(value, Tensor):
@@ -274,7 +274,7 @@ class PackedStorage(ForkableStorage):
                     else:
                         column.array[slots if isinstance(slots, slice) else slots.numpy()] = value
                 self._next_generation(slots)
-            highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+                highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             self._reached = max(self._reached, highest)
             if grow:
                 self._len = max(self._len, highest)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class RowBlock:
         self._columns = [StoredColumn(key, views.get(key)) for key in layout.columns if key != GENERATION]
         self._generation = views.get(GENERATION).storage_offset()  # the word of a row
         self._block, self._rows = block.numpy(), rows.numpy()
-        self._copy = _copy_rows
+        self._copy: Callable[..., int] = _copy_rows
         if importlib.util.find_spec("numba") is not None:
             from lightning_replay.storage.row_kernels import copy_rows
 
@@ -44,14 +44,17 @@ class RowBlock:
         """Returns whether rows are short enough, and on the CPU."""
         return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
 
-    def write(self, slots: np.ndarray, values: Sequence[Column], least_generation: int) -> None:
-        """Writes columns ``[N, ...]`` into slots, int64 ``[N]``, all different; raises their generations by one.
+    def write(self, slots: np.ndarray, values: Sequence[Column], least_generation: int) -> int:
+        """Writes columns ``[N, ...]`` into slots, int64 ``[N]``, all different, whose generations are raised by one.
+
+        Returns the highest slot.
 
         Args:
             slots: where each row goes.
             values: in the order of the layout's columns.
             least_generation: a generation below it counts as this one before it is raised.
         """
+        highest = 0
         for start in range(0, len(slots), self.length):
             part = slots[start : start + self.length]
             count = len(part)
@@ -61,10 +64,13 @@ class RowBlock:
                     column.tensor[:count] = torch.as_tensor(new)
                 else:
                     column.array[:count] = new
-            self._copy(self._rows, part, self._block, self._generation, least_generation)
+            now = self._copy(self._rows, part, self._block, self._generation, least_generation)
+            highest = max(highest, now)
+        return highest
 
 
-def _copy_rows(rows: np.ndarray, slots: np.ndarray, block: np.ndarray, generation: int, least: int) -> None:
+def _copy_rows(rows: np.ndarray, slots: np.ndarray, block: np.ndarray, generation: int, least: int) -> int:
     """Twin of :func:`lightning_replay.storage.row_kernels.copy_rows`, where numba is missing."""
     block[: len(slots), generation] = np.maximum(rows[slots, generation], least) + 1
     rows[slots] = block[: len(slots)]
+    return int(slots.max())

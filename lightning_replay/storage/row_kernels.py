@@ -19,10 +19,16 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 @compiled
 def copy_rows(rows, slots, block, generation, least):  # type: ignore[no-untyped-def]
-    """Copies the first rows of a block into slots, all different, and raises the generation in each by one."""
+    """Copies the first rows of a block into slots, all different, and raises the generation in each by one.
+
+    Returns the highest slot.
+    """
+    highest = slots[0]
     for place in range(slots.size):
         slot = slots[place]
         before = rows[slot, generation]
         for word in range(block.shape[1]):
             rows[slot, word] = block[place, word]
         rows[slot, generation] = max(before, least) + 1
+        highest = max(highest, slot)
+    return highest

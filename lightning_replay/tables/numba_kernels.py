@@ -200,3 +200,19 @@ def follow(arrays, happened, events, groups, slots, held_in, histories):  # type
         tables, steps = np.empty(0, np.int64), np.empty(0, np.int64)
     remember(arrays, groups, slots, held_in, histories)
     return tables, steps
+
+
+@compiled
+def draw(arrays, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
+    drawn = 0
+    for number in range(rows.size):
+        capacity, first = arrays.capacity[number], arrays.first[number]
+        length = min(arrays.appended[number] - first, capacity)
+        if first <= arrays.appended[number] - capacity:  # the whole ring is taken
+            first = 0
+        for draw in range(drawn, drawn + rows[number]):
+            rank = min(np.int64(uniform[draw] * length), length - 1)  # a product may be rounded to the length itself
+            table[draw] = number
+            slots[draw] = arrays.entries[arrays.offset[number] + (first + rank) % capacity]
+        drawn += rows[number]

@@ -120,6 +120,14 @@ def follow(
     return tables, steps
 
 
+def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.ndarray, slots: np.ndarray) -> None:
+    table[:] = np.repeat(np.arange(len(rows)), rows)
+    length = np.minimum(arrays.appended - arrays.first, arrays.capacity)[table]
+    ranks = np.minimum((uniform * length).astype(np.int64), length - 1)  # a product may be rounded to the length itself
+    first = np.where(arrays.first > arrays.appended - arrays.capacity, arrays.first, 0)[table]
+    slots[:] = arrays.entries[arrays.offset[table] + (first + ranks) % arrays.capacity[table]]
+
+
 def _held(histories: HistoryArrays, history: int) -> np.ndarray:
     count, length = int(histories.count[history]), histories.steps.shape[1]
     return histories.steps[history, np.arange(max(count - length, 0), count) % max(length, 1)]

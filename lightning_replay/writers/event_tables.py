@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, trajectory_of
 from lightning_replay.episodes.tracker import episodes_of
-from lightning_replay.events.conditions.comparisons import ConditionBlock, as_array
+from lightning_replay.events.conditions.comparisons import ConditionBlock
 from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys

@@ -25,6 +25,7 @@ from lightning_replay.events.conditions.steps import (
     TerminalWithReward,
 )
 from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.stored_column import as_array
 
 _REWARD, _TERMINATED = ("next", "reward"), ("next", "terminated")
 _MOST_COMPONENTS = 256  # of a region; a larger one, as of images, is evaluated by itself
@@ -133,11 +134,6 @@ class ConditionBlock:
         happened = np.zeros((self._num_events, count), dtype=np.bool_)
         happened[self.places] = held[self._results]
         return happened
-
-
-def as_array(value: Tensor | np.ndarray) -> np.ndarray:
-    """Returns a column as an array."""
-    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
 
 
 @functools.cache
