@@ -115,23 +115,19 @@ class WithinTables(TorchRLNames):
         rows = self.rows_of_tables(tables, batch_size)
         self._attach_tables(tables)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
-        table = np.repeat(np.arange(len(rows)), rows)
-        drawn = None
         if self.uses_priorities:
             self._sync_trees(tables)
+            table = np.repeat(np.arange(len(rows)), rows)
             places, drawn = self._by_priority(tables, uniform.cpu(), rows)
+            slots = tables.entries[tables.offset[table] + places]
         else:
-            length = tables.length[table]
-            # Never the length itself, to which a product close to it may be rounded.
-            ranks = np.minimum((uniform.cpu().numpy() * length).astype(np.int64), length - 1)
-            places = tables.places(table, ranks)
-        slots = tables.entries[tables.offset[table] + places]
+            (table, slots), drawn = tables.draw(rows, uniform.cpu().numpy()), None
         self._clocks["draws"] += 1
         self.rows_drawn += rows
-        info = self.describe(tables, table, slots, drawn)
+        index, info = torch.from_numpy(slots), self.describe(tables, table, slots, drawn)
         if storage.device.type != "cpu":
-            info = {key: value.to(storage.device) for key, value in info.items()}
-        return torch.from_numpy(slots).to(storage.device), info
+            index, info = index.to(storage.device), {key: value.to(storage.device) for key, value in info.items()}
+        return index, info
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None

@@ -116,6 +116,10 @@ class TableShares(WithinTables):
 
     def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
         """Divides ``batch_size`` rows by the shares of the tables that hold enough, int64 ``[L]``."""
+        if not self.multinomial and self._names == tables.names:
+            key = (batch_size, (tables.length >= self._least).tobytes())
+            if self._allocation is not None and self._allocation[0] == key:
+                return self._allocation[1]
         shares = self.ready_shares(tables)
         if self.multinomial:
             generator = self._generator
@@ -124,10 +128,9 @@ class TableShares(WithinTables):
             cumulative = np.cumsum(shares)
             chosen = np.searchsorted(cumulative, uniform.cpu().numpy() * cumulative[-1], side="right")
             return self._with_one_of_each(np.bincount(chosen, minlength=len(shares)), shares)
-        key = (batch_size, shares.tobytes())
-        if self._allocation is None or self._allocation[0] != key:
-            self._allocation = key, self._with_one_of_each(largest_remainder(shares, batch_size), shares)
-        return self._allocation[1]
+        rows = self._with_one_of_each(largest_remainder(shares, batch_size), shares)
+        self._allocation = (batch_size, (tables.length >= self._least).tobytes()), rows
+        return rows
 
     def _with_one_of_each(self, rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
         return with_one_of_each(rows, shares > 0) if self.at_least_one else rows
@@ -141,6 +144,7 @@ class TableShares(WithinTables):
         self._share = np.array([self.table_shares[name] for name in names])
         self._least = np.array([max(1, self.min_sizes.get(name, 1)) for name in names])
         self._names = list(names)
+        self._allocation = None
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None

@@ -14,6 +14,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.validation import ABOVE_ZERO, check_option, checked_count, checked_number, checked_share
 
 _ROUNDING = 1e-6
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 class Scheduler(ABC):
@@ -158,8 +159,8 @@ def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray
         ValueError: the scheduler returned something else.
     """
     given = scheduler.probabilities(ready)
-    if isinstance(given, np.ndarray) and given.shape == ready.shape and given.min() >= 0:
-        total = given.sum()
+    if isinstance(given, np.ndarray) and given.shape == ready.shape and np.minimum.reduce(given) >= 0:
+        total = np.add.reduce(given)
         if abs(total - 1.0) < _ROUNDING or total == 0:
             return given
     raise ValueError(
@@ -190,6 +191,6 @@ def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     if ready.shape != preferences.shape:
         raise ValueError(f"ready has the shape {ready.shape}; there are {preferences.size} tasks, one value for each")
     masked = np.where(ready, preferences, 0.0)
-    if not masked.any():
+    if not np.count_nonzero(masked):
         masked = ready.astype(np.float64)
-    return masked / max(masked.sum(), np.finfo(np.float64).tiny)
+    return masked / max(np.add.reduce(masked), _TINY)

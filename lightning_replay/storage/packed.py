@@ -25,6 +25,7 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.devices import check_present, checked_device
 from lightning_replay.storage.forkable import ForkableStorage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
+from lightning_replay.storage.row_block import RowBlock
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, leaves_of
 from lightning_replay.storage.stored_column import GENERATION, RowReader, StoredColumn
 from lightning_replay.storage.transition_check import Column, ColumnsCheck, TransitionCheck
@@ -79,6 +80,7 @@ class PackedStorage(ForkableStorage):
         self._generation: Tensor | None = None
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
+        self._block: RowBlock | None = None  # for scattered slots
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
@@ -122,7 +124,7 @@ class PackedStorage(ForkableStorage):
 
     @property
     def all_packed(self) -> Tensor:
-        """Every slot as it is packed, int64 ``[capacity, words]``; writing into it changes the storage."""
+        """Every slot as it is packed, int64 ``[capacity, words]``; to be read, see :attr:`readable_rows`."""
         if self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         return self._rows
@@ -316,7 +318,7 @@ class PackedStorage(ForkableStorage):
             self._forget_columns()
 
     def _forget_columns(self) -> None:
-        self._layout = self._rows = self._columns = self._storage = None
+        self._layout = self._rows = self._columns = self._storage = self._block = None
         self._generation = self._generations = self._columns_check = self._reader = None
         self._given = {}
         self.initialized = False
@@ -326,14 +328,17 @@ class PackedStorage(ForkableStorage):
         assert self._columns is not None
         with self.snapshots.lock:
             self.begin_write(slots)
-            places = slots if type(slots) is slice or self._generations is None else slots.numpy()
-            for column, value in zip(self._columns, values, strict=True):
-                if column.array is None or type(value) is not np.ndarray:
-                    column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
-                else:
-                    column.array[places] = value
-            self._next_generation(slots)
-            highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+            if self._block is not None and not isinstance(slots, slice):
+                highest = 1 + self._block.write(slots.numpy(), values, self._least_generation)
+            else:
+                places = slots if type(slots) is slice or self._generations is None else slots.numpy()
+                for column, value in zip(self._columns, values, strict=True):
+                    if column.array is None or type(value) is not np.ndarray:
+                        column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
+                    else:
+                        column.array[places] = value
+                self._next_generation(slots)
+                highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             if highest > self._reached:
                 self._reached = highest
             if grow and highest > self._len:
@@ -402,6 +407,7 @@ class PackedStorage(ForkableStorage):
         self._generation = slots.get("generation")
         self._generations = self._generation.numpy() if device.type == "cpu" else None
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
+        self._block = RowBlock(layout, self._rows) if RowBlock.fits(layout, self._rows) else None
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
 
@@ -529,7 +535,7 @@ class PackedStorage(ForkableStorage):
         self.check_read()
         del state["snapshots"], state["_shared_writes"]
         # Views do not survive a copy as views: they are created again.
-        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_layout", "_reader")
+        unset = ("_rows", "_storage", "_generation", "_generations", "_columns", "_block", "_layout", "_reader")
         return state | dict.fromkeys(unset) | {"_reached": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

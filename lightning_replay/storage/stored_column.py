@@ -27,6 +27,11 @@ class StoredColumn:
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
 
 
+def as_array(value: Tensor | np.ndarray) -> np.ndarray:
+    """Returns a column as an array."""
+    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
+
+
 class RowReader:
     """Reads the columns of new rows, which must be those of the storage.
 

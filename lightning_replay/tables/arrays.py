@@ -36,6 +36,14 @@ class HistoryArrays(NamedTuple):
     count: np.ndarray  #: int64 ``[R]``, steps of each episode so far; its last ``length`` are held.
 
 
+class EventArrays(NamedTuple):
+    """V events whose histories go to T tables, those after the first."""
+
+    table: np.ndarray  #: int64 ``[V]`` ascending, the event table of each event, counted from 0.
+    history_length: np.ndarray  #: int64 ``[V]``, steps up to and including the event.
+    sent: np.ndarray  #: bool ``[S, T]``, whether the row in a slot has been in an event table.
+
+
 class EpisodeGroups(NamedTuple):
     """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode.
 
@@ -52,10 +60,12 @@ class EpisodeGroups(NamedTuple):
     done: np.ndarray  #: bool ``[N]``, by row.
 
 
-def groups_of(trajectory: np.ndarray, done: np.ndarray) -> EpisodeGroups:
-    """Groups rows by running episode, int64 ``[N]``."""
-    count = len(trajectory)
-    if count == 1 or (trajectory == trajectory[0]).all():
+def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
+    """Groups rows by running episode, int64 ``[N]``; ``None`` where all are of one, which is 0."""
+    count = len(done)
+    if trajectory is None:
+        trajectory = np.zeros(1, dtype=np.int64)
+    if len(trajectory) == 1 or (trajectory == trajectory[0]).all():
         return EpisodeGroups(trajectory[:1], np.arange(count), np.array((0, count)), done[-1:], done)
     order = np.argsort(trajectory, kind="stable")
     named = trajectory[order]

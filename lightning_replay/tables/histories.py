@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_replay.tables.arrays import EpisodeGroups, HistoryArrays, kernels
+from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, HistoryArrays, kernels
 from lightning_replay.tables.tables import Tables
 
 
@@ -43,11 +43,8 @@ class Histories:
         count = int(self.arrays.count[row])
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
-    def rows_of(self, trajectories: Sequence[int]) -> np.ndarray:
-        """Returns the row of each episode in :attr:`arrays`, int64 ``[G]``: an empty one where it does not run yet.
-
-        To be followed by :meth:`append` of the same episodes.
-        """
+    def _rows_of(self, trajectories: Sequence[int]) -> np.ndarray:
+        """Returns the row of each episode in :attr:`arrays`, int64 ``[G]``: an empty one where it does not run yet."""
         self._grow(len(self._running) + len(trajectories))
         running, unused = self._running, self._unused
         return np.array([running[name] if name in running else unused.pop() for name in trajectories], dtype=np.int64)
@@ -93,23 +90,35 @@ class Histories:
             self.forgotten += 1
         return stale
 
-    def append(self, rows: EpisodeGroups, held_in: np.ndarray, slots: np.ndarray) -> None:
-        """Appends the slots of new rows, int64 ``[N]``, to their episodes, and forgets those that ended.
+    def follow(
+        self, happened: np.ndarray, events: EventArrays, episodes: EpisodeGroups, slots: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Appends the steps that led to events in new rows to the events' tables, and the rows to their episodes.
+
+        A step goes to a table once. Tables are filled in turn, each in the order of its events; an episode is forgotten
+        where it ends.
 
         Args:
-            rows: by episode.
-            held_in: what :meth:`rows_of` returned for the episodes.
-            slots: of the rows.
+            happened: bool ``[V, N]``, which events the new rows are.
+            events: their tables and history lengths.
+            episodes: of the rows.
+            slots: of the rows, int64 ``[N]``.
+
+        Returns:
+            Tables and slots of the steps, int64, in the order in which they were appended.
         """
+        names = episodes.trajectory.tolist()
+        rows = self._rows_of(names)
         before = self._tables.pool.num_freed
-        kernels().remember(self._tables.arrays, rows, slots, held_in, self.arrays)
+        sent = kernels().follow(self._tables.arrays, happened, events, episodes, slots, rows, self.arrays)
         self._tables.pool.announce(before)
-        for name, row, ended in zip(rows.trajectory.tolist(), held_in.tolist(), rows.ended.tolist(), strict=True):
+        for name, row, ended in zip(names, rows.tolist(), episodes.ended.tolist(), strict=True):
             self._running.pop(name, None)
             if ended or not self._counts_all:
                 self._unused.append(row)
             else:
                 self._running[name] = row
+        return sent
 
     def forget(self, trajectory: int) -> None:
         """Releases the steps of an episode."""
@@ -143,7 +152,7 @@ class Histories:
         self._clear()
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
-        for name, row, held in zip(names, self.rows_of(names).tolist(), slots, strict=False):
+        for name, row, held in zip(names, self._rows_of(names).tolist(), slots, strict=False):
             self.arrays.steps[row, : len(held)], self.arrays.count[row] = held, len(held)
             self._running[name] = row
         self.forgotten = int(state_dict["forgotten"])

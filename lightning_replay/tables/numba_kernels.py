@@ -3,21 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numba import njit
 
+from lightning_replay.storage.row_kernels import compiled
 from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN
-
-
-def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
 
 
 @njit(inline="always")
@@ -67,12 +57,23 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends a new row to each table of ``table``; fills in their slots, free for longest first. False: none free."""
-    counters = arrays.counters
+    """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
+
+    Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
+    too few slots are free although the oldest entries have left.
+    """
+    counters, capacity = arrays.counters, arrays.capacity
+    new = np.zeros(capacity.size, np.int64)
+    for row in range(table.size):
+        number = table[row]
+        if number < 0 or number >= capacity.size or new[number] == capacity[number]:
+            return 0
+        new[number] += 1
     places = np.empty(table.size, np.int64)
-    _make_room(arrays, table, np.zeros(arrays.capacity.size, np.int64), places)
+    new[:] = 0
+    _make_room(arrays, table, new, places)
     if counters[FREED] - counters[TAKEN] < table.size:
-        return False
+        return -1
     for row in range(table.size):
         slot = arrays.free[counters[TAKEN] % arrays.free.size]
         slots[row] = slot
@@ -81,7 +82,7 @@ def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
         arrays.written_at[slot] = counters[WRITTEN]
         counters[WRITTEN] += 1
     _place(arrays, table, places, slots)
-    return True
+    return 1
 
 
 @compiled
@@ -108,7 +109,7 @@ def append(arrays, table, slots):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def led_to_events(happened, table_of_event, history_length, groups, slots, held_in, histories, sent):  # type: ignore[no-untyped-def]
+def led_to_events(happened, events, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
     """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
 
     Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
@@ -125,15 +126,15 @@ def led_to_events(happened, table_of_event, history_length, groups, slots, held_
     held = 0
     for group in range(held_in.size):
         held += min(histories.count[held_in[group]], length)
-    most = sent.shape[1] * (count + held)
+    most = events.sent.shape[1] * (count + held)
     tables, found, total = np.empty(most, np.int64), np.empty(most, np.int64), 0
     longest = np.zeros(count, np.int64)  # history length of the events of one table in each row
     for event in range(num_events):
-        table = table_of_event[event]
+        table = events.table[event]
         for row in range(count):
             if happened[event, row]:
-                longest[row] = max(longest[row], history_length[event])
-        if event + 1 < num_events and table_of_event[event + 1] == table:
+                longest[row] = max(longest[row], events.history_length[event])
+        if event + 1 < num_events and events.table[event + 1] == table:
             continue
         for row in range(count):
             if longest[row] == 0:
@@ -148,8 +149,8 @@ def led_to_events(happened, table_of_event, history_length, groups, slots, held_
                     slot = histories.steps[history, (histories.count[history] + step) % length]
                 else:
                     slot = slots[groups.order[place[row] - from_batch + 1 + step]]
-                if not sent[slot, table]:
-                    sent[slot, table] = True
+                if not events.sent[slot, table]:
+                    events.sent[slot, table] = True
                     tables[total], found[total] = table + 1, slot
                     total += 1
             longest[row] = 0
@@ -177,3 +178,41 @@ def remember(arrays, groups, slots, held_in, histories):  # type: ignore[no-unty
                 _release(steps[history, count[history] % length], arrays.references, arrays.free, arrays.counters)
             steps[history, count[history] % length] = slots[groups.order[step]]
             count[history] += 1
+
+
+@compiled
+def follow(arrays, happened, events, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
+    """Appends the steps that led to events in new rows to the events' tables, and the rows to their histories.
+
+    Returns what :func:`led_to_events` returns.
+    """
+    any_happened = False
+    for row in range(slots.size):
+        for table in range(events.sent.shape[1]):
+            events.sent[slots[row], table] = False
+    for event in range(happened.shape[0]):
+        for row in range(slots.size):
+            any_happened |= happened[event, row]
+    if any_happened:
+        tables, steps = led_to_events(happened, events, groups, slots, held_in, histories)
+        append(arrays, tables, steps)
+    else:
+        tables, steps = np.empty(0, np.int64), np.empty(0, np.int64)
+    remember(arrays, groups, slots, held_in, histories)
+    return tables, steps
+
+
+@compiled
+def draw(arrays, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
+    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
+    drawn = 0
+    for number in range(rows.size):
+        capacity, first = arrays.capacity[number], arrays.first[number]
+        length = min(arrays.appended[number] - first, capacity)
+        if first <= arrays.appended[number] - capacity:  # the whole ring is taken
+            first = 0
+        for draw in range(drawn, drawn + rows[number]):
+            rank = min(np.int64(uniform[draw] * length), length - 1)  # a product may be rounded to the length itself
+            table[draw] = number
+            slots[draw] = arrays.entries[arrays.offset[number] + (first + rank) % capacity]
+        drawn += rows[number]

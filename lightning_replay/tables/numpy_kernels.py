@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN, EpisodeGroups, HistoryArrays, TableArrays
+from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN, EpisodeGroups, EventArrays, HistoryArrays, TableArrays
 
 
 def release(arrays: TableArrays, slots: np.ndarray) -> None:
@@ -18,18 +18,22 @@ def release(arrays: TableArrays, slots: np.ndarray) -> None:
     arrays.counters[FREED] += len(freed)
 
 
-def append_new(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> bool:
-    count, counters = len(table), arrays.counters
-    places = _make_room(arrays, table, np.zeros_like(arrays.capacity))
+def append_new(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> int:
+    count, counters, num_tables = len(table), arrays.counters, len(arrays.capacity)
+    if table.min() < 0 or table.max() >= num_tables:
+        return 0
+    if (np.bincount(table, minlength=num_tables) > arrays.capacity).any():
+        return 0
+    places = _make_room(arrays, table, np.zeros(num_tables, dtype=np.int64))
     if counters[FREED] - counters[TAKEN] < count:
-        return False
+        return -1
     slots[:] = arrays.free.take(counters[TAKEN] + np.arange(count), mode="wrap")
     counters[TAKEN] += count
     arrays.references[slots] = 1
     arrays.written_at[slots] = counters[WRITTEN] + np.arange(count)
     counters[WRITTEN] += count
     _place(arrays, table, places, slots)
-    return True
+    return 1
 
 
 def append(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> None:
@@ -43,27 +47,24 @@ def append(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> None:
 
 def led_to_events(
     happened: np.ndarray,
-    table_of_event: np.ndarray,
-    history_length: np.ndarray,
+    events: EventArrays,
     groups: EpisodeGroups,
     slots: np.ndarray,
     held_in: np.ndarray,
     histories: HistoryArrays,
-    sent: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    past_of_row = _steps_until_rows(happened.any(0), groups, slots, held_in, histories)
-    tables, found = [], []
-    for table in np.unique(table_of_event).tolist():
-        is_of_table = table_of_event == table
-        longest = (happened[is_of_table] * history_length[is_of_table, None]).max(0)
-        for row in np.flatnonzero(longest):
-            window = past_of_row[row][-longest[row] :]
-            new = window[~sent[window, table]]
-            sent[new, table] = True
+    steps_until = _steps_until_rows(happened.any(0), groups, slots, held_in, histories)
+    tables, found = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for table in np.unique(events.table).tolist():
+        is_of_table = events.table == table
+        longest = (happened[is_of_table] * events.history_length[is_of_table, None]).max(0)
+        for row in np.flatnonzero(longest).tolist():
+            window = steps_until[row][-longest[row] :]
+            new = window[~events.sent[window, table]]
+            events.sent[new, table] = True
             tables.append(np.full(len(new), table + 1))
             found.append(new)
-    nothing = np.zeros(0, dtype=np.int64)
-    return np.concatenate([nothing, *tables]), np.concatenate([nothing, *found])
+    return np.concatenate(tables), np.concatenate(found)
 
 
 def _steps_until_rows(
@@ -100,6 +101,31 @@ def remember(
         release(arrays, _held(histories, history)[: max(min(before, length) + len(new) - length, 0)])
         histories.steps[history, np.arange(before, after) % max(length, 1)] = new
         histories.count[history] = after
+
+
+def follow(
+    arrays: TableArrays,
+    happened: np.ndarray,
+    events: EventArrays,
+    groups: EpisodeGroups,
+    slots: np.ndarray,
+    held_in: np.ndarray,
+    histories: HistoryArrays,
+) -> tuple[np.ndarray, np.ndarray]:
+    events.sent[slots] = False
+    tables, steps = led_to_events(happened, events, groups, slots, held_in, histories)
+    if len(tables):
+        append(arrays, tables, steps)
+    remember(arrays, groups, slots, held_in, histories)
+    return tables, steps
+
+
+def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.ndarray, slots: np.ndarray) -> None:
+    table[:] = np.repeat(np.arange(len(rows)), rows)
+    length = np.minimum(arrays.appended - arrays.first, arrays.capacity)[table]
+    ranks = np.minimum((uniform * length).astype(np.int64), length - 1)  # a product may be rounded to the length itself
+    first = np.where(arrays.first > arrays.appended - arrays.capacity, arrays.first, 0)[table]
+    slots[:] = arrays.entries[arrays.offset[table] + (first + ranks) % arrays.capacity[table]]
 
 
 def _held(histories: HistoryArrays, history: int) -> np.ndarray:

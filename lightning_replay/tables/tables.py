@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.storage.occupancy import Occupancy
-from lightning_replay.tables.arrays import WRITTEN, TableArrays, kernels
+from lightning_replay.tables.arrays import FREED, WRITTEN, TableArrays, kernels
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
@@ -127,12 +127,19 @@ class Tables(Occupancy):
     def _held_places(self, table: int) -> np.ndarray:
         return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
-    def places(self, table: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """Returns the places in the rings, int64 ``[N]``, of entries by table and rank below its length."""
-        if not self.arrays.first.any():
-            return rank
-        has_gap = self.arrays.first > self.appended - self.capacity  # else the whole ring is taken
-        return (np.where(has_gap, self.arrays.first, 0)[table] + rank) % self.capacity[table]
+    def draw(self, rows: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draws entries with replacement, each of a table equally likely.
+
+        Args:
+            rows: int64 ``[L]``, how many of each table, which is not empty then.
+            uniform: float64 ``[B]`` in [0, 1), one for each.
+
+        Returns:
+            Tables and slots, int64 ``[B]``, table after table.
+        """
+        table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
+        kernels().draw(self.arrays, rows, uniform, table, slots)
+        return table, slots
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""
@@ -149,12 +156,25 @@ class Tables(Occupancy):
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
         """:meth:`append_new` of row k to table ``table[k]``, int64 ``[N]``, none more often than its capacity."""
-        slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
-        if not kernels().append_new(self.arrays, table, slots):
+        slots = self.try_append_new(table)
+        if slots is None:
+            raise ValueError(
+                f"rows are to be written into tables {table.tolist()}; there are {len(self)} tables, and at once they "
+                f"take {self.capacity.tolist()} rows at most"
+            )
+        return slots
+
+    def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
+        """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
+        slots, before = np.empty(len(table), dtype=np.int64), int(self.arrays.counters[FREED])
+        fits = kernels().append_new(self.arrays, table, slots)
+        if fits < 0:
             raise RuntimeError(
                 f"{len(table)} rows are to be written and {self.pool.num_free} of {self.num_slots} slots are free; "
                 "build the storage with the writer's num_slots"
             )
+        if not fits:
+            return None
         self.pool.announce(before)
         return slots
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, trajectory_of
 from lightning_replay.episodes.tracker import episodes_of
-from lightning_replay.events.conditions.comparisons import ConditionBlock, as_array
+from lightning_replay.events.conditions.comparisons import ConditionBlock
 from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
-from lightning_replay.tables.arrays import EpisodeGroups, groups_of, kernels
+from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.tables import Tables
@@ -79,13 +80,13 @@ class EventTableWriter(TableWriter):
         # Conditions remember episodes, and each buffer has its own.
         self._event_tables = [table.fresh() for table in self._given_tables]
         self._events = [event for table in self._event_tables for event in table.events]
-        self._table_of_event = np.repeat(
-            np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]
+        self._event_arrays = EventArrays(
+            np.repeat(np.arange(len(self._event_tables)), [len(table.events) for table in self._event_tables]),
+            np.array([event.history_length for event in self._events]),
+            np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_),
         )
-        self._history_length = np.array([event.history_length for event in self._events])
         self._fired = np.zeros(len(self._events), dtype=np.int64)
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
-        self._sent = np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_)
         self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
         self._rows_tested = 0
         self._has_warned = False
@@ -108,35 +109,41 @@ class EventTableWriter(TableWriter):
         values = self._storage.checked_values(data) if self._storage.has_columns else None
         trajectory, done = episodes_of(data) if values is None else self._episodes_of(values)
         most = min(int(self.tables.capacity[0]), self._storage.rows_at_once)
-        parts = [slice(start, min(start + most, len(done))) for start in range(0, len(done), most)]
-        episodes = [groups_of(trajectory[rows], done[rows]) for rows in parts]
-        states = [state_of(event.condition) for event in self._events]
+        parts = [slice(start, start + most) for start in range(0, len(done), most)]
+        episodes = [groups_of(trajectory, done)]
+        if len(parts) > 1:
+            episodes = [groups_of(None if trajectory is None else trajectory[rows], done[rows]) for rows in parts]
+        called = range(len(self._events)) if values is None else self._block.others
+        states = [state_of(self._events[number].condition) for number in called]
         try:  # all that may refuse the rows, before any is stored
             self._histories.check_room(episodes, self.forget_stale)
-            fired = self._test(data, values)
+            fired = self._test(data, values, called)
             keys = None if self.tables.state_action_counts is None else state_action_keys(data)
             if values is None:
                 values = self._storage.checked_values(data)
         except BaseException:
-            self._restore_conditions(states)
+            for number, state in zip(called, states, strict=True):
+                load_state_of(self._events[number].condition, state)
             raise
-        for rows, groups in zip(parts, episodes, strict=True):
-            values_now = values if len(parts) == 1 else [value[rows] for value in values]
-            index = self._write(values_now, fired[:, rows], groups, keys and keys[rows])
-        if len(parts) > 1:
-            index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(index.device)
+        if len(parts) == 1:
+            index = self._write(values, fired, episodes[0], keys)
+        else:
+            for rows, groups in zip(parts, episodes, strict=True):
+                now = np.ascontiguousarray(fired[:, rows])
+                self._write([value[rows] for value in values], now, groups, keys and keys[rows])
+            index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(self._storage.device)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
 
-    def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns running episode, int64 ``[N]``, and whether it ended, bool ``[N]``, of each row, from its columns."""
+    def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of rows by columns."""
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
-        done = as_array(values[self._done_at]).reshape(-1)
+        done = np.ascontiguousarray(as_array(values[self._done_at]).reshape(-1))
         if self._trajectory_at is None:
-            return np.zeros(len(done), dtype=np.int64), np.ascontiguousarray(done)
+            return None, done
         trajectory = as_array(values[self._trajectory_at]).reshape(-1)
-        return np.ascontiguousarray(trajectory, dtype=np.int64), np.ascontiguousarray(done)
+        return np.ascontiguousarray(trajectory, dtype=np.int64), done
 
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
         places = {key: place for place, key in enumerate(columns)}
@@ -145,23 +152,23 @@ class EventTableWriter(TableWriter):
         self._block = ConditionBlock([event.condition for event in self._events], columns)
         self._columns = columns
 
-    def _test(self, data: TensorDictBase, values: Sequence[Column] | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[E, N]``.
+    def _test(self, data: TensorDictBase, values: Sequence[Column] | None, called: Iterable[int]) -> np.ndarray:
+        """Returns which events happened in each row, bool ``[V, N]``.
 
         Args:
             data: the rows, TensorDict ``[N]``.
             values: their columns; ``None`` for the first rows.
+            called: events whose conditions are called with the rows; those of the others are compiled.
         """
-        called: Iterable[int] = range(len(self._events))
         if values is None:
             happened = np.empty((len(self._events), data.shape[0]), dtype=np.bool_)
         else:
-            happened, called = self._block(values), self._block.others
+            happened = self._block(values)
         for number in called:
             try:
                 happened[number] = holds(self._events[number].condition, data).cpu().numpy()
             except ConditionError as error:
-                name = self._event_tables[self._table_of_event[number]].name
+                name = self._event_tables[self._event_arrays.table[number]].name
                 raise ConditionError(f"event table {name!r}: {error}. Nothing was stored") from error
         return happened
 
@@ -171,50 +178,32 @@ class EventTableWriter(TableWriter):
         """Stores rows, at most the capacity of the default table; returns their slots."""
         if self.forget_stale:
             self._end_conditions(self._histories.make_room(episodes))
-        slots = self.tables.append_new(0, len(episodes.done))
-        self.write(slots, values)
-        self._sent[slots] = False
-        if self.tables.state_action_counts is not None and keys is not None:
-            self.tables.state_action_counts.store(slots, keys)
-        held_in = self._histories.rows_of(episodes.trajectory.tolist())
-        if fired.any():
-            self._send(fired, episodes, slots, held_in)
-        self._histories.append(episodes, held_in, slots)
+        slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
+        index = self.write(slots, values)
+        counts = self.tables.state_action_counts
+        if counts is not None and keys is not None:
+            counts.store(slots, keys)
+        table, steps = self._histories.follow(fired, self._event_arrays, episodes, slots)
+        if counts is not None:
+            for number, event_table in enumerate(self._event_tables, 1):
+                # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
+                if event_table.share != 0:
+                    counts.send(np.unique(steps[table == number]))
         self._write_count += len(slots)
-        index = torch.from_numpy(slots).to(self._storage.device)
         for buffer in self._storage._attached_entities:
             buffer.mark_update(index)
         return index
 
-    def _send(self, fired: np.ndarray, episodes: EpisodeGroups, slots: np.ndarray, held_in: np.ndarray) -> None:
-        """Appends the steps that led to events in new rows to the tables of the events, in the order of the events."""
-        table, sent = kernels().led_to_events(
-            np.ascontiguousarray(fired),
-            self._table_of_event,
-            self._history_length,
-            episodes,
-            slots,
-            held_in,
-            self._histories.arrays,
-            self._sent,
-        )
-        if self.tables.state_action_counts is not None:
-            for number, event_table in enumerate(self._event_tables):
-                # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
-                if event_table.share != 0:
-                    self.tables.state_action_counts.send(np.unique(sent[table == number + 1]))
-        self.tables.append(table, sent)
-
     def _count(self, fired: np.ndarray) -> None:
         self._rows_tested += fired.shape[1]
-        self._fired += np.count_nonzero(fired, axis=1)
+        if np.count_nonzero(fired):
+            self._fired += fired.sum(1)
         if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
             return
-        event = int(self._fired.argmax())
-        share = int(self._fired[event]) / self._rows_tested
+        share = int(self._fired.max()) / self._rows_tested
         if share >= _SUSPICIOUS_SHARE:
             self._has_warned = True
-            name = self._event_tables[self._table_of_event[event]].name
+            name = self._event_tables[self._event_arrays.table[self._fired.argmax()]].name
             warnings.warn(
                 f"the condition of event table {name!r} is true on {share:.0%} of all steps, so that the table is a "
                 "copy of the default table; an event marks what is rare",
@@ -223,7 +212,7 @@ class EventTableWriter(TableWriter):
 
     def event_shares(self) -> dict[str, float]:
         """Returns the share of tested steps that were events, by table; of several events into one, their sum."""
-        counts = np.bincount(self._table_of_event, weights=self._fired) / max(self._rows_tested, 1)
+        counts = np.bincount(self._event_arrays.table, weights=self._fired) / max(self._rows_tested, 1)
         return {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
 
     @property
@@ -259,7 +248,7 @@ class EventTableWriter(TableWriter):
         """Returns tables, running episodes, the slots sent to event tables, states of conditions, and counters."""
         return super().state_dict() | {
             "histories": self._histories.state_dict(),
-            "sent": torch.from_numpy(self._sent.T.copy()),
+            "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
             "fired": self._fired.tolist(),
             "rows_tested": self._rows_tested,
             "conditions": [state_of(event.condition) for event in self._events],
@@ -274,13 +263,10 @@ class EventTableWriter(TableWriter):
             )
         super().load_state_dict(dict(state_dict))
         self._histories.load_state_dict(state_dict["histories"])
-        self._sent[:] = state_dict["sent"].numpy().T
+        self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
         self._rows_tested = int(state_dict["rows_tested"])
-        self._restore_conditions(state_dict["conditions"])
-
-    def _restore_conditions(self, states: Sequence[Mapping[str, Any]]) -> None:
-        for event, state in zip(self._events, states, strict=True):
+        for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))
 
 

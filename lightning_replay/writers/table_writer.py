@@ -20,8 +20,6 @@ from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.tables import Tables
 from lightning_replay.writers.announcement import packed_storage
 
-_MOST_RUNS = 3  # measured: more of them are written faster as single rows
-
 
 class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
@@ -74,24 +72,21 @@ class TableWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes transitions ``[N]``, oldest first; returns the slots of those that stayed, int64."""
 
-    def write(self, slots: np.ndarray, values: Sequence[Column]) -> None:
+    def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
         """Stores the columns ``values``, ``[N, ...]`` each, in the slots, int64 ``[N]``, that were just appended.
+
+        Returns the slots on the storage's device.
 
         While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
         at last the histories of running episodes.
         """
-        keeps_frames = isinstance(self._storage, FrameStorage)
-        if keeps_frames:
+        if isinstance(self._storage, FrameStorage):
             self._free_frames(self._storage, slots, values)
-        # Freed in order, slots are mostly taken in order: runs of slots are written much faster than single rows.
-        starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1).tolist()]
-        if keeps_frames or len(starts) > _MOST_RUNS:
-            self._storage.write(torch.from_numpy(slots).to(self._storage.device), values)
-            return
-        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
-            first = int(slots[start])
-            part = values if len(starts) == 1 else [value[start:stop] for value in values]
-            self._storage.write(slice(first, first + stop - start), part)
+        index = torch.from_numpy(slots)
+        if self._storage.device.type != "cpu":
+            index = index.to(self._storage.device)
+        self._storage.write(index, values)
+        return index
 
     def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
         new = (self.tables.position[:, slots] >= 0).sum(1)

@@ -59,6 +59,9 @@ class TaskTableWriter(TableWriter):
             ValueError: rows without ``task`` or of a task that does not exist, or that do not fit the rows stored
                 before. Nothing is stored then.
         """
+        inserted = self._insert_all(data) if self._storage.has_columns else None
+        if inserted is not None:
+            return inserted
         task = self._tasks_of(data)
         table = np.zeros_like(task) if self._shares_one_table else task
         values = self._storage.checked_values(data)
@@ -83,6 +86,26 @@ class TaskTableWriter(TableWriter):
         index = torch.from_numpy(slots).to(self._storage.device)
         announce(self._storage, index, entered, data)
         return Insertion(index, torch.from_numpy(entered))
+
+    def _insert_all(self, data: TensorDictBase) -> Insertion | None:
+        """Writes rows that fit the columns and, all of them, their tables; otherwise returns ``None``."""
+        count, column = data.shape[0], data.get("task", None)
+        if not isinstance(column, Tensor) or column.dtype != torch.int64 or column.numel() != count:
+            return None
+        values = self._storage.checked_values(data)
+        task = np.ascontiguousarray(column.reshape(-1).cpu().numpy())
+        if self._shares_one_table:
+            if task.min() < 0 or task.max() >= len(self.tasks):
+                return None
+            task = np.zeros_like(task)
+        slots = self.tables.try_append_new(task) if count <= self._storage.rows_at_once else None
+        if slots is None:
+            return None
+        index = self.write(slots, values)
+        self._write_count += count
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+        return Insertion(index, slice(0, count))
 
     def _kept(self, table: np.ndarray) -> np.ndarray:
         """Returns the rows that are written, int64 ascending: of more than a table's capacity, the last ones."""

@@ -25,6 +25,7 @@ from lightning_replay.events.conditions.steps import (
     TerminalWithReward,
 )
 from lightning_replay.storage.row_layout import Key
+from lightning_replay.storage.stored_column import as_array
 
 _REWARD, _TERMINATED = ("next", "reward"), ("next", "terminated")
 _MOST_COMPONENTS = 256  # of a region; a larger one, as of images, is evaluated by itself
@@ -86,7 +87,9 @@ class ConditionBlock:
         tests = list(dict.fromkeys(test for one in given for test in _comparisons_of(one)))
         columns = list(dict.fromkeys((test.key, test.dtype) for test in tests))
         components = {column: sorted({t.component for t in tests if (t.key, t.dtype) == column}) for column in columns}
-        numbers = {(column, one): n for n, (column, one) in enumerate((c, one) for c in columns for one in components[c])}
+        numbers = {
+            (column, one): n for n, (column, one) in enumerate((c, one) for c in columns for one in components[c])
+        }
         self._columns = [(place_of[key], dtype, components[key, dtype]) for key, dtype in columns]
         self._num_numbers = len(numbers)
         self._comparisons = Comparisons(
@@ -133,11 +136,6 @@ class ConditionBlock:
         happened = np.zeros((self._num_events, count), dtype=np.bool_)
         happened[self.places] = held[self._results]
         return happened
-
-
-def as_array(value: Tensor | np.ndarray) -> np.ndarray:
-    """Returns a column as an array."""
-    return value if type(value) is np.ndarray else torch.as_tensor(value).detach().cpu().numpy()
 
 
 @functools.cache

@@ -197,7 +197,11 @@ def test_rollouts_take_dictionaries_and_the_shapes_of_one_meaning(change) -> Non
             r"returned int64 of shape \[2\] for a batch of 2; it returns a",
         ),
         (lambda recorded: (recorded["action"], 1.0), TypeError, r"returned tuple \(tensor\(.*with action, state_value"),
-        (lambda recorded: without(recorded, "action"), ValueError, r"returned .*'action_log_prob': \[2\].* without action"),
+        (
+            lambda recorded: without(recorded, "action"),
+            ValueError,
+            r"returned .*'action_log_prob': \[2\].* without action",
+        ),
         (lambda recorded: without(recorded, "state_value"), ValueError, "without state_value .* action, state_value"),
         (lambda recorded: recorded[:1], ValueError, r"of other shapes than \[2, \.\.\.\] for a batch of 2"),
         (lambda recorded: recorded.to_dict() | {"logits": torch.zeros(3, 3)}, ValueError, r"columns of .*\[3, 3\]"),

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New rows put together in a block of memory first, from which whole rows are copied into scattered slots."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay.storage.row_layout import RowLayout
+from lightning_replay.storage.stored_column import GENERATION, StoredColumn
+from lightning_replay.storage.transition_check import Column
+
+_BLOCK_BYTES = 2**18  # fits the second-level cache
+_MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
+
+
+class RowBlock:
+    """Writes columns into scattered rows on the CPU, in a third of the time of an indexed write of every column.
+
+    Args:
+        layout: of the rows.
+        rows: int64 ``[capacity, words]``, contiguous.
+    """
+
+    def __init__(self, layout: RowLayout, rows: Tensor) -> None:
+        self.length = _BLOCK_BYTES // layout.row_bytes  #: Rows of the block.
+        block = torch.zeros(self.length, rows.shape[1], dtype=torch.int64)
+        views = layout.unpack(block, torch.Size([self.length]))
+        self._columns = [StoredColumn(key, views.get(key)) for key in layout.columns if key != GENERATION]
+        self._generation = views.get(GENERATION).storage_offset()  # the word of a row
+        self._block, self._rows = block.numpy(), rows.numpy()
+        self._copy: Callable[..., int] = _copy_rows
+        if importlib.util.find_spec("numba") is not None:
+            from lightning_replay.storage.row_kernels import copy_rows
+
+            self._copy = copy_rows
+
+    @staticmethod
+    def fits(layout: RowLayout, rows: Tensor) -> bool:
+        """Returns whether rows are short enough, and on the CPU."""
+        return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
+
+    def write(self, slots: np.ndarray, values: Sequence[Column], least_generation: int) -> int:
+        """Writes columns ``[N, ...]`` into slots, int64 ``[N]``, all different, whose generations are raised by one.
+
+        Returns the highest slot.
+
+        Args:
+            slots: where each row goes.
+            values: in the order of the layout's columns.
+            least_generation: a generation below it counts as this one before it is raised.
+        """
+        highest = 0
+        for start in range(0, len(slots), self.length):
+            part = slots[start : start + self.length]
+            count = len(part)
+            for column, value in zip(self._columns, values, strict=True):
+                new = value if count == len(slots) else value[start : start + count]
+                if column.array is None or isinstance(new, Tensor):
+                    column.tensor[:count] = torch.as_tensor(new)
+                else:
+                    column.array[:count] = new
+            now = self._copy(self._rows, part, self._block, self._generation, least_generation)
+            highest = max(highest, now)
+        return highest
+
+
+def _copy_rows(rows: np.ndarray, slots: np.ndarray, block: np.ndarray, generation: int, least: int) -> int:
+    """Twin of :func:`lightning_replay.storage.row_kernels.copy_rows`, where numba is missing."""
+    block[: len(slots), generation] = np.maximum(rows[slots, generation], least) + 1
+    rows[slots] = block[: len(slots)]
+    return int(slots.max())
