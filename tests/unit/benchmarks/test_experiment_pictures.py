@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scri
 
 from experiment_pictures import block_means, draw_panels
 from redraw import MODULES
-from timing import RESULTS
+from experiment_tables import RESULTS
 
 FIRST_LINE_ENDS_AT = {  # the first method of the first panel, from results/<name>.md
     "half_field": ("uniform schedule", 0.50),
