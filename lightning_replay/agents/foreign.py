@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -19,6 +21,7 @@ __all__ = [
     "scales_gradients",
     "surprise_agent",
     "training_data",
+    "uses_no_step_hooks",
 ]
 
 
@@ -77,6 +80,13 @@ def surprise_agent(agent: L.LightningModule) -> SurpriseAgent | None:
 def scales_gradients(trainer: L.Trainer) -> bool:
     """Returns whether the trainer's precision scales gradients between steps."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def uses_no_step_hooks(trainer: L.Trainer) -> bool:
+    """Returns whether neither a callback, the agent nor a profiler is called around the steps of optimizers."""
+    called = [*trainer.callbacks, trainer.lightning_module]
+    is_hooked = any(is_overridden("on_before_optimizer_step", instance) for instance in called)
+    return type(trainer.profiler) is PassThroughProfiler and not is_hooked
 
 
 def name_of(env: Any) -> str:
