@@ -124,7 +124,7 @@ class DQN(ExploringAgent):
             self.descend(optimizer, loss)
         else:
             loss = self._averse_step.backward(*_weighted_parts(rows, batch))
-            optimizer.step()
+            self.take_step(optimizer)
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 

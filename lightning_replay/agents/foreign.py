@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer, TQDMProgressBar
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -28,6 +30,7 @@ __all__ = [
     "surprise_agent",
     "takes_update_batches",
     "training_data",
+    "uses_no_step_hooks",
 ]
 
 
@@ -112,6 +115,13 @@ def observes_batches(part: Any) -> bool:
 def scales_gradients(trainer: L.Trainer) -> bool:
     """Returns whether the trainer's precision scales gradients between steps."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def uses_no_step_hooks(trainer: L.Trainer) -> bool:
+    """Returns whether neither a callback, the agent nor a profiler is called around the steps of optimizers."""
+    called = [*trainer.callbacks, trainer.lightning_module]
+    is_hooked = any(is_overridden("on_before_optimizer_step", instance) for instance in called)
+    return type(trainer.profiler) is PassThroughProfiler and not is_hooked
 
 
 def name_of(env: Any) -> str:

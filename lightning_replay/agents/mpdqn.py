@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
-from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.multi_pass import MultiPassLoss
 from lightning_replay.agents.off_policy import ExploringAgent, weighted_mean
+from lightning_replay.agents.perceptrons import layers_of, tensors_of
 from lightning_replay.agents.spaces import parameterized_sizes
 
 
@@ -112,9 +113,13 @@ class MPDQN(ExploringAgent):
             target_low=options["target_low"],
             target_high=options["target_high"],
         )
-        self._target_update = SoftUpdate(self.loss, tau=options["target_update_rate"])
-        # in a tuple: their parameters already belong to the loss
-        self._networks = (list(value_network.parameters()), list(parameter_network.parameters()))
+        self.associate_targets()
+
+    @cached_property
+    def networks(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Parameters of the values' and of the parameters' network."""
+        loss = self.loss
+        return tensors_of(layers_of(loss.value_network_params)), tensors_of(layers_of(loss.parameter_network_params))
 
     def act(self, observation: Tensor, explore: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
@@ -140,12 +145,12 @@ class MPDQN(ExploringAgent):
 
     def clip_gradients_of_networks(self) -> None:
         """Clips the norm of each network's gradient; call it before the optimizers step."""
-        for parameters in self._networks:
+        for parameters in self.networks:
             nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_clip"], foreach=True)
 
     def update_targets(self) -> None:
         """Moves the target networks towards the networks; call it after the optimizers step."""
-        self._target_update.step()
+        self.target_update.step()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps both networks and their targets."""
@@ -155,14 +160,14 @@ class MPDQN(ExploringAgent):
         parameter_optimizer.zero_grad()
         self.take_gradients(value_loss + parameter_loss)  # the losses share no weights: each gets its own gradient
         self.clip_gradients_of_networks()
-        value_optimizer.step()
+        self.take_step(value_optimizer)
         parameter_optimizer.step()
         self.update_targets()
         return {"loss": value_loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the values, then for the parameters."""
-        values, parameters = self._networks
+        values, parameters = self.networks
         return [self.adam(values, "value_learning_rate"), self.adam(parameters, "parameter_learning_rate")]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,8 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import Tensor
 from torch.distributions import Categorical
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
+from lightning_replay.agents.advantages import generalized_advantages
 from lightning_replay.agents.foreign import scales_gradients, training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.networks import ActorCritic
@@ -22,19 +23,29 @@ from lightning_replay.levels.scores import discounts_of
 
 __all__ = ["PPO"]
 
-_LOSSES = {"policy_loss": "loss_objective", "value_loss": "loss_critic", "entropy_loss": "loss_entropy"}
-_MEASURES = {"entropy": "entropy", "clip_fraction": "clip_fraction", "kl_divergence": "kl_approx"}
+_NUMBERS = ("loss", "policy_loss", "value_loss", "entropy_loss", "entropy", "clip_fraction", "kl_divergence")
+_COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
+
+
+def _normalized(logits: Tensor) -> Tensor:
+    """Returns logarithms of probabilities."""
+    return logits - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def _drawn(log_probs: Tensor) -> Tensor:
+    """Returns one action per row, int64 ``[N]``, drawn as by ``torch.distributions.Categorical``."""
+    return torch.multinomial(log_probs.softmax(-1), 1, replacement=True).squeeze(-1)
 
 
 class PPO(SizedAgent):
     """Maximises ``E[min(r A, clip(r, 1 ± clip_range) A)]``, r the ratio of new to old action probability.
 
     Each ``training_step`` learns from one rollout, a TensorDict ``[N, T]`` as collected by
-    :class:`~lightning_replay.lit.LevelDataModule`: advantages by TorchRL's GAE with the values recorded during
+    :class:`~lightning_replay.lit.LevelDataModule`: generalized advantages with the values recorded during
     collection (a time limit bootstraps from the episode's last observation, a termination does not), normalised over
-    the rollout, then ``epochs`` passes over ``minibatches`` with TorchRL's ``ClipPPOLoss``. Rows whose ``is_trained``
-    is False are left out of both. Lightning counts the last gradient step of a rollout: ``global_step`` is the number
-    of rollouts.
+    the rollout, then ``epochs`` passes over ``minibatches``, with the losses of TorchRL's ``ClipPPOLoss``. Rows whose
+    ``is_trained`` is False are left out of both. Lightning counts the last gradient step of a rollout:
+    ``global_step`` is the number of rollouts.
 
     Policy and value share a trunk: a perceptron over flat float observations; for images ``uint8 [H, W, C]``
     convolutions over pixels divided by the largest value or, with ``categories``, over one plane per category.
@@ -125,14 +136,13 @@ class PPO(SizedAgent):
             loss_critic_type="l2",
             functional=False,
         )
-        # in tuples: the parameters already belong to the loss, and a checkpoint holds no numbers of GAE
-        self._network = (network,)
-        self._advantages = (GAE(gamma=options["discount"], lmbda=options["gae_lambda"], value_network=None),)
+        self._network = (network,)  # in a tuple: its parameters already belong to the loss
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
-        logits, _ = self._network[0](observation)
-        return Categorical(logits=logits).sample() if explore else logits.argmax(dim=-1)
+        network = self._network[0]
+        logits = network.policy(network.trunk(observation))
+        return _drawn(_normalized(logits)) if explore else logits.argmax(dim=-1)
 
     def act_with_value(self, observation: Tensor) -> TensorDict:
         """Returns the columns of a rollout for observations ``[N, ...]``.
@@ -140,10 +150,11 @@ class PPO(SizedAgent):
         action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
         logits, value = self._network[0](observation)
-        policy = Categorical(logits=logits)
-        action = policy.sample()
+        log_probs = _normalized(logits)
+        action = _drawn(log_probs)
+        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return TensorDict(
-            {"action": action, "action_log_prob": policy.log_prob(action), "logits": logits, "state_value": value},
+            {"action": action, "action_log_prob": log_prob, "logits": logits, "state_value": value},
             batch_size=action.shape,
         )
 
@@ -155,26 +166,36 @@ class PPO(SizedAgent):
         """Takes all gradient steps on one rollout ``[N, T]``."""
         rows = self.trained_rows(batch)
         if len(rows) == 0:
-            return {name: torch.zeros(()) for name in ("loss", *_LOSSES, *_MEASURES)}
+            return dict.fromkeys(_NUMBERS, torch.zeros(()))
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
         size = -(-batch.numel() // self.hparams["minibatches"])
         parts = -(-len(rows) // size)
-        epochs = self.hparams["epochs"]
-        sums: dict[str, Tensor] = {}
-        for epoch in range(epochs):
-            order = torch.randperm(len(rows), device=rows["advantage"].device)
-            for part, index in enumerate(order.tensor_split(parts)):
-                is_last = epoch == epochs - 1 and part == parts - 1
-                for name, number in self._step(rows[index], counted if is_last else raw).items():
-                    sums[name] = sums[name] + number if name in sums else number
-        return {name: number / (epochs * parts) for name, number in sums.items()}
+        columns = {name: rows.get(name) for name in _COLUMNS}
+        steps = self.hparams["epochs"] * parts
+        numbers: list[Tensor] = []
+        for _ in range(self.hparams["epochs"]):
+            order = torch.randperm(len(rows), device=columns["advantage"].device)
+            shuffled = [column[order].tensor_split(parts) for column in columns.values()]
+            for minibatch in zip(*shuffled, strict=True):
+                optimizer = counted if len(numbers) == steps - 1 else raw
+                numbers.append(self._step(dict(zip(columns, minibatch, strict=True)), optimizer))
+        return dict(zip(_NUMBERS, torch.stack(numbers).mean(0).unbind(0), strict=True))
 
     def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
         """Returns the rows ``[M]`` of a rollout to learn from, with normalised ``advantage`` and ``value_target``."""
-        with torch.no_grad():
-            rollout = self._advantages[0](rollout.copy())
-        rows = rollout.exclude("next").reshape(-1)
+        following, options = rollout.get("next"), self.hparams
+        advantages = generalized_advantages(
+            following.get("reward"),
+            rollout.get("state_value"),
+            following.get("state_value"),
+            following.get("terminated"),
+            following.get("done"),
+            options["discount"],
+            options["gae_lambda"],
+        )
+        estimates = {"advantage": advantages, "value_target": advantages + rollout.get("state_value")}
+        rows = rollout.exclude("next").update(estimates).reshape(-1)
         is_trained = rows.get("is_trained", None)
         if is_trained is not None and not is_trained.all():
             rows = rows[is_trained.reshape(-1)]
@@ -183,17 +204,37 @@ class PPO(SizedAgent):
         rows["advantage"] = (advantage - advantage.mean()) / (spread + 1e-5) if len(rows) > 0 else advantage
         return rows
 
-    def _step(self, rows: TensorDictBase, optimizer: Any) -> dict[str, Tensor]:
-        found = self.loss(rows)
-        parts = {name: found[key] for name, key in _LOSSES.items()}
-        loss = torch.stack([part.reshape(()) for part in parts.values()]).sum()
+    def losses(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the loss of a minibatch, and its parts and the measures of the policy's change, detached."""
+        loss = self.loss
+        logits, value = self._network[0](rows["observation"])
+        log_probs = _normalized(logits)
+        log_prob = log_probs.gather(-1, rows["action"].unsqueeze(-1))
+        log_ratio = log_prob - rows["action_log_prob"].unsqueeze(-1)
+        # the bounds of TorchRL's loss, log(1 - clip_range) and log(1 + clip_range)
+        clipped = log_ratio.clamp((-loss.clip_epsilon).log1p(), loss.clip_epsilon.log1p())
+        advantage = rows["advantage"]
+        policy_loss = -torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage).mean()
+        squares = (value - rows["value_target"]).square()
+        if loss.clip_value is not None:
+            change = (value - rows["state_value"]).clamp(-loss.clip_value, loss.clip_value)
+            squares = torch.maximum(squares, (rows["state_value"] + change - rows["value_target"]).square())
+        value_loss = loss.critic_coeff * squares.mean()
+        entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+        entropy_loss = -loss.entropy_coeff * entropy
+        total = policy_loss + value_loss + entropy_loss
+        measures = entropy, (clipped != log_ratio).to(value.dtype).mean(), -log_ratio.mean()
+        return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures]).detach()
+
+    def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
+        loss, numbers = self.losses(rows)
         optimizer.zero_grad()
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), self.hparams["gradient_norm"])
+            parameters = optimizer.param_groups[0]["params"]
+            torch.nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_norm"], foreach=True)
         optimizer.step()
-        measures = {name: found[key] for name, key in _MEASURES.items()}
-        return {name: number.detach() for name, number in ({"loss": loss} | parts | measures).items()}
+        return numbers
 
     def on_fit_start(self) -> None:
         """Refuses a precision that scales gradients, and a data module that does not fit.

@@ -173,7 +173,7 @@ class Rainbow(ExploringAgent):
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
             self.clip_gradients(optimizer, self.hparams["gradient_norm"], gradient_clip_algorithm="norm")
-        optimizer.step()
+        self.take_step(optimizer)
         self._target_update.step()
         return {
             "loss": loss.detach(),

@@ -123,6 +123,10 @@ class SizedAgent(L.LightningModule):
         """Takes one gradient step on a loss."""
         optimizer.zero_grad()
         self.take_gradients(loss)
+        self.take_step(optimizer)
+
+    def take_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Steps an optimizer whose parameters have their gradients."""
         optimizer.step()
 
     def take_gradients(self, loss: Tensor) -> None:

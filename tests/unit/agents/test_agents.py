@@ -62,13 +62,13 @@ class Outputs(L.Callback):
         self.outputs.append(outputs)
 
 
-def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, max_epochs: int = 1):
+def fit(agent: OffPolicyAgent, batches: list[TensorDict], directory: Path, max_epochs: int = 1, callbacks=()):
     record = Outputs()
     trainer = L.Trainer(
         max_epochs=max_epochs,
         accelerator="cpu",
         logger=False,
-        callbacks=[record],
+        callbacks=[record, *callbacks],
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
@@ -94,6 +94,42 @@ def test_global_step_counts_updates_and_td_errors_are_detached(make, tmp_path: P
         assert not output["td_error"].requires_grad
         assert (output["td_error"] >= 0).all() and torch.isfinite(output["td_error"]).all()
         assert not output["loss"].requires_grad
+
+
+class Before(L.Callback):
+    def __init__(self) -> None:
+        self.gradients = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        self.gradients.append(optimizer.param_groups[0]["params"][0].grad.abs().max().item())
+
+
+@pytest.mark.parametrize("make", AGENTS)
+def test_callbacks_before_a_step_are_called_and_change_nothing(make, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    hooked = make()
+    torch.manual_seed(0)
+    plain = make()
+    batches, callback = [make_batch(plain) for _ in range(5)], Before()
+    torch.manual_seed(1)
+    trainer, _ = fit(hooked, batches, tmp_path, callbacks=(callback,))
+    torch.manual_seed(1)
+    fit(plain, batches, tmp_path)
+    assert trainer.global_step == len(callback.gradients) == 5 and min(callback.gradients) > 0
+    assert not hooked._steps_directly and plain._steps_directly
+    for value, expected in zip(hooked.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+def test_steps_are_counted_for_limits_and_checkpoints(tmp_path: Path) -> None:
+    agent = DQN(**DISCRETE)
+    save = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_steps=5, callbacks=[save], **options)
+    trainer.fit(agent, Batches([make_batch(agent) for _ in range(9)]))
+    assert agent._steps_directly and trainer.global_step == 5
+    assert sorted(path.stem for path in tmp_path.glob("*.ckpt")) == ["step=2", "step=4"]
 
 
 def test_td3_td_error_is_the_larger_distance_to_a_hand_computed_target(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_losses_by_hand() -> None:
 
 def test_each_loss_moves_its_own_network_and_parameters_by_inverted_gradients() -> None:
     agent = linear_agent()
-    values, parameters = agent._networks
+    values, parameters = agent.networks
     value_loss, parameter_loss, td_error = agent.losses(make_batch())
     parameter_loss.backward()
     assert all(weight.grad is None for weight in values)
@@ -178,7 +178,7 @@ def test_the_gradient_of_each_network_is_clipped() -> None:
     value_loss, parameter_loss, _ = agent.losses(make_batch())
     (value_loss + parameter_loss).backward()
     agent.clip_gradients_of_networks()
-    for network in agent._networks:
+    for network in agent.networks:
         norm = torch.stack([weight.grad.norm() for weight in network]).norm()
         assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 

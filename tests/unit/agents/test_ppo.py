@@ -12,6 +12,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.distributions import Categorical
+from torchrl.objectives.value import GAE
 
 from lightning_replay.agents import PPO
 
@@ -297,3 +299,49 @@ def test_one_pass_of_the_trunk_serves_policy_and_value(tmp_path: Path) -> None:
     agent._network[0].trunk.register_forward_hook(lambda *_: passes.append(1))
     fit(agent, [make_rollout(2, 8)], tmp_path)
     assert len(passes) == 1
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.1])
+def test_losses_and_gradients_are_those_of_torchrl(value_clip) -> None:
+    torch.manual_seed(0)
+    agent = PPO(**SIZES, value_clip=value_clip, clip_range=0.2, entropy_coefficient=0.1, value_coefficient=0.7)
+    with torch.no_grad():
+        rows = agent.act_with_value(torch.randn(64, 3))
+        rows["observation"] = torch.randn(64, 3)  # others than those acted on: ratios differ from 1
+        rows["advantage"], rows["value_target"] = torch.randn(64, 1), rows["state_value"] + torch.randn(64, 1)
+        for parameter in agent.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    found = agent.loss(rows.clone())
+    expected = {name: found[f"loss_{name}"] for name in ("objective", "critic", "entropy")}
+    theirs = torch.autograd.grad(sum(expected.values()).squeeze(), list(agent.parameters()))
+    loss, numbers = agent.losses(dict(rows.items()))
+    ours = torch.autograd.grad(loss, list(agent.parameters()))
+    expected = [*expected.values(), *(found[name] for name in ("entropy", "clip_fraction", "kl_approx"))]
+    torch.testing.assert_close(numbers[1:], torch.stack([value.detach().squeeze() for value in expected]))
+    assert 0.1 < numbers[5] < 1.0
+    for value, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
+def test_advantages_are_those_of_torchrl() -> None:
+    torch.manual_seed(0)
+    rollout = make_rollout(3, 40, reward=torch.randn(3, 40), value=torch.randn(3, 40))
+    following = rollout["next"]
+    following["state_value"] = torch.randn(3, 40, 1)
+    following["terminated"] = torch.rand(3, 40, 1) < 0.1
+    following["done"] = following["terminated"] | (torch.rand(3, 40, 1) < 0.1)
+    expected = GAE(gamma=0.9, lmbda=0.8, value_network=None)(rollout.clone())
+    rows = PPO(**SIZES, discount=0.9, gae_lambda=0.8).trained_rows(rollout)
+    torch.testing.assert_close(rows["value_target"], expected["value_target"].reshape(-1, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_actions_are_drawn_as_by_categorical() -> None:
+    agent, observation = PPO(**SIZES), torch.randn(500, 3)
+    torch.manual_seed(1)
+    recorded = agent.act_with_value(observation)
+    policy = Categorical(logits=recorded["logits"])
+    torch.manual_seed(1)
+    assert torch.equal(recorded["action"], policy.sample())
+    torch.testing.assert_close(recorded["action_log_prob"], policy.log_prob(recorded["action"]))
+    torch.manual_seed(1)
+    assert torch.equal(agent.act(observation, explore=True), recorded["action"])

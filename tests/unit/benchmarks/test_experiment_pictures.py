@@ -15,8 +15,8 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
 
 from experiment_pictures import block_means, draw_panels
-from redraw import MODULES
 from experiment_tables import RESULTS
+from redraw import MODULES
 
 FIRST_LINE_ENDS_AT = {  # the first method of the first panel, from results/<name>.md
     "half_field": ("uniform schedule", 0.50),
