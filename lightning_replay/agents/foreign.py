@@ -19,6 +19,7 @@ _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end"),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
 )
+_OWN_MODULES = ("lightning_replay.", "lightning.pytorch.core.")
 _IGNORING_BATCHES = (object, L.Callback, ProgressBar, RichProgressBar, TQDMProgressBar, Timer)
 
 __all__ = [
@@ -102,12 +103,14 @@ def takes_update_batches(agent: L.LightningModule) -> bool:
 
 def observes_batches(part: Any) -> bool:
     """Returns whether an agent, a data module or a callback has a hook of its own that is called for every batch."""
+    if not vars(part).keys().isdisjoint(_BATCH_HOOKS):  # as of Lightning's LambdaCallback
+        return True
     for hook in _BATCH_HOOKS:
         kind = next((kind for kind in type(part).__mro__ if hook in vars(kind)), object)
-        is_own = hook in vars(part) or not kind.__module__.startswith(("lightning_replay.", "lightning.pytorch.core."))
-        if kind is ModelCheckpoint:  # of every trainer; it saves at epochs unless it was given a number of steps
-            is_own = getattr(part, "_every_n_train_steps", 1) != 0
-        if is_own and kind not in _IGNORING_BATCHES:
+        if kind is ModelCheckpoint:  # every trainer has one; it saves at epochs unless it is given a number of steps
+            if getattr(part, "_every_n_train_steps", 1):
+                return True
+        elif kind not in _IGNORING_BATCHES and not kind.__module__.startswith(_OWN_MODULES):
             return True
     return False
 

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of several updates by default: the same run as one update per training step, in fewer steps."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, ModelSummary, Timer
+
+from lightning_replay.agents import DQN
+from lightning_replay.agents.foreign import takes_update_batches
+from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayCheckpoint, ReplayDataModule
+from tests.attack.states import difference
+from tests.unit.lit.stopped_runs import CloseAt, make_data, send
+from tests.unit.lit.stopped_runs import fit as fit_stopped
+from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
+
+
+class Several(Tiny):
+    """Takes several batches, and counts its training steps."""
+
+    takes_update_batches = True
+    steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+class RecordedCheckpoint(ReplayCheckpoint):
+    """Records after how many updates it saved."""
+
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.saved = [*getattr(self, "saved", []), (trainer.datamodule.updates_done, Path(filepath).name)]
+
+
+class Epochs(L.Callback):
+    """Records after how many updates epochs ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.ends.append(trainer.datamodule.updates_done)
+
+
+def fit(directory: Path, agent: L.LightningModule, callbacks=(), trainer_options=None, **options):
+    torch.manual_seed(0)
+    options = {"env_steps": 140, "warmup_steps": 20, "seed": 0} | options
+    data = ReplayDataModule(Counting, make_replay(prioritized=True), **options)
+    trainer = make_trainer(directory, callbacks, **(trainer_options or {}))
+    trainer.fit(agent, datamodule=data)
+    return trainer, data
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"updates_per_epoch": 50},
+    {"updates_per_env_step": 0.5, "updates_per_epoch": 16},
+    {"updates_per_env_step": 3, "num_envs": 7, "env_steps": 61, "updates_per_epoch": 17},
+], ids=str)  # fmt: skip
+def test_it_is_the_same_run_in_fewer_training_steps(tmp_path: Path, options) -> None:
+    runs = []
+    for several in (1, None):
+        agent, epochs = Several(), Epochs()
+        keep = RecordedCheckpoint(tmp_path / str(several), every_n_updates=9)
+        evaluate = Evaluate(every_n_env_steps=23, episodes=1)
+        curve = LearningCurve(str(tmp_path / "curve.png"))
+        callbacks = [keep, evaluate, LogReplayStats(every_n_updates=11), curve, epochs]
+        trainer, data = fit(tmp_path, agent, callbacks, updates_per_training_step=several, **options)
+        runs.append(
+            (agent, epochs.ends, keep.saved, evaluate.history, trainer.current_epoch, trainer.global_step, data)
+        )
+    (single, *expected, one), (joined, *found, data) = runs
+    assert found == expected
+    assert joined.seen == single.seen and torch.equal(joined.weight, single.weight)
+    assert difference(one.replay.state_dict(), data.replay.state_dict()) is None
+    assert list(one.collection.episodes) == list(data.collection.episodes)
+    assert joined.steps < single.steps == data.updates_done
+
+
+def test_a_training_step_has_at_most_16_updates(tmp_path: Path) -> None:
+    agent = Several()
+    trainer, data = fit(tmp_path, agent)
+    assert (agent.steps, data.updates_done, trainer.global_step) == (8, 120, 120)
+    assert data.updates_per_training_step is None
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 37}, {"max_steps": 48, "max_epochs": 3}], ids=str)
+def test_max_steps_counts_updates(tmp_path: Path, options) -> None:
+    trainer, data = fit(tmp_path, Several(), trainer_options=options)
+    assert trainer.global_step == data.updates_done == options["max_steps"]
+
+
+def test_an_agent_that_stops_the_trainer_stops_it_after_that_update(tmp_path: Path) -> None:
+    class Stops(Several):
+        takes_update_batches = True
+
+        def update(self, batch):
+            self.trainer.should_stop = len(self.seen) == 20
+            return super().update(batch)
+
+    _, data = fit(tmp_path, Stops())
+    assert data.updates_done == 21
+
+
+class SingleBatch(DQN):
+    """Overrides the training step of an agent that takes several batches."""
+
+    def training_step(self, batch, batch_idx):
+        return self.update(batch)
+
+
+class Observing(DQN):
+    """Observes batches."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert len(batch["index"])
+
+
+class Inherited(Several):
+    """Overrides something else."""
+
+    def update(self, batch):
+        return super().update(batch)
+
+
+def test_which_agents_take_several_batches() -> None:
+    taken = {
+        kind: takes_update_batches(kind.__new__(kind))
+        for kind in (DQN, SingleBatch, Observing, Several, Inherited, Tiny)
+    }
+    assert taken == {DQN: True, SingleBatch: False, Observing: True, Several: True, Inherited: True, Tiny: False}
+
+
+class Watching(L.Callback):
+    """Observes batches."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        assert len(batch["index"])
+
+
+@pytest.mark.parametrize(("callbacks", "trainer_options", "options", "steps"), [
+    ([Timer(duration="00:01:00:00"), ModelSummary()], {}, {}, 8),
+    ([Watching()], {}, {}, 120),
+    ([LambdaCallback(on_train_batch_end=lambda *_: None)], {}, {}, 120),
+    ([], {"limit_train_batches": 50}, {}, 120),
+    ([], {"fast_dev_run": 3}, {}, 3),
+    ([], {}, {"updates_per_env_step": 0.2}, 24),
+    ([], {}, {"updates_per_training_step": 5}, 24),
+], ids=["timer", "callback", "lambda", "limited", "fast_dev_run", "few updates", "given"])  # fmt: skip
+def test_when_updates_are_joined(tmp_path: Path, callbacks, trainer_options, options, steps: int) -> None:
+    agent = Several()
+    fit(tmp_path, agent, callbacks, trainer_options, **options)
+    assert agent.steps == steps
+
+
+@pytest.mark.parametrize(("save", "steps"), [({}, 8), ({"every_n_train_steps": 50}, 120)], ids=str)
+def test_checkpoints_of_lightning_at_steps_are_kept(tmp_path: Path, save, steps: int) -> None:
+    agent = Several()
+    fit(tmp_path, agent, [ModelCheckpoint(tmp_path, save_top_k=-1, **save)])
+    assert agent.steps == steps
+    written = {path.stem.split("step=")[1] for path in tmp_path.glob("*.ckpt")}
+    assert written == ({"50", "100"} if save else {"120"})
+
+
+class Stopped(Several):
+    """Sends a signal before an update."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at = at
+
+    def update(self, batch):
+        if self.trainer.datamodule.updates_done == self.at:
+            send(signal.SIGINT)()
+        return super().update(batch)
+
+
+@pytest.mark.usefixtures("default_handlers")
+@pytest.mark.parametrize("update", [5, 10, 23])
+def test_a_signal_stops_after_the_update_and_the_run_goes_on(tmp_path: Path, update: int) -> None:
+    whole = Stopped()
+    unbroken = fit_stopped(tmp_path / "whole", whole, make_data(True, updates_per_training_step=1), [CloseAt(update)])
+    first = Stopped(update)
+    with pytest.raises(SystemExit):
+        fit_stopped(tmp_path, first, make_data(True))
+    assert len(first.seen) == update
+    second = Stopped()
+    resumed = fit_stopped(tmp_path, second, make_data(True, seed=99), ckpt_path="last")
+    assert first.seen + second.seen == whole.seen
+    assert torch.equal(second.weight, whole.weight)
+    assert (resumed.datamodule.replay[:] == unbroken.datamodule.replay[:]).all()
+    assert resumed.datamodule.clocks == unbroken.datamodule.clocks
+    assert (resumed.current_epoch, resumed.global_step) == (unbroken.current_epoch, unbroken.global_step)
+    assert second.steps < len(second.seen)
