@@ -401,7 +401,7 @@ class Replay(AssembledReplay):
             data, info = self._sample(batch_size)
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
-        if return_info and "generation" not in info and "generation" in data:
+        if return_info and "generation" not in info and data.get("generation", None) is not None:
             info["generation"] = data.get("generation")
         return (data, info) if return_info else data
 

@@ -4,25 +4,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-# Measured over 32, 64 and 128 with 256 draws and updates on the CPU.
-SHIFT = 6
-FAN_OUT = 1 << SHIFT
+# Measured over 16, 32, 64 and 128 with 256 draws and updates on the CPU: leaves of a block, and nodes of one.
+LEAF_SHIFT, SHIFT = 5, 6
 # The highest level is searched as one row, however wide up to this: cheaper than one more level of blocks.
-WIDEST_TOP = 4096
+WIDEST_TOP = 8192
+# Up to so many nodes for each slot written, recomputing a whole level takes less than picking its blocks.
+DENSE = 4
 
 
-def _rounded_up(count: int) -> int:
-    return -(-count // FAN_OUT) * FAN_OUT
+def _rounded_up(count: int, shift: int) -> int:
+    return -(-count // (1 << shift)) << shift
 
 
 class TorchTree:
     """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
 
-    Node ``n`` of ``sums[l]`` is the sum of entries ``64 n`` to ``64 n + 63`` of the level below, the leaves at first.
+    Node ``n`` of ``sums[0]`` is the sum of leaves ``32 n`` to ``32 n + 31``, and of the levels above of 64 nodes below.
     Shapes never depend on values and nothing is read back, so that every method but :meth:`has_mass` and :meth:`bounds`
     can be captured in a CUDA graph; :meth:`set_checked` and :meth:`fill_checked` then skip what they would refuse.
     """
@@ -34,14 +36,14 @@ class TorchTree:
         # A parallel cumulative sum need not be monotone; on the CPU it is sequential.
         self._is_monotone = self._on_cpu
         # One slot more than the capacity, into which CUDA writes entries to be skipped.
-        self._leaves = torch.zeros(_rounded_up(capacity + 1), device=device)
+        self._leaves = torch.zeros(_rounded_up(capacity + 1, LEAF_SHIFT), device=device)
         self._sums: list[Tensor] = []
         self._minima: list[Tensor] = []
         self._nodes: list[int] = []
         entries = self._leaves.numel()
         while not self._nodes or entries > WIDEST_TOP:
-            nodes = entries // FAN_OUT
-            entries = _rounded_up(nodes)
+            nodes = entries >> (SHIFT if self._nodes else LEAF_SHIFT)
+            entries = _rounded_up(nodes, SHIFT)
             self._nodes.append(nodes)
             self._sums.append(torch.zeros(entries, dtype=torch.float64, device=device))
             self._minima.append(torch.full((entries,), torch.inf, device=device))
@@ -73,7 +75,7 @@ class TorchTree:
     def _set_checked_on_cpu(self, index: Tensor, priority: Tensor, value: Tensor, limit: int) -> float | None:
         low, high = (bound.item() for bound in torch.aminmax(index))
         least, largest = (bound.item() for bound in torch.aminmax(priority))
-        if low < -1 or high >= limit or not (least >= 0 and value.amax().item() < torch.inf):
+        if low < -1 or high >= limit or not (least >= 0 and largest < torch.inf and value.amax().item() < torch.inf):
             return None
         if low == -1:
             kept = index >= 0
@@ -83,6 +85,27 @@ class TorchTree:
             largest = priority.amax().item()
         self.set(index, value)
         return largest
+
+    def update(
+        self,
+        index: Tensor,
+        error: Tensor,
+        generation: Tensor,
+        stored: np.ndarray,
+        offset: float,
+        exponent: float,
+        limit: int,
+    ) -> tuple[float, int] | None:
+        low, high = (bound.item() for bound in torch.aminmax(index))
+        if low < 0 or high >= stored.size:
+            return None
+        late = stored[index.numpy()] != generation.numpy()
+        num_late = int(np.count_nonzero(late))
+        if num_late:
+            index = index.masked_fill(torch.from_numpy(late), -1)
+        magnitude = error.abs()
+        largest = self._set_checked_on_cpu(index, magnitude, magnitude.add(offset).pow_(exponent), limit)
+        return None if largest is None else (largest, num_late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
@@ -119,69 +142,83 @@ class TorchTree:
         return bool(self.total() > 0)
 
     def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
-        index = self.find(uniform * self.total())
+        index = self._descend(uniform * self.total())
         value = self._leaves.index_select(0, index)
         return index, value.div_(value.amin() if over_batch else self.min()).pow_(exponent)
 
     def find(self, prefix_sum: Tensor) -> Tensor:
-        node = prefix_sum.new_zeros(0, dtype=torch.int64)
-        remaining = prefix_sum
-        for level in (*reversed(self._sums), self._leaves):
-            if level is self._sums[-1]:
-                node, before = self._choose_in_row(level, remaining)
-            else:
-                child, before = self._choose_in_blocks(level.view(-1, FAN_OUT).index_select(0, node), remaining)
-                node = (node << SHIFT).add_(child)
-            if level is not self._leaves:
-                remaining = remaining - before
-        return node
+        return self._descend(prefix_sum.clamp_min(0.0))
+
+    def _descend(self, remaining: Tensor) -> Tensor:
+        """Returns the slots at which cumulative sums exceed ``remaining``, float64 ``[n]``, not negative."""
+        cumulative = self._cumulative(self._sums[-1])
+        node = self._first_above(cumulative, remaining)
+        remaining = remaining - cumulative.index_select(0, node)
+        for level in reversed(self._sums[:-1]):
+            cumulative = self._cumulative(level.view(-1, 1 << SHIFT).index_select(0, node))
+            child = self._first_above(cumulative, remaining.unsqueeze_(-1))
+            remaining = remaining.sub_(cumulative.gather(1, child)).squeeze_(-1)
+            node = (node << SHIFT).add_(child.squeeze_(-1))
+        cumulative = self._cumulative(self._leaves.view(-1, 1 << LEAF_SHIFT).index_select(0, node))
+        return (node << LEAF_SHIFT).add_(self._first_above(cumulative, remaining.unsqueeze_(-1)).squeeze_(-1))
 
     def _cumulative(self, values: Tensor) -> Tensor:
-        cumulative = values.cumsum(-1, dtype=torch.float64)
+        """Returns the sums before each entry of rows ``[..., k]``, and last of all, float64 ``[..., k + 1]``."""
+        cumulative = torch.zeros(*values.shape[:-1], values.shape[-1] + 1, dtype=torch.float64, device=self.device)
         if self._is_monotone:
-            return cumulative
-        # Entries of zero repeat what is before them and so are never the first to exceed anything.
-        return torch.where(values > 0, cumulative, self._zero).cummax(-1).values
+            torch.cumsum(values, -1, dtype=torch.float64, out=cumulative[..., 1:])
+        else:
+            # Entries of zero repeat what is before them and so are never the first to exceed anything.
+            added = torch.where(values > 0, values.cumsum(-1, dtype=torch.float64), self._zero)
+            cumulative[..., 1:] = added.cummax(-1).values
+        return cumulative
 
-    def _choose_in_row(self, row: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
-        cumulative = self._cumulative(row)
-        # At or past the end: the last entry that adds to the sum; in a row of zeros: 0, which has children.
-        below = torch.minimum(remaining, torch.nextafter(cumulative[-1], self._zero)).clamp_min_(0)
-        chosen = torch.searchsorted(cumulative, below, right=True).remainder_(row.numel())
-        return chosen, cumulative.index_select(0, chosen).sub_(row.index_select(0, chosen))
-
-    def _choose_in_blocks(self, blocks: Tensor, remaining: Tensor) -> tuple[Tensor, Tensor]:
-        cumulative = self._cumulative(blocks)
-        below = torch.minimum(remaining, torch.nextafter(cumulative[:, -1], self._zero)).clamp_min_(0)
-        chosen = torch.searchsorted(cumulative, below.unsqueeze(-1), right=True).bitwise_and_(FAN_OUT - 1)
-        before = cumulative.gather(1, chosen).sub_(blocks.gather(1, chosen))
-        return chosen.squeeze(-1), before.squeeze(-1)
+    def _first_above(self, cumulative: Tensor, remaining: Tensor) -> Tensor:
+        """Returns the first entry after which the sum exceeds ``remaining``; at the end the last that adds to it."""
+        width = cumulative.shape[-1] - 1
+        if self._on_cpu:
+            chosen = torch.searchsorted(cumulative, remaining, right=True).sub_(1)
+            if int(chosen.amax()) < width:
+                return chosen
+        # In a row of zeros it is 0, which has children.
+        below = torch.minimum(remaining, torch.nextafter(cumulative[..., -1:], self._zero)).clamp_min_(0)
+        return torch.searchsorted(cumulative, below, right=True).sub_(1).remainder_(width)
 
     def _refresh(self, index: Tensor) -> None:
         """Recomputes every node above the slots in ``index`` from its children."""
         node = index
         for level, nodes in enumerate(self._nodes):
-            node = node >> SHIFT
-            self._recompute(level, slice(0, nodes) if nodes <= index.numel() else node)
+            node = node >> (SHIFT if level else LEAF_SHIFT)
+            if nodes <= DENSE * index.numel():
+                self._recompute_run(level, 0, nodes)
+            else:
+                self._recompute(level, node)
 
     def _refresh_range(self, start: int, stop: int) -> None:
         for level in range(len(self._nodes)):
-            start, stop = start >> SHIFT, ((stop - 1) >> SHIFT) + 1
-            self._recompute(level, slice(start, stop))
+            shift = SHIFT if level else LEAF_SHIFT
+            start, stop = start >> shift, ((stop - 1) >> shift) + 1
+            self._recompute_run(level, start, stop)
 
-    def _recompute(self, level: int, nodes: Tensor | slice) -> None:
-        below = (self._leaves, *self._sums)[level]
-        blocks = self._blocks(below, nodes)
-        self._sums[level][nodes] = blocks.sum(-1, dtype=torch.float64)
+    def _recompute(self, level: int, nodes: Tensor) -> None:
+        sums, minima = self._children(level)
+        sums = sums.index_select(0, nodes)
+        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima.index_select(0, nodes)
+        self._sums[level].index_copy_(0, nodes, sums.sum(-1, dtype=torch.float64))
+        self._minima[level].index_copy_(0, nodes, minima.amin(-1))
+
+    def _recompute_run(self, level: int, start: int, stop: int) -> None:
+        sums, minima = self._children(level)
+        sums = sums[start:stop]
+        minima = threshold(sums, 0.0, torch.inf) if minima is None else minima[start:stop]
+        torch.sum(sums, -1, dtype=torch.float64, out=self._sums[level][start:stop])
+        torch.amin(minima, -1, out=self._minima[level][start:stop])
+
+    def _children(self, level: int) -> tuple[Tensor, Tensor | None]:
+        """Returns sums and minima of the children of each node ``[nodes, children]``; of leaves the values alone."""
         if level == 0:
-            self._minima[0][nodes] = threshold(blocks, 0.0, torch.inf).amin(-1)
-        else:
-            self._minima[level][nodes] = self._blocks(self._minima[level - 1], nodes).amin(-1)
-
-    @staticmethod
-    def _blocks(level: Tensor, nodes: Tensor | slice) -> Tensor:
-        blocks = level.view(-1, FAN_OUT)
-        return blocks[nodes] if isinstance(nodes, slice) else blocks.index_select(0, nodes)
+            return self._leaves.view(-1, 1 << LEAF_SHIFT), None
+        return self._sums[level - 1].view(-1, 1 << SHIFT), self._minima[level - 1].view(-1, 1 << SHIFT)
 
     def leaves(self) -> Tensor:
         return self._leaves[: self._capacity].clone()

@@ -152,7 +152,7 @@ class PriorityTree:
         offset: float,
         exponent: float,
     ) -> tuple[float, int] | None:
-        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; ``"numba"`` only.
+        """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; on the CPU only.
 
         Args:
             index: int64 ``[n]``, n > 0.

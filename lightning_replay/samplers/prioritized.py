@@ -179,13 +179,13 @@ class PrioritizedSampler(TorchRLNames):
             storage: of the rows.
 
         Returns:
-            How many rows are late; ``None``, with nothing changed, for anything that this pass does not take or refuses.
+            How many rows are late; ``None``, with nothing changed, for anything that this pass does not take.
         """
         if not (_is_plain(index, torch.int64) and _is_plain(td_error, torch.float32)):
             return None
         if not (_is_plain(generation, torch.int64) and index.shape == generation.shape and index.ndim == 1):
             return None
-        if not (self._has_rows and self._tree.backend == "numba" and td_error.numel() == len(index) > 0):
+        if not (self._has_rows and self._tree.device.type == "cpu" and td_error.numel() == len(index) > 0):
             return None
         if not isinstance(storage, PackedStorage) or type(storage.occupancy) is not FirstSlots:
             return None

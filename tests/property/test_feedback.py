@@ -29,8 +29,8 @@ feedback = st.tuples(rows | sound_rows | sound_rows, st.sampled_from(["flat", "c
 histories = st.lists(st.integers(1, 9) | feedback | feedback, min_size=1, max_size=12)
 
 
-def _replay(exponent: float, offset: float) -> Replay:
-    sampler = PrioritizedSampler(CAPACITY, exponent, priority_offset=offset, backend="numba", seed=0)
+def _replay(exponent: float, offset: float, backend: str) -> Replay:
+    sampler = PrioritizedSampler(CAPACITY, exponent, priority_offset=offset, backend=backend, seed=0)
     return Replay(storage=PackedStorage(CAPACITY), sampler=sampler, batch_size=2)
 
 
@@ -54,11 +54,12 @@ def _outcome(replay: Replay, given_rows: list, form: str) -> tuple[type, str] | 
     return None
 
 
+@pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize(("exponent", "offset"), [(0.6, 1e-6), (1.0, 0.0), (0.0, 0.0), (3.0, 0.5)])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(history=histories)
-def test_one_pass_is_the_general_way(exponent: float, offset: float, history: list) -> None:
-    one_pass, general = _replay(exponent, offset), _replay(exponent, offset)
+def test_one_pass_is_the_general_way(backend: str, exponent: float, offset: float, history: list) -> None:
+    one_pass, general = _replay(exponent, offset, backend), _replay(exponent, offset, backend)
     general._takes_batches = False
     written = 0
     for event in (CAPACITY - 2, *history):
@@ -75,9 +76,10 @@ def test_one_pass_is_the_general_way(exponent: float, offset: float, history: li
         assert one_pass.awaits_priorities == general.awaits_priorities
 
 
-def test_sound_batches_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_sound_batches_take_one_pass(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above compares two ways."""
-    replay = _replay(0.6, 1e-6)
+    replay = _replay(0.6, 1e-6, backend)
     replay.extend(numbered_steps(0, 5, done_every=0))
     monkeypatch.setattr(replay._feedback, "check", None)
     batch = replay.sample()
