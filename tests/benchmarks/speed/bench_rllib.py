@@ -24,7 +24,7 @@ from peers import arguments
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from timing import Burst, Table, burst_of
+from timing import Burst, Table, Work, burst_of
 
 import rllib_ext
 
@@ -104,15 +104,26 @@ class Step:
             self.buffer.update_priorities(self.td_errors)
 
 
+def burst_of_tens(work: Work) -> Burst:
+    """Of ten calls together, per call: with ``configure`` every tenth computes metrics."""
+
+    def ten() -> None:
+        for _ in range(10):
+            work()
+
+    burst = burst_of(ten)
+    return lambda calls: burst(max(calls // 10, 3)) / 10
+
+
 def measure_pieces(table: Table, rows: int, rounds: int) -> None:
     """Times the pieces of a training step and the whole, in turns."""
     stored = list(episodes(min(rows, CAPACITY)))
     steps = {name: Step(name, stored) for name in BUFFERS}
-    table.measure("sample", {name: burst_of(step.sample) for name, step in steps.items()}, rounds=rounds)
+    table.measure("sample", {name: burst_of_tens(step.sample) for name, step in steps.items()}, rounds=rounds)
     for step in steps.values():
         step.drawn = step.sample()
     table.measure("connectors", {name: burst_of(step.connect) for name, step in steps.items()}, rounds=rounds)
-    both = {name: burst_of(step.sample_and_update) for name, step in steps.items()}
+    both = {name: burst_of_tens(step.sample_and_update) for name, step in steps.items()}
     table.measure("sample and update", both, rounds=rounds)
     whole = {name: burst_of(step.algorithm.training_step) for name, step in steps.items()}
     table.measure("training step", whole, rounds=rounds)
