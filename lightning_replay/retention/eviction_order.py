@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +38,25 @@ class LeavingOrder:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         check_free(8 * capacity, f"the order in which rows leave, of {capacity:,} slots")
-        self._levels = [np.full(_rounded_up(capacity), ABSENT)]
-        while len(self._levels) == 1 or len(self._levels[-1]) > WIDEST_TOP:
-            self._levels.append(np.full(_rounded_up(len(self._levels[-1]) // FAN_OUT), ABSENT))
+        counts = [_rounded_up(capacity)]
+        while len(counts) == 1 or counts[-1] > WIDEST_TOP:
+            counts.append(_rounded_up(counts[-1] // FAN_OUT))
+        #: All levels one after the other, int64, and where each begins, with the end; for compiled loops.
+        self.nodes = np.full(sum(counts), ABSENT)
+        self.starts = np.cumsum([0, *counts])
+        self._levels = self._views()
+
+    def _views(self) -> list[np.ndarray]:
+        return np.split(self.nodes, self.starts[1:-1])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._levels = self._views()  # copies are views no more
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and minima."""
-        return sum(level.nbytes for level in self._levels)
+        return self.nodes.nbytes
 
     def place(self, slots: np.ndarray, priority: np.ndarray, arrival: np.ndarray) -> None:
         """Adds rows in different ``slots`` with priorities float32 ``[n]``, not NaN, and arrivals below ``2**32``."""
@@ -108,8 +120,7 @@ class LeavingOrder:
 
     def clear(self) -> None:
         """Removes every slot."""
-        for level in self._levels:
-            level.fill(ABSENT)
+        self.nodes.fill(ABSENT)
 
     def _write(self, slots: np.ndarray, keys: np.ndarray) -> None:
         self._levels[0][slots] = keys  # NumPy writes in order: the last duplicate stays

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ class Factors(NamedTuple):
     is_known: bool = True
 
     @classmethod
+    @functools.lru_cache(maxsize=8)  # they are not written
     def unknown(cls, count: int) -> Factors:
         """Returns the factors of new rows whose surprise was not computed."""
         nothing = torch.full((count,), torch.nan)
@@ -115,9 +118,9 @@ def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) 
 
 def _as_surprise(given: Tensor, what: str, outcome: str) -> Tensor:
     values = given.detach().reshape(-1).to("cpu", torch.float32)
-    refused = ~((values >= 0) & (values < torch.inf))
-    if bool(refused.any()):
-        rows = refused.nonzero().flatten().tolist()
+    array = values.numpy()
+    if len(array) and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
+        rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
         raise ValueError(
             f"{what} {values[rows[0]].item()} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
         )

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.retention.eviction import FIRST_ROW, REJECTED, Candidates, Decisions, enters, resolve_evictions
-from lightning_replay.retention.eviction_order import LeavingOrder, key_of, single_key
+from lightning_replay.retention.eviction import FIRST_ROW, NO_ROW, Candidates, Decisions, enters, evict_functions
+from lightning_replay.retention.eviction_order import LeavingOrder, single_key
 from lightning_replay.retention.feedback import Factors
 from lightning_replay.retention.rules import RetentionRule
 
@@ -22,6 +22,7 @@ class RetainedRows:
     def __init__(self, capacity: int, rule: RetentionRule, generator: torch.Generator) -> None:
         self.capacity = capacity
         self.order = LeavingOrder(capacity)
+        self._evict_lowest, self._replace_lowest = evict_functions()
         self._rule = rule
         self._generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
@@ -57,8 +58,7 @@ class RetainedRows:
         if len(factors.priority) == 1 and self._chances is None and self._length == self.capacity and not self._holes:
             return self._offer_single(factors, first_arrival, always_admits)
         priority = self._first_priorities(factors)
-        arrival = np.arange(first_arrival, first_arrival + len(priority))
-        new = Candidates(priority, arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
+        new = Candidates(priority, first_arrival, always_admits, not factors.is_known, np.full(len(priority), -1))
         fitting = min(len(priority), self.capacity - self._length + len(self._holes))
         if fitting:
             if self._holes:
@@ -66,11 +66,12 @@ class RetainedRows:
             else:
                 new.slots[:fitting] = np.arange(self._length, self._length + fitting)
                 self._length += fitting
-            self._place(new.slots[:fitting], priority[:fitting], arrival[:fitting])
+            self._place(new.slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
         evicted = 0
         if fitting < len(priority):
-            evicted = self._evict_lowest(new, fitting) if self._chances is None else self._evict_drawn(new, fitting)
-        entered = np.flatnonzero(new.slots >= 0)
+            evict = self._evict_lowest if self._chances is None else self._evict_drawn
+            evicted = evict(self.order, new, fitting)
+        entered = (new.slots >= 0).nonzero()[0]
         slots = new.slots[entered]
         self._keep_factors(slots, factors, entered)
         return Decisions(slots, entered, fitting + evicted, evicted)
@@ -149,42 +150,23 @@ class RetainedRows:
         if not factors.is_known and priority != priority:
             priority = self.default_priority
         self._largest = max(self._largest, priority)
-        key = single_key(priority, arrival)
-        victim = self.order.first()
-        if not enters(key, self.order.key(victim), always_admits, not factors.is_known):
-            return REJECTED
-        self.order.place_one(victim, key)
-        slots = np.array([victim])
+        slot = self._replace_lowest(self.order, single_key(priority, arrival), always_admits, not factors.is_known)
+        if slot < 0:
+            return Decisions(NO_ROW, NO_ROW, 0, 0)
+        slots = np.array([slot])
         self._keep_factors(slots, factors, FIRST_ROW)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
-    def _evict_lowest(self, new: Candidates, fitting: int) -> int:
-        """Gives slots to the new rows from ``fitting`` on that enter; returns the number of evicted rows."""
-        keys = key_of(new.priority[fitting:], new.arrival[fitting:])
-        slots = self.order.lowest(len(keys))
-        stored = self.order.keys(slots)
-        highest, lowest = int(stored[-1]), int(keys.min())
-        if len(slots) == len(keys) and lowest > highest and new.enters(lowest, highest):
-            # All enter and none evicts a new one: each takes the slot of the next lowest row.
-            taken, rows, evicted = slots, np.arange(fitting, fitting + len(keys)), len(keys)
-        else:
-            taken, rows, evicted = resolve_evictions(new, keys.tolist(), stored.tolist(), slots.tolist(), fitting)
-        if len(taken):
-            new.slots[np.isin(new.slots, taken)] = -1
-            new.slots[rows] = taken
-            self.order.place(taken, new.priority[rows], new.arrival[rows])
-        return evicted
-
-    def _evict_drawn(self, new: Candidates, fitting: int) -> int:
-        """As :meth:`_evict_lowest` with drawn victims; all new rows enter."""
+    def _evict_drawn(self, order: LeavingOrder, new: Candidates, fitting: int) -> int:
+        """As :func:`~lightning_replay.retention.eviction.evict_lowest` with drawn victims; all new rows enter."""
         assert self._chances is not None
         count = len(new.slots) - fitting
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator)
         for row, number in enumerate(uniform.split(1), fitting):
-            victim = int(self._chances.draw(number)[0]) if self._chances.has_mass() else self.order.first()
+            victim = int(self._chances.draw(number)[0]) if self._chances.has_mass() else order.first()
             new.slots[new.slots == victim] = -1  # evicts an earlier new row, where it had the slot
             new.slots[row] = victim
-            self._place(np.array([victim]), new.priority[row : row + 1], new.arrival[row : row + 1])
+            self._place(np.array([victim]), new.priority[row : row + 1], np.array([new.first_arrival + row]))
         return count
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:

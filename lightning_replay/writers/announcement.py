@@ -51,7 +51,7 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, data: TensorD
             hooks.break_episodes(missing.trajectories)
         if len(index):
             buffer.mark_update(index)
-        if missing is not None and hooks is not None:
+        if missing is not None and hooks is not None and len(missing.last_before):
             hooks.cut(index[missing.last_before.to(index.device)])
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
-from lightning_replay.retention import eviction, eviction_order
+from lightning_replay.retention import eviction_order
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
@@ -260,13 +260,13 @@ def test_options_that_a_rule_of_ones_own_replaces_are_named() -> None:
         recipes.surprise_retention(10, 2, rule=SurpriseOnly(), q_inverse_temperature=2.0)
 
 
-def test_arrivals_are_numbered_anew_before_they_run_out(monkeypatch) -> None:
-    for module in (eviction_order, retention_module, eviction):
-        monkeypatch.setattr(module, "ARRIVAL_BITS", 5)
-    monkeypatch.setattr(eviction_order, "_ARRIVALS", 31)
+def test_arrivals_are_numbered_anew_before_they_run_out() -> None:
     replay = small(always_admit=True, initial_surprise=None)
     for number in range(100):
+        if number in (20, 70):
+            replay.writer._offered = 2**eviction_order.ARRIVAL_BITS - 10
         assert replay.extend(rewarded([float(number)])).tolist() == [number % 3]
+    assert replay.writer._offered == 3 + 21, "the tenth row after the second time is the first with a new number"
     assert replay.writer.age_of(torch.arange(3)).tolist() == [0, 2, 1]
 
 
