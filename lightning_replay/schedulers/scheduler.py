@@ -149,7 +149,9 @@ class UniformTasks(Scheduler):
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
         """Returns one over the number of ready tasks for each of them."""
         self._check_started()
-        return among_ready(np.ones(len(self.tasks)), ready)
+        ready = np.asarray(ready, dtype=bool)
+        count = np.count_nonzero(ready)
+        return ready / count if count and ready.shape == (len(self.tasks),) else among_ready(np.ones(len(self.tasks)), ready)
 
 
 def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:

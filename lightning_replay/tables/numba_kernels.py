@@ -24,17 +24,21 @@ def _make_room(arrays, table, skipped, places):  # type: ignore[no-untyped-def]
     """Removes the entries in the way of new ones, which follow ``skipped`` others ``[L]``; fills in their places."""
     leaving = np.empty(table.size, np.int64)
     count, is_shared, is_mixed, only = 0, False, False, np.int64(-1)
-    before = arrays.appended.copy()
+    before, appended = arrays.appended.copy(), arrays.appended
+    next_place = np.empty(skipped.size, np.int64)  # in each ring; a division for every row would take longest of all
     for number in range(skipped.size):
-        arrays.appended[number] += skipped[number]
+        appended[number] += skipped[number]
+        next_place[number] = appended[number] % arrays.capacity[number]
     for row in range(table.size):
         number = table[row]
-        capacity = arrays.capacity[number]
-        place = arrays.appended[number] % capacity
-        arrays.appended[number] += 1
+        capacity, place = arrays.capacity[number], next_place[number]
+        next_place[number] = place + 1 if place + 1 < capacity else 0
         places[row] = arrays.offset[number] + place
-        last = before[number] - 1
-        if last - (last - place) % capacity >= arrays.first[number]:  # the last entry there; negative before any
+        old = appended[number] - capacity  # the last entry at this place; negative before any
+        if skipped[number] > 0:
+            old = before[number] - 1 - (before[number] - 1 - place) % capacity
+        appended[number] += 1
+        if old >= arrays.first[number]:
             slot = arrays.entries[places[row]]
             arrays.position[number, slot] = -1
             is_shared |= arrays.references[slot] > 1
@@ -44,8 +48,14 @@ def _make_room(arrays, table, skipped, places):  # type: ignore[no-untyped-def]
             count += 1
     # Of one table free in order of age; a slot may leave several tables at once.
     ordered = np.sort(leaving[:count]) if is_shared and is_mixed else leaving
+    end = arrays.counters[FREED] % arrays.free.size
     for row in range(count):
-        _release(ordered[row], arrays.references, arrays.free, arrays.counters)
+        slot = ordered[row]
+        arrays.references[slot] -= 1
+        if arrays.references[slot] == 0:
+            arrays.free[end] = slot
+            end = end + 1 if end + 1 < arrays.free.size else 0
+            arrays.counters[FREED] += 1
 
 
 @njit(inline="always")
@@ -74,13 +84,15 @@ def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
     _make_room(arrays, table, new, places)
     if counters[FREED] - counters[TAKEN] < table.size:
         return -1
+    start = counters[TAKEN] % arrays.free.size
     for row in range(table.size):
-        slot = arrays.free[counters[TAKEN] % arrays.free.size]
+        slot = arrays.free[start]
+        start = start + 1 if start + 1 < arrays.free.size else 0
         slots[row] = slot
-        counters[TAKEN] += 1
         arrays.references[slot] = 1
-        arrays.written_at[slot] = counters[WRITTEN]
-        counters[WRITTEN] += 1
+        arrays.written_at[slot] = counters[WRITTEN] + row
+    counters[TAKEN] += table.size
+    counters[WRITTEN] += table.size
     _place(arrays, table, places, slots)
     return 1
 
@@ -209,10 +221,10 @@ def draw(arrays, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
     for number in range(rows.size):
         capacity, first = arrays.capacity[number], arrays.first[number]
         length = min(arrays.appended[number] - first, capacity)
-        if first <= arrays.appended[number] - capacity:  # the whole ring is taken
-            first = 0
+        first = 0 if first <= arrays.appended[number] - capacity else first % capacity  # 0 where the ring is full
         for draw in range(drawn, drawn + rows[number]):
             rank = min(np.int64(uniform[draw] * length), length - 1)  # a product may be rounded to the length itself
+            place = first + rank
             table[draw] = number
-            slots[draw] = arrays.entries[arrays.offset[number] + (first + rank) % capacity]
+            slots[draw] = arrays.entries[arrays.offset[number] + (place if place < capacity else place - capacity)]
         drawn += rows[number]

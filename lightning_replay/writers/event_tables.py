@@ -86,6 +86,7 @@ class EventTableWriter(TableWriter):
             np.zeros((self.num_slots, len(self._event_tables)), dtype=np.bool_),
         )
         self._fired = np.zeros(len(self._events), dtype=np.int64)
+        self._most_fired = 0  # the largest of them
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
         self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
         self._rows_tested = 0
@@ -198,9 +199,10 @@ class EventTableWriter(TableWriter):
         self._rows_tested += fired.shape[1]
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
+            self._most_fired = int(self._fired.max())
         if self._has_warned or self._rows_tested < _ROWS_BEFORE_WARNING:
             return
-        share = int(self._fired.max()) / self._rows_tested
+        share = self._most_fired / self._rows_tested
         if share >= _SUSPICIOUS_SHARE:
             self._has_warned = True
             name = self._event_tables[self._event_arrays.table[self._fired.argmax()]].name
@@ -265,6 +267,7 @@ class EventTableWriter(TableWriter):
         self._histories.load_state_dict(state_dict["histories"])
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(state_dict["fired"], dtype=np.int64)
+        self._most_fired = int(self._fired.max())
         self._rows_tested = int(state_dict["rows_tested"])
         for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))

@@ -1,72 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories of running episodes by hand: which rows continue which, and what is held."""
+"""Histories of running episodes by hand: which rows continue which, what is held, and what leads to events."""
 
 from __future__ import annotations
+
+import importlib
 
 import numpy as np
 import pytest
 
-from lightning_replay.tables.histories import EpisodeSlice, Histories, episode_slices, led_to_events
-from lightning_replay.tables.slot_pool import Slots
+from lightning_replay.tables.arrays import EpisodeGroups, EventArrays, groups_of
+from lightning_replay.tables.histories import Histories
+from lightning_replay.tables.tables import Tables
+
+EMPTY: list[int] = []
 
 
-def listed(trajectory: list[int], done: list[int]) -> list[tuple[int, list[int], bool, bool]]:
-    found = episode_slices(np.array(trajectory, dtype=np.int64), np.array(done, dtype=bool))
-    return [(one.trajectory, one.rows.tolist(), one.continues, one.ended) for one in found]
+@pytest.fixture(params=["numba_kernels", "numpy_kernels"], autouse=True)
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both back ends of the loops."""
+    module = importlib.import_module(f"lightning_replay.tables.{request.param}")
+    monkeypatch.setattr("lightning_replay.tables.tables.kernels", lambda: module)
+    monkeypatch.setattr("lightning_replay.tables.histories.kernels", lambda: module)
 
 
-def stretch(trajectory: int, count: int, *, continues: bool = True, ended: bool = False) -> EpisodeSlice:
-    return EpisodeSlice(trajectory, np.arange(count), continues, ended)
+class World:
+    """A default table of 20 and one event table, whose events have the given history lengths."""
+
+    def __init__(self, length: int, max_trajectories: int = 3, events: tuple[int, ...] = (1,)) -> None:
+        self.tables = Tables({"default": 20, "events": 20})
+        self.histories = Histories(self.tables, length, max_trajectories)
+        sent = np.zeros((self.tables.num_slots, 1), dtype=bool)
+        self.events = EventArrays(np.zeros(len(events), dtype=np.int64), np.array(events), sent)
+
+    def add(self, trajectory: list[int], done: list[int] | None = None, events: list[str] = EMPTY) -> list[int]:
+        """Rows in new slots; returns those that went to the event table."""
+        rows = grouped(trajectory, done or [0] * len(trajectory))
+        slots = self.tables.append_new(0, len(trajectory))
+        none = ["." * len(trajectory)] * len(self.events.table)
+        happened = np.array([[step == "e" for step in one] for one in events or none])
+        return self.histories.follow(happened, self.events, rows, slots)[1].tolist()
+
+    @property
+    def references(self) -> list[int]:
+        return self.tables.pool.references[: self.tables.rows_written].tolist()
 
 
-def taken(slots: Slots, count: int) -> np.ndarray:
-    """Slots as a table would hold them: with one reference each."""
-    one = slots.take(count)
-    slots.hold(one)
-    return one
+def grouped(trajectory: list[int], done: list[int]) -> EpisodeGroups:
+    return groups_of(np.array(trajectory, dtype=np.int64), np.array(done, dtype=bool))
 
 
 @pytest.mark.parametrize(
     ("trajectory", "done", "expected"),
     [
-        ([5, 5, 5], [0, 0, 0], [(5, [0, 1, 2], True, False)]),
-        ([5, 5, 5], [0, 0, 1], [(5, [0, 1, 2], True, True)]),
-        # The same number after an end is another episode, which continues nothing.
-        ([5, 5, 5], [0, 1, 0], [(5, [0, 1], True, True), (5, [2], False, False)]),
-        ([5, 5], [1, 1], [(5, [0], True, True), (5, [1], False, True)]),
+        ([5, 5, 5], [0, 0, 0], ([5], [0, 1, 2], [0, 3], [False])),
+        ([5, 5, 5], [0, 1, 0], ([5], [0, 1, 2], [0, 3], [False])),
+        ([-1], [1], ([-1], [0], [0, 1], [True])),
         # Interleaved: b a b a, where a ends at its first.
-        ([8, 3, 8, 3], [0, 1, 0, 0], [(3, [1], True, True), (3, [3], False, False), (8, [0, 2], True, False)]),
-        ([-1], [1], [(-1, [0], True, True)]),
+        ([8, 3, 8, 3], [0, 1, 0, 0], ([3, 8], [1, 3, 0, 2], [0, 2, 4], [False, False])),
+        ([8, 3, 8, 3], [0, 0, 1, 0], ([3, 8], [1, 3, 0, 2], [0, 2, 4], [False, True])),
     ],
 )
-def test_rows_are_taken_apart_by_episode(trajectory, done, expected) -> None:
-    assert listed(trajectory, done) == expected
+def test_rows_are_grouped_by_episode(trajectory, done, expected) -> None:
+    groups = grouped(trajectory, done)
+    found = groups.trajectory, groups.order, groups.start, groups.ended
+    assert tuple(one.tolist() for one in found) == expected
+
+
+def test_rows_without_a_trajectory_are_one_episode() -> None:
+    groups = groups_of(None, np.array([False, True]))
+    assert (groups.trajectory.tolist(), groups.start.tolist(), groups.ended.tolist()) == ([0], [0, 2], [True])
 
 
 @pytest.mark.parametrize(
-    ("events", "lengths", "before", "already", "expected", "senders"),
+    ("events", "lengths", "before", "expected"),
     [
-        # One event on the third of four new steps after two remembered ones; three steps go.
-        (["..e."], [3], 2, [], [2, 3, 4], [2, 2, 2]),
-        (["..e."], [9], 2, [], [0, 1, 2, 3, 4], [2] * 5),
-        (["..e."], [3], 2, [3], [2, 4], [2, 2]),
-        (["..e."], [1], 2, [], [4], [2]),
+        # Slots: two remembered steps 0 1, then four new ones 2 3 4 5. One event on the third of these.
+        (["..e."], (3,), 2, [2, 3, 4]),
+        (["..e."], (9,), 2, [0, 1, 2, 3, 4]),
+        (["..e."], (1,), 2, [4]),
         # Two events: what the first sent is not sent again.
-        (["e..e"], [2], 1, [], [0, 1, 3, 4], [0, 0, 3, 3]),
-        (["ee"], [3], 0, [], [0, 1], [0, 1]),
+        (["e..e"], (2,), 1, [0, 1, 3, 4]),
+        (["ee.."], (3,), 0, [0, 1]),
         # Two kinds: a long history after a short one sends older steps after newer ones.
-        (["e...", "..e."], [1, 3], 1, [], [1, 2, 3], [0, 2, 2]),
-        ([".e..", "...e"], [1, 5], 1, [], [2, 0, 1, 3, 4], [1, 3, 3, 3, 3]),
-        (["..e.", "..e."], [1, 3], 0, [], [0, 1, 2], [2, 2, 2]),
+        (["e...", "..e."], (1, 3), 1, [1, 2, 3]),
+        ([".e..", "...e"], (1, 5), 1, [2, 0, 1, 3, 4]),
+        (["..e.", "..e."], (1, 3), 0, [0, 1, 2]),
     ],
 )
-def test_the_steps_that_led_to_events(events, lengths, before, already, expected, senders) -> None:
-    happened = np.array([[step == "e" for step in one] for one in events])
-    is_sent = np.zeros(before + happened.shape[1], dtype=bool)
-    is_sent[already] = True
-    sent, sender = led_to_events(happened, np.array(lengths), before, is_sent)
-    assert sent.tolist() == expected and sender.tolist() == senders
-    assert is_sent.nonzero()[0].tolist() == already, "the caller says what was sent"
+def test_the_steps_that_led_to_events(events, lengths, before, expected) -> None:
+    world = World(length=max(lengths) - 1, events=lengths)
+    if before:
+        world.add([7] * before)
+    assert world.add([7] * 4, events=events) == expected
+    assert world.tables.slots_of(1).tolist() == expected
+
+
+def test_what_was_sent_before_is_not_sent_again() -> None:
+    world = World(length=4, events=(5,))
+    assert world.add([1, 1], events=[".e"]) == [0, 1]
+    assert world.add([1, 1], events=[".e"]) == [2, 3]
+
+
+def test_histories_end_with_their_episodes_and_go_by_the_order_of_events() -> None:
+    """Episodes 1 and 2 side by side; 1 ends in between, and its number begins again::
+
+    row          0  1  2  3  4  5
+    episode      2  1  1  2  1  2
+    done               x
+    event                 e  e
+    """
+    world = World(length=4, events=(5,))
+    assert world.add([2, 1, 1, 2, 1, 2], [0, 0, 1, 0, 0, 0], ["...ee."]) == [0, 3, 4]
 
 
 def test_the_last_steps_are_held_and_earlier_ones_released() -> None:
@@ -77,35 +121,38 @@ def test_the_last_steps_are_held_and_earlier_ones_released() -> None:
     2 3              1 2 3       0
     4 5 6 7          5 6 7       1 2 3
     """
-    slots = Slots(9)
-    histories = Histories(slots, length=3, max_trajectories=2)
+    world = World(length=3)
     for count, expected in ((2, [0, 1]), (2, [1, 2, 3]), (4, [5, 6, 7])):
-        histories.append(stretch(4, count), taken(slots, count))
-        assert histories.before(stretch(4, 1)).tolist() == expected
-    assert slots.references.tolist() == [1, 1, 1, 1, 1, 2, 2, 2, 0]
-    assert histories.before(stretch(4, 1, continues=False)).tolist() == []
-    assert histories.before(stretch(5, 1)).tolist() == []
+        world.add([4] * count)
+        assert world.histories.of(4).tolist() == expected
+    assert world.references == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert world.histories.of(5).tolist() == []
 
 
 def test_an_ended_episode_is_released() -> None:
-    slots = Slots(4)
-    histories = Histories(slots, length=3, max_trajectories=2)
-    histories.append(stretch(4, 2), taken(slots, 2))
-    histories.append(stretch(4, 1, ended=True), taken(slots, 1))
-    assert len(histories) == 0 and slots.references.tolist() == [1, 1, 1, 0]
-    histories.append(stretch(4, 1, continues=False), taken(slots, 1))
-    assert histories.before(stretch(4, 1)).tolist() == [3]
-    histories.forget(4)
-    histories.forget(4)
-    assert slots.references.tolist() == [1, 1, 1, 1]
+    world = World(length=3)
+    world.add([4, 4])
+    world.add([4], [1])
+    assert len(world.histories) == 0 and world.references == [1, 1, 1]
+    world.add([4])
+    assert world.histories.of(4).tolist() == [3]
+    world.histories.forget(4)
+    world.histories.forget(4)
+    assert world.references == [1, 1, 1, 1]
+
+
+def test_an_episode_may_end_and_begin_again_in_one_batch() -> None:
+    world = World(length=3)
+    world.add([4, 4])
+    world.add([4, 4, 4, 4], [0, 1, 0, 0])
+    assert world.histories.of(4).tolist() == [4, 5] and world.references == [1, 1, 1, 1, 2, 2]
 
 
 def test_events_of_one_step_need_no_histories() -> None:
-    slots = Slots(4)
-    histories = Histories(slots, length=0, max_trajectories=1)
-    histories.check_room([(np.arange(9), np.zeros(9, dtype=bool))], forget_stale=False)
-    histories.append(stretch(4, 2), taken(slots, 2))
-    assert len(histories) == 0 and slots.references.tolist() == [1, 1, 0, 0]
+    world = World(length=0, max_trajectories=1)
+    world.histories.check_room([grouped(list(range(9)), [0] * 9)], forget_stale=False)
+    assert world.add([4, 4], events=[".e"]) == [1]
+    assert len(world.histories) == 0 and world.references == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +164,11 @@ def test_events_of_one_step_need_no_histories() -> None:
     ],
 )
 def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, running: int) -> None:
-    histories = Histories(Slots(4), length=3, max_trajectories=2)
-    for name in (1, 2):
-        histories.append(stretch(name, 1), taken(histories._slots, 1))
+    world = World(length=3, max_trajectories=2)
+    world.add([1, 2])
     with pytest.raises(ValueError, match=f"{running} episodes would run at once.*max_trajectories=2.*Nothing was"):
-        histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
-    assert len(histories) == 2
+        world.histories.check_room([grouped(trajectory, done)], forget_stale=False)
+    assert len(world.histories) == 2
 
 
 @pytest.mark.parametrize(
@@ -134,55 +180,53 @@ def test_more_episodes_than_there_is_room_for_are_refused(trajectory, done, runn
     ],
 )
 def test_as_many_as_there_is_room_for_may_run(trajectory, done) -> None:
-    histories = Histories(Slots(4), length=3, max_trajectories=2)
-    for name in (1, 2):
-        histories.append(stretch(name, 1), taken(histories._slots, 1))
-    histories.check_room([(np.array(trajectory), np.array(done, dtype=bool))], forget_stale=False)
-    assert len(histories) == 2 and histories.forgotten == 0
+    world = World(length=3, max_trajectories=2)
+    world.add([1, 2])
+    world.histories.check_room([grouped(trajectory, done)], forget_stale=False)
+    assert len(world.histories) == 2 and world.histories.forgotten == 0
 
 
 def test_stale_episodes_are_forgotten_those_continued_longest_ago_first() -> None:
     """1 and 2 run, and 1 is continued after 2: for episode 3 it is 2 that goes."""
-    slots = Slots(6)
-    histories = Histories(slots, length=3, max_trajectories=2)
+    world = World(length=3, max_trajectories=2)
     for name in (1, 2, 1):
-        histories.append(stretch(name, 1), taken(slots, 1))
-    histories.check_room([(np.array([3]), np.array([False]))], forget_stale=True)
+        world.add([name])
+    histories, third = world.histories, grouped([3], [0])
+    histories.check_room([third], forget_stale=True)
     assert histories.forgotten == 0, "a check changes nothing"
-    histories.make_room(np.array([3]), np.array([False]))
-    histories.append(stretch(3, 1), taken(slots, 1))
+    assert histories.make_room(third) == [2]
+    world.add([3])
     assert histories.forgotten == 1 and len(histories) == 2
-    assert histories.before(stretch(1, 1)).tolist() == [0, 2] and histories.before(stretch(2, 1)).tolist() == []
+    assert histories.of(1).tolist() == [0, 2] and histories.of(2).tolist() == []
     with pytest.raises(ValueError, match="5 episodes would run"):
-        histories.check_room([(np.array([4, 5, 6]), np.zeros(3, dtype=bool))], forget_stale=True)
-    assert histories.forgotten == 1, "what cannot be made room for costs nothing"
+        World(length=3, max_trajectories=2).histories.check_room([grouped([4, 5, 6, 7, 8], [0] * 5)], True)
+    assert histories.forget_oldest() == 1 and histories.forgotten == 2
 
 
 def test_room_is_looked_for_at_the_end_of_every_part() -> None:
     """Two episodes run at the end of the first part, though none does at the end of the second."""
-    parts = [(np.array([1, 2]), np.array([False, False])), (np.array([1, 2]), np.array([True, True]))]
-    Histories(Slots(4), length=3, max_trajectories=2).check_room(parts, forget_stale=False)
+    parts = [grouped([1, 2], [0, 0]), grouped([1, 2], [1, 1])]
+    World(length=3, max_trajectories=2).histories.check_room(parts, forget_stale=False)
     for forget_stale in (False, True):
         with pytest.raises(ValueError, match="2 episodes would run at once"):
-            Histories(Slots(4), length=3, max_trajectories=1).check_room(parts, forget_stale)
+            World(length=3, max_trajectories=1).histories.check_room(parts, forget_stale)
 
 
 def test_histories_come_back_from_their_state() -> None:
-    slots = Slots(8)
-    histories = Histories(slots, length=3, max_trajectories=3)
+    world = World(length=3)
     for name, count in ((7, 2), (1, 1), (7, 2)):
-        histories.append(stretch(name, count), taken(slots, count))
-    loaded = Histories(slots, length=3, max_trajectories=3)
-    loaded.load_state_dict(histories.state_dict())
-    assert len(loaded) == 2
-    assert loaded.before(stretch(7, 1)).tolist() == [1, 3, 4] and loaded.before(stretch(1, 1)).tolist() == [2]
-    loaded.append(stretch(1, 1, ended=True), taken(slots, 1))
-    assert slots.references.tolist() == [1, 2, 1, 2, 2, 1, 0, 0]
+        world.add([name] * count)
+    state = world.histories.state_dict()
+    assert state["trajectory"].tolist() == [1, 7], "the one continued last is last"
+    world.histories.load_state_dict(state)
+    assert len(world.histories) == 2
+    assert world.histories.of(7).tolist() == [1, 3, 4] and world.histories.of(1).tolist() == [2]
+    world.add([1], [1])
+    assert world.references == [1, 2, 1, 2, 2, 1]
 
 
 def test_the_state_without_a_running_episode_is_empty() -> None:
-    histories = Histories(Slots(3), length=3, max_trajectories=1)
-    loaded = Histories(Slots(3), length=3, max_trajectories=1)
-    loaded.append(stretch(1, 1), taken(loaded._slots, 1))
-    loaded.load_state_dict(histories.state_dict())
-    assert len(loaded) == 0
+    state, world = World(length=3).histories.state_dict(), World(length=3)
+    world.add([1])
+    world.histories.load_state_dict(state)
+    assert len(world.histories) == 0

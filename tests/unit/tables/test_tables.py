@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
+from lightning_replay.tables.arrays import TAKEN
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.tables.tables import Tables
 
@@ -30,62 +33,54 @@ def free(slots: Slots) -> list[int]:
     return slots.state_dict()["free"].tolist()
 
 
+@pytest.fixture(params=["numba_kernels", "numpy_kernels"], autouse=True)
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both back ends of the loops."""
+    module = importlib.import_module(f"lightning_replay.tables.{request.param}")
+    monkeypatch.setattr("lightning_replay.tables.tables.kernels", lambda: module)
+
+
 def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
-    """A ring of 4; what is freed goes behind what is free already, across the end of the ring::
+    """A ring of 4 slots; the table holds 3, of which 1 and 0 leave early::
 
-    free        taken      then released
-    0 1 2 3     0 1 2      1, then 0
-    3 1 0       3 1 0
+    free        after
+    3           the first rows, 0 1 2
+    3 0 1       two of them left
+    1           two more came, into 3 and 0
     """
-    slots = Slots(4)
-    assert slots.take(3).tolist() == [0, 1, 2]
-    slots.hold(numbers(0, 1, 2))
-    slots.release(numbers(1))
-    slots.release(numbers(0))
-    assert free(slots) == [3, 1, 0] and slots.num_free == 3
-    assert slots.take(3).tolist() == [3, 1, 0]
-    assert slots.num_free == 0 and slots.references.tolist() == [0, 0, 1, 0]
+    tables = Tables({"all": 3}, extra_slots=1)
+    assert new(tables, 0, 3) == [0, 1, 2]
+    tables.leave_early(0, 2)
+    assert free(tables.pool) == [3, 0, 1] and tables.pool.num_free == 3
+    assert new(tables, 0, 2) == [3, 0] and free(tables.pool) == [1]
 
 
-def test_a_slot_is_free_when_nothing_refers_to_it_any_more() -> None:
-    slots = Slots(3)
-    taken = slots.take(2)
-    slots.hold(taken)
-    slots.hold(taken[:1])
-    slots.release(taken)
-    assert slots.references.tolist() == [1, 0, 0] and free(slots) == [2, 1]
-    slots.release(taken[:1])
-    slots.release(numbers())
-    assert free(slots) == [2, 1, 0]
+def test_freed_slots_are_announced_once_and_in_order() -> None:
+    tables, freed = Tables({"all": 2}, extra_slots=1), []
+    tables.pool.on_free = lambda slots: freed.append(slots.tolist())
+    new(tables, 0, 2)
+    assert freed == []
+    new(tables, 0, 2)
+    assert freed == [[0, 1]]
+    tables.leave_early(0, 2)
+    assert freed == [[0, 1], [2, 0]], "across the end of the list of free slots"
 
 
-def test_what_was_taken_is_not_changed_by_what_becomes_free_later() -> None:
-    slots = Slots(2)
-    taken = slots.take(2)
-    slots.hold(taken)
-    slots.release(numbers(1))
-    slots.release(numbers(0))
-    assert taken.tolist() == [0, 1]
+def test_more_rows_than_a_table_takes_are_refused_and_nothing_is_changed() -> None:
+    tables = Tables({"first": 2, "second": 1})
+    for table in ([0, 0, 0], [1, 1], [2], [-1]):
+        assert tables.try_append_new(numbers(*table)) is None
+        with pytest.raises(ValueError, match="there are 2 tables, and at once they take .2, 1. rows at most"):
+            tables.append_new_to_each(numbers(*table))
+    assert tables.count == 0 and tables.rows_written == 0 and held(tables) == [[], []]
 
 
-def test_more_slots_than_are_free_are_refused_and_none_is_taken() -> None:
-    slots = Slots(3)
-    slots.take(1)
-    with pytest.raises(RuntimeError, match="3 rows are to be written and 2 of 3 slots are free.*num_slots"):
-        slots.take(3)
-    assert free(slots) == [1, 2]
-
-
-def test_the_slots_come_back_from_their_state() -> None:
-    slots = Slots(4)
-    slots.hold(slots.take(3))
-    slots.release(numbers(2))
-    loaded = Slots(4)
-    loaded.load_state_dict(slots.state_dict())
-    assert free(loaded) == free(slots) == [3, 2]
-    assert loaded.references.tolist() == [1, 1, 0, 0]
-    loaded.release(numbers(1))
-    assert loaded.take(3).tolist() == [3, 2, 1] and slots.num_free == 2
+def test_rows_without_a_free_slot_are_refused() -> None:
+    """As after a damaged save."""
+    tables = Tables({"all": 2})
+    tables.arrays.counters[TAKEN] = 1
+    with pytest.raises(RuntimeError, match="2 rows are to be written and 1 of 2 slots are free.*num_slots"):
+        new(tables, 0, 2)
 
 
 def test_one_table_is_a_ring_that_takes_its_slots_in_turn() -> None:
