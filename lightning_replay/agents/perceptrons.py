@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -62,7 +64,7 @@ class TargetUpdate:
     """
 
     def __init__(self, loss: nn.Module, rate: float) -> None:
-        found = dict(loss.named_children())
+        found: dict[str, Any] = dict(loss.named_children())
         names = [name for name in found if f"target_{name}" in found]
         moved = [(found[name], found[f"target_{name}"], key) for name in names for key in found[name].keys(True, True)]
         pairs = [(source.get(key), target.get(key)) for source, target, key in moved]
