@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LightningModules that learn from replayed batches, or from rollouts of chosen levels, on TorchRL's losses."""
+"""LightningModules that learn from replayed batches, or from rollouts of chosen levels."""
 
 from lightning_replay.agents.dqn import DQN
 from lightning_replay.agents.mpdqn import MPDQN

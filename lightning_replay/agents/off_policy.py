@@ -164,12 +164,13 @@ class ContinuousAgent(OffPolicyAgent):
         """Of both target critics, stacked."""
         return layers_of(self.loss.target_qvalue_network_params)
 
-    def critic_and_actor_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Returns Adam of both critics and Adam of the policy."""
-        return [
-            self.adam(tensors_of(self.layers), "critic_learning_rate"),
-            self.adam(tensors_of(self.actor_layers), "actor_learning_rate"),
-        ]
+    def critic_optimizer(self) -> torch.optim.Optimizer:
+        """Returns Adam of both critics."""
+        return self.adam(tensors_of(self.layers), "critic_learning_rate")
+
+    def actor_optimizer(self) -> torch.optim.Optimizer:
+        """Returns Adam of the policy."""
+        return self.adam(tensors_of(self.actor_layers), "actor_learning_rate")
 
 
 class ExploringAgent(OffPolicyAgent):

@@ -162,4 +162,5 @@ class SAC(ContinuousAgent):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, the policy and the entropy coefficient."""
-        return [*self.critic_and_actor_optimizers(), self.adam([self.loss.log_alpha], "entropy_learning_rate")]
+        entropy_optimizer = self.adam([self.loss.log_alpha], "entropy_learning_rate")
+        return [self.critic_optimizer(), self.actor_optimizer(), entropy_optimizer]

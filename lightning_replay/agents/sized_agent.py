@@ -28,7 +28,7 @@ class SizedAgent(L.LightningModule):
     trainer attaches a data module that has an environment.
 
     Attributes:
-        loss: created by :meth:`build`.
+        loss: created by :meth:`build`; a loss module of TorchRL, which holds the parameters and targets.
     """
 
     loss: Any

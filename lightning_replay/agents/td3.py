@@ -131,7 +131,7 @@ class TD3(ContinuousAgent):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam for the critics, then for the policy."""
-        return self.critic_and_actor_optimizers()
+        return [self.critic_optimizer(), self.actor_optimizer()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the number of updates, for the policy delay."""

@@ -21,7 +21,7 @@ AGENTS = {
     "dqn-one-layer": lambda: DQN(**DISCRETE | {"hidden_sizes": (7,)}),
     "dqn-twelve-layers": lambda: DQN(**DISCRETE | {"hidden_sizes": (9,) * 12}),
     "td3": lambda: TD3(**CONTINUOUS),
-    "td3-delay": lambda: TD3(**CONTINUOUS, policy_delay=3, target_noise=0.8, target_noise_clip=0.3),
+    "td3-delay": lambda: TD3(**CONTINUOUS, policy_delay=3, target_noise=0.8, target_noise_clip=1.5),
     "sac": lambda: SAC(**CONTINUOUS, initial_entropy_coefficient=0.3, entropy_learning_rate=0.01),
     "sac-regularized": lambda: SAC(**CONTINUOUS, actor_regularization=0.1, target_entropy=-1.0),
 }
