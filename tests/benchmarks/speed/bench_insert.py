@@ -12,6 +12,7 @@ from transitions import half_cheetah
 from lightning_replay.replay import Replay
 
 LIMITS = {1: 40, 1000: 60}  # microseconds, where there is one
+COLUMNS_LIMIT = 10  # of one row with priorities, given as columns
 CHECK_LIMIT = 1.05  # of the time without the check for NaN and infinity, at 64 rows
 
 
@@ -34,11 +35,18 @@ def main() -> None:
         new = half_cheetah(count)
         contestants = {name: burst_of(lambda b=buffer: b.extend(new)) for name, buffer in replays.items()}  # noqa: B023
         contestants |= {name: burst_of(lambda b=buffer: b.extend(new)) for name, buffer in theirs.items()}  # noqa: B023
+        columns = {key: value.numpy() for key, value in new.items(True, True)}
+        contestants |= {
+            f"{name}, columns": burst_of(lambda b=replays[name]: b.extend_columns(columns))  # noqa: B023
+            for name in ("uniform", "prioritized")
+        }
         contestants |= bursts(peers, table.missing, "insert prioritized", rows=options.rows, batch_size=count)
         table.measure(work, contestants, rounds=options.rounds)
         times = table.times[work]
         if count in LIMITS:
             table.at_most(f"T5 {work}: microseconds on this machine, now", times["prioritized"], LIMITS[count])
+        if count == 1:
+            table.at_most(f"{work} as columns: microseconds, now", times["prioritized, columns"], COLUMNS_LIMIT)
         table.faster("T5", work, "prioritized", "torchrl", 8)
         if "torchrl" not in times:
             # Its prioritized buffer costs more than its uniform one, so this ratio is a lower bound.

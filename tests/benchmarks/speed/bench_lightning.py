@@ -5,7 +5,8 @@
 
 Both loops draw from the same kind of replay and make the same update; only who calls it differs. They take turns,
 one of Lightning's epochs and then as many updates in plain Python, within one process; the figures are medians of the
-CPU time over all turns, so that other work on the machine weighs on both alike.
+CPU time over all turns, so that other work on the machine weighs on both alike. The first row is Lightning without this
+library: batches from a list, no data module and no callback but the clock. No callback can make its loop cheaper.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from lightning_replay.lit import ReplayDataModule, UpdatePriorities
 from lightning_replay.replay import Replay
 
 BATCH = 128
-TARGETS = {"empty step": 120.0, "DQN update": 300.0, "DQN update, 8 per training_step": 60.0}
+# name: agent, updates per training step (None for the default), target in microseconds
+CASES: dict[str, tuple[str, int | None, float | None]] = {
+    "Lightning's own loop, empty step": ("bare", 1, None),
+    "empty step": ("empty", 1, 120.0),
+    "DQN update": ("dqn", 1, 300.0),
+    "DQN update, 8 per training_step": ("dqn", 8, 60.0),
+    "DQN update, as by default": ("dqn", None, 60.0),
+}
 
 
 class Empty(L.LightningModule):
@@ -51,6 +59,21 @@ class Empty(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         return [UpdatePriorities()]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Bare(L.LightningModule):
+    """A training step that does nothing, outside this library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        pass
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -83,6 +106,8 @@ def make_agent(kind: str) -> L.LightningModule:
 
 def plain_loop(kind: str) -> Callable[[int], None]:
     """A function that makes a number of updates without Lightning."""
+    if kind == "bare":
+        return lambda updates: [None for _ in range(updates)] and None
     replay = filled_replay()
     if kind == "empty":
         agent = Empty()
@@ -118,7 +143,21 @@ class TakeTurns(L.Callback):
         self.turns.append((plain / self.updates * 1e6, (ended - self.started) / self.updates * 1e6))
 
 
-def measure(kind: str, updates_per_step: int, updates: int, turns: int) -> list[tuple[float, float]]:
+def measure(kind: str, updates_per_step: int | None, updates: int, turns: int) -> list[tuple[float, float]]:
+    clock = TakeTurns(plain_loop(kind), updates)
+    trainer = L.Trainer(
+        max_epochs=turns + 1 if kind == "bare" else -1,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[clock],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tempfile.gettempdir(),
+    )
+    if kind == "bare":
+        trainer.fit(Bare(), train_dataloaders=list(range(updates)))
+        return clock.turns[1:]
     total = updates * (turns + 1)
     data = ReplayDataModule(
         "CartPole-v1",
@@ -129,17 +168,6 @@ def measure(kind: str, updates_per_step: int, updates: int, turns: int) -> list[
         updates_per_epoch=updates,
     )
     data.collection.env_steps = total + 1  # everything is collected: only the updates are timed
-    clock = TakeTurns(plain_loop(kind), updates)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[clock],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=tempfile.gettempdir(),
-    )
     trainer.fit(make_agent(kind), datamodule=data)
     assert data.updates_done == total
     return clock.turns[1:]  # the first warms up
@@ -155,13 +183,12 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     print(f"T13, microseconds of CPU per update, medians of {options.turns} turns of {options.updates} updates")
     print(f"{'':34}{'plain':>8}{'Lightning':>11}{'adds':>8}{'target':>8}")
-    for name, target in TARGETS.items():
-        kind, per_step = ("empty" if name.startswith("empty") else "dqn"), (8 if "8 per" in name else 1)
+    for name, (kind, per_step, target) in CASES.items():
         turns = measure(kind, per_step, options.updates, options.turns)
         plain, ours = median(turn[0] for turn in turns), median(turn[1] for turn in turns)
         adds = median(turn[1] - turn[0] for turn in turns)
-        verdict = "met" if adds <= target else "MISSED"
-        print(f"{name:34}{plain:8.0f}{ours:11.0f}{adds:8.0f}{target:8.0f}  {verdict}", flush=True)
+        verdict = "" if target is None else f"{target:8.0f}  {'met' if adds <= target else 'MISSED'}"
+        print(f"{name:34}{plain:8.0f}{ours:11.0f}{adds:8.0f}{verdict}", flush=True)
 
 
 if __name__ == "__main__":
