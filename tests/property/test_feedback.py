@@ -17,15 +17,15 @@ from tests.transitions import numbered_steps
 
 CAPACITY = 6
 
-slots = st.integers(-1, CAPACITY - 1) | st.sampled_from([-2, CAPACITY, 2**40])
-numbers = st.floats(-8, 8, width=32)
-errors = numbers | numbers | numbers | st.sampled_from([np.nan, np.inf, -np.inf, 3e38])
+slots, numbers, behind = st.integers(0, CAPACITY - 1), st.floats(-8, 8, width=32), st.sampled_from([0, 0, 0, 1])
 # Slot, TD error, and by how much the generation given is behind that of the slot.
-rows = st.lists(st.tuples(slots, errors, st.sampled_from([0, 0, 0, 1])), max_size=5)
-sound_rows = st.lists(
-    st.tuples(st.integers(0, CAPACITY - 1), numbers, st.sampled_from([0, 0, 0, 1])), min_size=1, max_size=8
+sound_rows = st.lists(st.tuples(slots, numbers, behind), min_size=1, max_size=8)
+bad_slots = st.tuples(st.sampled_from([-1, -2, CAPACITY, 2**40]), numbers, behind)
+bad_errors = st.tuples(slots, st.sampled_from([np.nan, np.inf, -np.inf, 3e38]), behind)
+rows = st.tuples(st.just([]) | sound_rows, bad_slots | bad_errors).map(lambda parts: [*parts[0], parts[1]])
+feedback = st.tuples(
+    st.just([]) | rows | sound_rows | sound_rows, st.sampled_from(["flat", "column", "gradient", "float64", "none"])
 )
-feedback = st.tuples(rows | sound_rows | sound_rows, st.sampled_from(["flat", "column", "gradient", "float64", "none"]))
 histories = st.lists(st.integers(1, 9) | feedback | feedback, min_size=1, max_size=12)
 
 
