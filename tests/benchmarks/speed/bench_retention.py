@@ -49,6 +49,7 @@ def main() -> None:
     buffers = {
         "retention": full(rows),  # every candidate enters, and one row leaves for it
         "refusing": full(rows, initial_surprise=lambda formed: torch.zeros(formed.shape[0])),
+        "mixed": full(rows, initial_surprise=lambda formed: formed["next", "reward"].flatten().abs()),
         "stochastic": full(rows, rule=StochasticSurprise()),
         "prioritized": contenders.prioritized(rows, 256, "auto"),
         "uniform": contenders.uniform(rows, 256),
@@ -63,6 +64,9 @@ def main() -> None:
         table.measure(f"insert {count}", works, rounds=options.rounds)
     times = table.times["insert 1"]
     table.at_most("T9: microseconds on this machine, now", times["retention"], 60)
+    for name in ("retention", "refusing", "mixed"):
+        time = table.times["insert 1000"][name]
+        table.at_most(f"microseconds of 1,000 rows on this machine, now, {name}", time, 500)
     print(f"        over the plain insert of the same run: {times['retention'] / times['uniform']:.2f}")
     print(f"        over the prioritized insert, which it includes: {times['retention'] / times['prioritized']:.2f}")
     for batch_size in (32, 256):

@@ -56,6 +56,8 @@ def main() -> None:
     # One writes where the oldest rows are, the other wherever a row is evicted.
     for name, fill in (("first in, first out", contenders.prioritized), ("retention", contenders.retention)):
         _measure(table, name, fill(options.rows, 256))
+    for rows, new in ((options.rows, 5_000), (100_000, 10_000)):
+        _measure_again(table, contenders.prioritized(rows, 256), new)
     buffer = contenders.torchrl_uniform(options.rows)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         dumps = [microseconds(lambda: buffer.dumps(Path(folder) / str(number))) for number in range(ROUNDS)]  # noqa: B023
@@ -88,6 +90,20 @@ def _measure(table: Table, name: str, replay: Replay) -> None:
     _keep(table, f"insert {ROWS_AT_ONCE}, {name}", waits)
     share = waits["beside a save, longest"] / saves["beside inserts"]
     table.at_most(f"{name}: longest insert beside a save over the time of the save", share, 0.1)
+
+
+def _measure_again(table: Table, replay: Replay, new: int) -> None:
+    """Saves into the directory of an earlier save, after some new rows and after none."""
+    rows = half_cheetah(new)
+    times: dict[str, list[float]] = {"whole": [], f"after {new:,} new rows": [], "after nothing": []}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        for _ in range(2 * ROUNDS):
+            shutil.rmtree(Path(folder) / "save", ignore_errors=True)
+            for name, samples in times.items():
+                if name.endswith("new rows"):
+                    replay.extend(rows)
+                samples.append(microseconds(partial(save_replay, replay, Path(folder) / "save")))
+    _keep(table, f"save {len(replay):,} rows again", {name: statistics.median(each) for name, each in times.items()})
 
 
 def _keep(table: Table, work: str, times: dict[str, float]) -> None:
