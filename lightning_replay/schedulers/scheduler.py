@@ -151,7 +151,9 @@ class UniformTasks(Scheduler):
         self._check_started()
         ready = np.asarray(ready, dtype=bool)
         count = np.count_nonzero(ready)
-        return ready / count if count and ready.shape == (len(self.tasks),) else among_ready(np.ones(len(self.tasks)), ready)
+        if count and ready.shape == (len(self.tasks),):
+            return ready / count
+        return among_ready(np.ones(len(self.tasks)), ready)
 
 
 def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ class HistoryArrays(NamedTuple):
     """The last ``length`` steps of running episodes, one in each of R rows."""
 
     steps: np.ndarray  #: Slots ``[R, length]``: step k of an episode lies at ``k % length``.
-    count: np.ndarray  #: int64 ``[R]``, steps of each episode so far; its last ``length`` are held.
+    added: np.ndarray  #: int64 ``[R]``, steps added to each since it began; the last of them are held.
 
 
 class EventArrays(NamedTuple):

@@ -40,7 +40,7 @@ class Histories:
         row = self._running.get(trajectory)
         if row is None:
             return np.zeros(0, dtype=np.int64)
-        count = int(self.arrays.count[row])
+        count = int(self.arrays.added[row])
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
     def _rows_of(self, trajectories: Sequence[int]) -> np.ndarray:
@@ -50,7 +50,7 @@ class Histories:
         return np.array([running[name] if name in running else unused.pop() for name in trajectories], dtype=np.int64)
 
     def _grow(self, rows: int) -> None:
-        before = len(self.arrays.count)
+        before = len(self.arrays.added)
         if rows <= before:
             return
         after = max(rows, 2 * before)
@@ -125,7 +125,7 @@ class Histories:
         held = self.of(trajectory)
         row = self._running.pop(trajectory, None)
         if row is not None:
-            self.arrays.count[row] = 0
+            self.arrays.added[row] = 0
             self._unused.append(row)
             self._tables.pool.release(held)
 
@@ -153,7 +153,7 @@ class Histories:
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
         for name, row, held in zip(names, self._rows_of(names).tolist(), slots, strict=False):
-            self.arrays.steps[row, : len(held)], self.arrays.count[row] = held, len(held)
+            self.arrays.steps[row, : len(held)], self.arrays.added[row] = held, len(held)
             self._running[name] = row
         self.forgotten = int(state_dict["forgotten"])
 

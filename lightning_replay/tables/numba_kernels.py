@@ -137,7 +137,7 @@ def led_to_events(happened, events, groups, slots, held_in, histories):  # type:
     length = histories.steps.shape[1]
     held = 0
     for group in range(held_in.size):
-        held += min(histories.count[held_in[group]], length)
+        held += min(histories.added[held_in[group]], length)
     most = events.sent.shape[1] * (count + held)
     tables, found, total = np.empty(most, np.int64), np.empty(most, np.int64), 0
     longest = np.zeros(count, np.int64)  # history length of the events of one table in each row
@@ -154,11 +154,11 @@ def led_to_events(happened, events, groups, slots, held_in, histories):  # type:
             from_batch = min(longest[row], place[row] - begin[row] + 1)
             past = 0
             if begin[row] == groups.start[group_of[row]]:
-                past = min(longest[row] - from_batch, min(histories.count[held_in[group_of[row]]], length))
+                past = min(longest[row] - from_batch, min(histories.added[held_in[group_of[row]]], length))
             for step in range(-past, from_batch):
                 if step < 0:
                     history = held_in[group_of[row]]
-                    slot = histories.steps[history, (histories.count[history] + step) % length]
+                    slot = histories.steps[history, (histories.added[history] + step) % length]
                 else:
                     slot = slots[groups.order[place[row] - from_batch + 1 + step]]
                 if not events.sent[slot, table]:
@@ -172,24 +172,24 @@ def led_to_events(happened, events, groups, slots, held_in, histories):  # type:
 @compiled
 def remember(arrays, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
     """Appends new rows to the histories of their episodes, and empties those of episodes that ended."""
-    steps, count = histories.steps, histories.count
+    steps, added = histories.steps, histories.added
     length = steps.shape[1]
     for group in range(groups.start.size - 1):
         history, stop = held_in[group], groups.start[group + 1]
         first = groups.start[group]
         for step in range(first, stop):
             if groups.done[groups.order[step]]:
-                for old in range(max(count[history] - length, 0), count[history]):
+                for old in range(max(added[history] - length, 0), added[history]):
                     _release(steps[history, old % length], arrays.references, arrays.free, arrays.counters)
-                count[history], first = 0, step + 1
+                added[history], first = 0, step + 1
         kept = min(stop - first, length)
         for step in range(stop - kept, stop):
             arrays.references[slots[groups.order[step]]] += 1
         for step in range(stop - kept, stop):
-            if count[history] >= length:
-                _release(steps[history, count[history] % length], arrays.references, arrays.free, arrays.counters)
-            steps[history, count[history] % length] = slots[groups.order[step]]
-            count[history] += 1
+            if added[history] >= length:
+                _release(steps[history, added[history] % length], arrays.references, arrays.free, arrays.counters)
+            steps[history, added[history] % length] = slots[groups.order[step]]
+            added[history] += 1
 
 
 @compiled

@@ -53,7 +53,7 @@ def led_to_events(
     held_in: np.ndarray,
     histories: HistoryArrays,
 ) -> tuple[np.ndarray, np.ndarray]:
-    steps_until = _steps_until_rows(happened.any(0), groups, slots, held_in, histories)
+    steps_until = _steps_until_rows(np.any(happened, axis=0), groups, slots, held_in, histories)
     tables, found = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for table in np.unique(events.table).tolist():
         is_of_table = events.table == table
@@ -92,15 +92,15 @@ def remember(
         ends = np.flatnonzero(groups.done[groups.order[start:stop]])
         if len(ends):
             release(arrays, _held(histories, history))
-            histories.count[history] = 0
+            histories.added[history] = 0
             new = new[ends[-1] + 1 :]
         new = new[max(len(new) - length, 0) :]
         arrays.references[new] += 1
-        before = histories.count[history]
+        before = histories.added[history]
         after = before + len(new)
         release(arrays, _held(histories, history)[: max(min(before, length) + len(new) - length, 0)])
         histories.steps[history, np.arange(before, after) % max(length, 1)] = new
-        histories.count[history] = after
+        histories.added[history] = after
 
 
 def follow(
@@ -129,7 +129,7 @@ def draw(arrays: TableArrays, rows: np.ndarray, uniform: np.ndarray, table: np.n
 
 
 def _held(histories: HistoryArrays, history: int) -> np.ndarray:
-    count, length = int(histories.count[history]), histories.steps.shape[1]
+    count, length = int(histories.added[history]), histories.steps.shape[1]
     return histories.steps[history, np.arange(max(count - length, 0), count) % max(length, 1)]
 
 

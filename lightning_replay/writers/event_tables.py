@@ -137,7 +137,7 @@ class EventTableWriter(TableWriter):
         return index
 
     def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of rows by columns."""
+        """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of each row."""
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
         done = np.ascontiguousarray(as_array(values[self._done_at]).reshape(-1))
@@ -273,8 +273,8 @@ class EventTableWriter(TableWriter):
             load_state_of(event.condition, dict(state))
 
 
-def _full(key: str | Key) -> Key:
-    return (key,) if isinstance(key, str) else key
+def _full(key: str | Sequence[str]) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:

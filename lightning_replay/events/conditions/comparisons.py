@@ -72,52 +72,38 @@ class ConditionBlock:
     compared in the precision in which the condition by itself compares them.
 
     Args:
-        conditions: of all events.
+        conditions: V of them.
         kinds: dtype and shape per row of the columns.
     """
 
     def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:
         expressions = [_expression(condition, kinds) for condition in conditions]
-        #: Events whose conditions are evaluated here, and those that must be called, by their places.
-        self.places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
-        self.others = [place for place, one in enumerate(expressions) if one is None]
-        self._num_events = len(conditions)
-        place_of = {key: place for place, key in enumerate(kinds)}
         given = [one for one in expressions if one is not None]
+        #: Places of the conditions that must be called.
+        self.others = [place for place, one in enumerate(expressions) if one is None]
+        self._places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
+        self._num_conditions = len(expressions)
         tests = list(dict.fromkeys(test for one in given for test in _comparisons_of(one)))
-        columns = list(dict.fromkeys((test.key, test.dtype) for test in tests))
-        components = {column: sorted({t.component for t in tests if (t.key, t.dtype) == column}) for column in columns}
-        numbers = {
-            (column, one): n for n, (column, one) in enumerate((c, one) for c in columns for one in components[c])
-        }
-        self._columns = [(place_of[key], dtype, components[key, dtype]) for key, dtype in columns]
+        self._comparisons = self._read(tests, list(kinds))
+        self._results, self._combinations = _combined(given, tests)
+        self._is_plain = self._results.tolist() == list(range(len(conditions))) and not len(self._combinations.is_every)
+
+    def _read(self, tests: list[_Between], keys: list[Key]) -> Comparisons:
+        """Decides which components of which columns are read, each once, and returns the comparisons of them."""
+        read: dict[tuple[Key, np.dtype], set[int]] = {}
+        for test in tests:
+            read.setdefault((test.key, test.dtype), set()).add(test.component)
+        self._columns = [(keys.index(key), dtype, sorted(components)) for (key, dtype), components in read.items()]
+        numbers = [(key, dtype, one) for (key, dtype), components in read.items() for one in sorted(components)]
         self._num_numbers = len(numbers)
-        self._comparisons = Comparisons(
-            np.array([numbers[(test.key, test.dtype), test.component] for test in tests], dtype=np.int64),
+        return Comparisons(
+            np.array([numbers.index((test.key, test.dtype, test.component)) for test in tests], dtype=np.int64),
             np.array([test.low for test in tests], dtype=np.float64),
             np.array([test.high for test in tests], dtype=np.float64),
         )
-        combined: list[list[int]] = []
-        is_every: list[bool] = []
-
-        def result_of(expression: _Between | _Combined) -> int:
-            if isinstance(expression, _Between):
-                return tests.index(expression)
-            parts = [result_of(part) for part in expression.parts]
-            combined.append(parts)
-            is_every.append(expression.is_every)
-            return len(tests) + len(combined) - 1
-
-        self._results = np.array([result_of(one) for one in given], dtype=np.int64)
-        self._combinations = Combinations(
-            np.array(is_every, dtype=np.bool_),
-            np.cumsum([0, *map(len, combined)], dtype=np.int64),
-            np.array([part for parts in combined for part in parts], dtype=np.int64),
-        )
-        self._is_plain = not combined and not self.others and self._results.tolist() == list(range(len(tests)))
 
     def __call__(self, values: Sequence[Tensor | np.ndarray]) -> np.ndarray:
-        """Returns which events happened, bool ``[E, N]``, from columns ``[N, ...]``; false for :attr:`others`."""
+        """Returns which conditions hold, bool ``[V, N]``, from columns ``[N, ...]``; false for :attr:`others`."""
         count = len(values[0])
         numbers = np.empty((self._num_numbers, count))
         first = 0
@@ -133,8 +119,8 @@ class ConditionBlock:
             kernels().evaluate(numbers, self._comparisons, self._combinations, held)
         if self._is_plain:
             return held
-        happened = np.zeros((self._num_events, count), dtype=np.bool_)
-        happened[self.places] = held[self._results]
+        happened = np.zeros((self._num_conditions, count), dtype=np.bool_)
+        happened[self._places] = held[self._results]
         return happened
 
 
@@ -143,6 +129,26 @@ def kernels() -> Any:
     """Returns the module of the loop: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
     name = "numba_kernels" if importlib.util.find_spec("numba") is not None else "numpy_kernels"
     return importlib.import_module(f"lightning_replay.events.conditions.{name}")
+
+
+def _combined(expressions: Sequence[_Between | _Combined], tests: list[_Between]) -> tuple[np.ndarray, Combinations]:
+    """Returns the place of the result of each expression, and the combinations that lead to these."""
+    is_every: list[bool] = []
+    parts: list[list[int]] = []
+
+    def result_of(expression: _Between | _Combined) -> int:
+        if isinstance(expression, _Between):
+            return tests.index(expression)
+        results = [result_of(part) for part in expression.parts]
+        parts.append(results)
+        is_every.append(expression.is_every)
+        return len(tests) + len(parts) - 1
+
+    results = np.array([result_of(one) for one in expressions], dtype=np.int64)
+    start = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return results, Combinations(
+        np.array(is_every, dtype=np.bool_), start, np.array([one for each in parts for one in each], dtype=np.int64)
+    )
 
 
 def _comparisons_of(expression: _Between | _Combined) -> list[_Between]:
