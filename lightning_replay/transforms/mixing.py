@@ -82,7 +82,7 @@ class PackedMixing:
         self.layout = layout
         self.missing = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
         row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
-        self._places = {key: _Place(leaf.dtype, leaf.storage_offset(), leaf.numel()) for key, leaf in row.items()}
+        self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
         mixed = [
             place
             for column, place in self._places.items()
