@@ -12,7 +12,7 @@ from lightning_replay.neighbors.cache import NeighborCache
 
 
 class CompiledNeighborCache(NeighborCache):
-    """A :class:`~lightning_replay.neighbors.cache.NeighborCache` whose rows are drawn, arrive and leave in one loop each."""
+    """A :class:`~lightning_replay.neighbors.cache.NeighborCache` updated in one loop each."""
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
         """See :meth:`~lightning_replay.neighbors.cache.NeighborCache.pick`."""

@@ -49,7 +49,7 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
     empty, span = np.int32(leaving.size - 1), np.uint32(highest - lowest)
     for row in range(lists):
         # Without a branch, so that the loop is vectorised: most lists have no slot between the bounds.
-        within = False
+        within = np.bool_(False)
         for place in range(length):
             within |= np.uint32(slot[row, place] - lowest) <= span
         if not within:

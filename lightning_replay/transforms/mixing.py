@@ -82,7 +82,7 @@ class PackedMixing:
         self.layout = layout
         self.missing = {key for key in keys if not any(_is_under(column, key) for column in layout.columns)}
         row = layout.leaves(torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64), torch.Size([1]))
-        self._places = {key: _Place(leaf.dtype, leaf.storage_offset(), leaf.numel()) for key, leaf in row.items()}
+        self._places = {key: _Place(leaf.dtype, int(leaf.storage_offset()), leaf.numel()) for key, leaf in row.items()}
         mixed = [
             place
             for column, place in self._places.items()
@@ -96,9 +96,8 @@ class PackedMixing:
                 self._blocks.pop()
             self._blocks.append(place)
         # Where a return's discount is stored, pairs are compared by it too, which the compiled loop does not.
-        has_numba = importlib.util.find_spec("numba") is not None
         is_covered = _TERMINATED in self._places and ("discount",) not in self._places
-        self.is_compiled = has_numba and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
+        self.is_compiled = has_numba() and is_covered and {place.dtype for place in self._blocks} <= {torch.float32}
         self._bounds = np.array([[place.start, place.start + place.length] for place in self._blocks], dtype=np.int64)
 
     def gather_mixed(self, rows: Tensor, index: Tensor, coefficient: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,6 +142,11 @@ class PackedMixing:
             else:
                 first.copy_(torch.where(untouched.unsqueeze(1), first, torch.lerp(second, first, weight)))
         return pairs.select(1, 0)
+
+
+def has_numba() -> bool:
+    """Returns whether the compiled loop can be used."""
+    return importlib.util.find_spec("numba") is not None
 
 
 def _is_under(column: Key, key: Key) -> bool:

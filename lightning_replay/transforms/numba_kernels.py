@@ -34,7 +34,7 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
         mixed: float32 ``[B, elements]``, the result.
     """
     begin, end = terminated
-    # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies overlap less.
+    # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies hardly do.
     touched = np.float32(0)
     for pair in range(index.shape[0]):
         for element in range(0, rows.shape[1], _LINE_ELEMENTS):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.storage.frames import frame_kernels
+from lightning_replay.storage.frames.outputs import BatchMemory
 
 _WORDS = ((8, torch.int64, np.uint64), (4, torch.int32, np.uint32), (2, torch.int16, np.uint16))
 
@@ -144,6 +145,12 @@ class TorchSearch:
         at = torch.from_numpy(frames).to(self._pool.device, torch.int64)
         self._pool[at] = new.reshape(len(frames), -1).to(self._pool.device)
 
+    def gather(self, frames: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2, N, k, bytes]``, of the frames of rows, int32 ``[N, 2 k]``."""
+        rows, depth = frames.shape[0], frames.shape[1] // 2
+        stacks_first = frames.reshape(rows, 2, depth).transpose(0, 1)
+        return self._pool.index_select(0, stacks_first.reshape(-1)).view(2, rows, depth, self._pool.shape[1])
+
 
 class NumbaSearch:
     """Searches on the CPU with compiled loops.
@@ -158,6 +165,8 @@ class NumbaSearch:
         self.loops: Any = numba_kernels
         self._dtype = next((dtype for size, _, dtype in _WORDS if pool.shape[1] % size == 0), np.uint8)
         self._pool = self._words(pool)
+        self._frame_bytes = pool.shape[1]
+        self._memory = BatchMemory()
 
     def _words(self, frames: Tensor) -> np.ndarray:
         """Returns uint8 ``[..., bytes]`` as the widest words that divide them."""
@@ -178,6 +187,14 @@ class NumbaSearch:
     def store(self, frames: np.ndarray, found: Found, first: Tensor, second: Tensor) -> None:
         """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
         self.loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
+
+    def gather(self, frames: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2, N, k, bytes]``, of the frames of rows, int32 ``[N, 2 k]``."""
+        rows, places = frames.shape
+        stacks = self._memory.tensor(rows * places * self._frame_bytes)
+        stacks = stacks.view(2, rows, places // 2, self._frame_bytes)
+        self.loops.gather(frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
+        return stacks
 
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:

@@ -152,3 +152,20 @@ def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
             pool[frames[number]] = first[row, place]
         else:
             pool[frames[number]] = second[row, place - depth]
+
+
+@_compiled
+def gather(frames, pool, stacks):  # type: ignore[no-untyped-def]
+    """Copies the frames of rows into their two stacks, row by row: most frames are in both, and in the cache then.
+
+    Args:
+        frames: int32 ``[N, 2 k]``.
+        pool: unsigned words ``[F, W]``.
+        stacks: unsigned words ``[2, N, k, W]``, the result.
+    """
+    rows, depth = frames.shape[0], stacks.shape[2]
+    for row in range(rows):
+        for place in range(2 * depth):
+            source, copy = pool[frames[row, place]], stacks[place // depth, row, place % depth]
+            for word in range(source.size):
+                copy[word] = source[word]

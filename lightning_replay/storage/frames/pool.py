@@ -137,6 +137,10 @@ class FramePool:
         drawn = self.frames.index_select(0, frames.reshape(-1))
         return drawn.view(*frames.shape, *self.shape)
 
+    def gather_stacks(self, frames: Tensor) -> Tensor:
+        """Returns both stacks of rows, uint8 ``[2, N, k, *shape]``, by their frames, int32 ``[N, 2 k]``."""
+        return self._search.gather(frames).view(2, len(frames), frames.shape[1] // 2, *self.shape)
+
     def clear(self) -> None:
         """Forgets every frame."""
         self.references.fill(0)

@@ -276,14 +276,14 @@ class FrameStorage(PackedStorage):
         slots = index.flatten().to(self._rows.device)
         rows = self._rows.index_select(0, slots)
         leaves = self._layout.leaves(rows, index.shape)
-        frames = leaves.pop(FRAMES).reshape(len(slots), 2, self.frame_stack).transpose(0, 1)
+        frames = leaves.pop(FRAMES).reshape(len(slots), 2 * self.frame_stack)
         # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.
         if isinstance(self.occupancy, SlotSet) and frames.device.type == "cpu" and not bool(frames.all()):
             raise RuntimeError(
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
             )
-        stacks = self._pool.gather(frames)
+        stacks = self._pool.gather_stacks(frames)
         self.check_read()
         leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
         return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
