@@ -188,9 +188,10 @@ class ExploringAgent(OffPolicyAgent):
     @property
     def exploration_rate(self) -> float:
         """Present probability of a random action."""
-        done = min(1.0, self._explored_steps / max(1, self.hparams["exploration_steps"]))
-        start, end = self.hparams["exploration_start"], self.hparams["exploration_end"]
-        return start + (end - start) * done
+        options = self.hparams
+        done = min(1.0, self._explored_steps / max(1, options["exploration_steps"]))
+        start = options["exploration_start"]
+        return start + (options["exploration_end"] - start) * done
 
     def draw_random(self, greedy: Tensor) -> Tensor:
         """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
@@ -201,6 +202,8 @@ class ExploringAgent(OffPolicyAgent):
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
         is_random = self.draw_random(greedy)
+        if not is_random.any():
+            return greedy
         return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

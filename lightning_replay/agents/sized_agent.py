@@ -121,7 +121,9 @@ class SizedAgent(L.LightningModule):
 
     def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """Takes one gradient step on a loss."""
-        optimizer.zero_grad()
+        for group in optimizer.param_groups:  # as zero_grad does, without 15 µs of its profiling
+            for parameter in group["params"]:
+                parameter.grad = None
         self.take_gradients(loss)
         self.take_step(optimizer)
 
