@@ -198,8 +198,8 @@ def is_regular(file: Path, num_bytes: Any) -> bool:
 
 def _store(source: Tensor | Snapshot, start: int, count: int, file: Path, earlier: Mapping[Fingerprint, Path]) -> Chunk:
     if isinstance(source, Snapshot):
-        unchanged = source.unchanged(start, count)
-        if unchanged in earlier and _link(earlier[unchanged], file):
+        unchanged: Fingerprint | None = source.unchanged(start, count)
+        if unchanged is not None and unchanged in earlier and _link(earlier[unchanged], file):
             source.skip(start, count)
             return Chunk(file.name, unchanged, linked=True)
     content = torch.empty(count, dtype=torch.uint8)
