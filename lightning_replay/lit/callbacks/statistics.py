@@ -62,9 +62,7 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
     ) -> None:
         """Records when due."""
         source = trainer.datamodule  # type: ignore[attr-defined]
-        if not trainer.loggers or not isinstance(source, ReplayDataModule):
-            return
-        if not self.is_due(source):
+        if not isinstance(source, ReplayDataModule) or not self.is_due(source):
             return
         stats = _numbers(source.replay.stats(), "replay")
         if isinstance(source.replay, CurriculumReplay):
@@ -75,7 +73,8 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         """Returns whether a record follows the update that was made last."""
-        return source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
+        has_loggers = source.trainer is not None and bool(source.trainer.loggers)
+        return has_loggers and source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
 
 
 class LogLevelStats(_LogStats):

@@ -49,7 +49,8 @@ class ReplayDataModule(EnvStepDataModule):
         warmup_steps: environment steps with random actions before the first update.
         updates_per_env_step: replay ratio; a fraction or several.
         num_envs: environments stepped together.
-        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``).
+        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
+            environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
             16 if only the speed changes by that: for agents of this library, unless a callback of another origin, or
             one of Lightning's other than progress bars, is called for every batch. A training step ends early where a
