@@ -41,7 +41,7 @@ def bootstrapped(batch: TensorDictBase, values: Tensor, discount: Tensor) -> Ten
 
     Args:
         batch: of replayed transitions.
-        values: of the next observations ``[B]``.
+        values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
         discount: γ, a scalar.
     """
     following, steps = batch.get("next"), batch.get("steps_to_next_obs", None)
@@ -49,7 +49,11 @@ def bootstrapped(batch: TensorDictBase, values: Tensor, discount: Tensor) -> Ten
     if ended is None:
         ended = following.get("done")
     factor = discount if steps is None else discount ** steps.view_as(values)
-    return following.get("reward").view_as(values) + factor * ended.view_as(values).logical_not() * values
+    return (
+        values.mul_(factor)
+        .masked_fill_(ended.view_as(values).bool(), 0.0)
+        .add_(following.get("reward").view_as(values))
+    )
 
 
 class OffPolicyAgent(SizedAgent):

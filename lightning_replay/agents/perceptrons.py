@@ -71,7 +71,7 @@ class TargetUpdate:
         self._sources, self._targets = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
         self._rate = rate
 
-    @torch.no_grad()
     def step(self) -> None:
         """Moves all targets."""
-        torch._foreach_lerp_(self._targets, self._sources, self._rate)
+        with torch.no_grad():
+            torch._foreach_lerp_(self._targets, self._sources, self._rate)

@@ -73,7 +73,8 @@ class CheckedSteps(gymnasium.Wrapper):
         return returned
 
     def _check_shape(self, observation: Any, method: str) -> None:
-        if self._shape is not None and np.shape(observation) != self._shape:
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
+        if self._shape is not None and shape != self._shape:
             raise ValueError(
                 f"{method} of {self.env} returned an observation of shape {list(np.shape(observation))}, and its "
                 f"observation_space has the shape {list(self._shape)}. Return observations of the space, or correct it"
