@@ -15,7 +15,7 @@ Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,10 +134,24 @@ class WriterHooks(PartHooks):
     keeps_tables: bool = False  #: Whether slots are held by :class:`~lightning_replay.tables.tables.Tables`.
     keeps_order: bool = False  #: Whether slots are in order of time, as those of a ring.
     needs_initial_surprise: bool = False  #: Whether it lacks a function for the surprise of new rows.
+    takes_values: bool = False  #: Whether its own class defines :meth:`insert_values`.
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
         raise NotImplementedError
+
+    def insert_values(self, storage: Any, values: Sequence[Tensor | np.ndarray], count: int) -> Insertion | None:
+        """Stores rows as :meth:`insert`, given as columns ``[N, ...]`` that the storage has read and checked.
+
+        ``None``, with nothing changed, where :meth:`insert` must store them, which may read more than their values.
+        Called where :attr:`takes_values`; a subclass that changes how rows are stored need not define it.
+
+        Args:
+            storage: the writer's, a :class:`~lightning_replay.storage.PackedStorage` that holds rows.
+            values: in the order of its ``row_columns``.
+            count: N, at least 1.
+        """
+        return None
 
     def insert_nothing(self) -> None:
         """Replaces a call of :meth:`insert` where transforms keep all rows back."""
@@ -280,6 +294,7 @@ class ReplayWriter(_Saved, WriterHooks, Writer):
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )
+        cls.takes_values = "insert_values" in vars(cls)  # a base class's may store rows in another way than cls
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""

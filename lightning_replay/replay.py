@@ -24,7 +24,7 @@ from lightning_replay.assembled import AssembledReplay, check_parts
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
-from lightning_replay.parts import Drawing, Insertion, ReplayTransform, SamplerHooks
+from lightning_replay.parts import Drawing, ReplayTransform, SamplerHooks
 from lightning_replay.priority_updates import check_values, given_priority, real_numbers, row_generations, row_numbers
 from lightning_replay.samplers.slices import SliceCheck
 from lightning_replay.samplers.uniform import UniformSampler
@@ -254,7 +254,7 @@ class Replay(AssembledReplay):
         self._is_direct = (
             type(self).extend is Replay.extend
             and type(self._storage) is PackedStorage
-            and type(self._writer) is FirstInFirstOutWriter
+            and self._writer_hooks.takes_values
             and type(self._sampler_hooks).check_rows is SamplerHooks.check_rows
         )
 
@@ -267,8 +267,8 @@ class Replay(AssembledReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
-            storage, writer = self._packed, self._writer
-            assert storage is not None and isinstance(writer, FirstInFirstOutWriter)
+            storage = self._packed
+            assert storage is not None
             if self._has_transforms or (self._episodes is not None and self._episodes.links is None):
                 return None
             if self._sampler_hooks.uses_priorities and storage.has_column(self.priority_key):
@@ -276,11 +276,12 @@ class Replay(AssembledReplay):
             values = read(storage, rows)
             if values is None:
                 return None
-            count = len(values[0])
-            index = writer.extend_values(storage, values, count)
-            self.last_insertion = Insertion(index, slice(count - index.numel(), count))
-            self._sampler.extend(index)
-            return index
+            inserted = self._writer_hooks.insert_values(storage, values, len(values[0]))
+            if inserted is None:
+                return None
+            self.last_insertion = inserted
+            self._sampler.extend(inserted.slots)
+            return inserted.slots
 
     def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Flushes partial n-step transitions, formed before they are stored, when collecting or episodes break off.

@@ -3,22 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
+
+from lightning_replay.compiled import compiled
 
 
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
-
-
-@_compiled
+@compiled
 def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
     """Picks one of the first ``choices[i]`` of the list of each slot i by a number in [0, 1).
 
@@ -34,7 +24,7 @@ def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
         picked[number] = slot[row, np.int64(uniform[number] * choices[row])]
 
 
-@_compiled
+@compiled
 def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # type: ignore[no-untyped-def]
     """Removes marked slots from lists; the others keep their order and move to the front.
 
@@ -66,7 +56,7 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
         choices[row] = min(kept, num_neighbors)
 
 
-@_compiled
+@compiled
 def enter(  # type: ignore[no-untyped-def]
     slot, distance, choices, radius, points, closest, arriving, queries, empty, num_neighbors
 ):

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numba import njit
+
+from lightning_replay.compiled import compiled
 
 # Measured over 8, 16, 32 and 64 with 256 draws and updates: 16 float32 leaves fill one cache line of 64 bytes.
 SHIFT = 4
@@ -15,14 +14,6 @@ FAN_OUT = 1 << SHIFT
 # Levels above this many nodes do not stay in the second-level cache; loading them ahead hides most of the wait.
 PREFETCH_ABOVE = 20_000
 INFINITY = np.float32(np.inf)
-
-
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
 
 
 # A call between compiled functions counts references to every array it passes: four times the work of a block.
@@ -78,7 +69,7 @@ def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-un
     minima[starts[level] + node] = least
 
 
-@_compiled
+@compiled
 def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Recomputes every node above the slots in ``index``, from the leaves upwards; -1 is skipped."""
     first, last = counts[0] - 1, np.int64(0)
@@ -102,7 +93,7 @@ def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-unt
             previous = node
 
 
-@_compiled
+@compiled
 def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Writes in order: of several values for a slot the last stays."""
     for position in range(index.size):
@@ -110,7 +101,7 @@ def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-
     refresh(index, leaves, sums, minima, starts, counts)
 
 
-@_compiled
+@compiled
 def update(index, error, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` written, and how many rows are late.
 
@@ -144,7 +135,7 @@ def update(index, error, generation, stored, offset, exponent, limit, leaves, su
     return largest, late
 
 
-@_compiled
+@compiled
 def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Writes one value to every slot in ``index``; False with nothing written when one is out of range."""
     for position in range(index.size):
@@ -157,7 +148,7 @@ def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # 
     return True
 
 
-@_compiled
+@compiled
 def fill_slot(slot, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Writes one slot, without the array that :func:`fill_checked` takes."""
     leaves[slot] = value
@@ -210,7 +201,7 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     return child, before
 
 
-@_compiled
+@compiled
 def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
     """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``."""
     touched = 0.0
@@ -235,7 +226,7 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
         index[0] = -1
 
 
-@_compiled
+@compiled
 def draw(uniform, exponent, over_batch, index, weight, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
     """Draws in proportion; ``weight`` is the value over the smallest positive one, to the power ``exponent``.
 

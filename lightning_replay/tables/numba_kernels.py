@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from lightning_replay.storage.row_kernels import compiled
+from lightning_replay.compiled import compiled
 from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN
 
 

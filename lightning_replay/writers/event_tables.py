@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing every step to the default table, and the steps that led to an event to the event's table as well."""
+"""Writing every step to the default table, and the steps that led to an event to the event's table as well.
+
+Longer than other files because rows enter as a TensorDict, which conditions may be called with, or as values alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from lightning_replay.episodes.tracker import episodes_of
 from lightning_replay.events.conditions.comparisons import ConditionBlock
 from lightning_replay.events.conditions.condition import ConditionError, holds, load_state_of, state_of
 from lightning_replay.events.event_table import EventTable
+from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
@@ -135,6 +140,19 @@ class EventTableWriter(TableWriter):
             index = torch.from_numpy(self.tables.slots_of(0)[-len(done) :]).to(self._storage.device)
         self._count(fired)  # may warn, and a warning may be made an error
         return index
+
+    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion | None:
+        """Writes rows as :meth:`extend`; ``None`` where a condition or a count reads more, or not all fit at once."""
+        if self._columns is not storage.row_columns:
+            self._read_columns(storage.row_columns)
+        if self._block.others or self._counts_state_actions or count > min(self.tables.capacity[0], storage.capacity):
+            return None
+        episodes = groups_of(*self._episodes_of(values))
+        self._histories.check_room([episodes], self.forget_stale)
+        fired = self._block(values)
+        index = self._write(values, fired, episodes, None)
+        self._count(fired)
+        return Insertion(index, slice(0, count))
 
     def _episodes_of(self, values: Sequence[Column]) -> tuple[np.ndarray | None, np.ndarray]:
         """Returns running episode, int64 ``[N]`` or ``None``, and whether it ended, bool ``[N]``, of each row."""

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import TensorDictRoundRobinWriter
 
-from lightning_replay.parts import ReplayWriter
+from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.frames.storage import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
@@ -50,9 +50,9 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         storage = self._storage
         if not isinstance(storage, PackedStorage):
             return super().extend(data.copy())  # TorchRL's writes an index into what it is given
-        return self.extend_values(storage, storage.checked_values(data), data.shape[0])
+        return self.insert_values(storage, storage.checked_values(data), data.shape[0]).slots
 
-    def extend_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
+    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion:
         """Writes the values of ``count`` transitions that the storage has checked; see :meth:`extend`."""
         capacity, start = storage.capacity, self._cursor
         stop = start + count
@@ -65,7 +65,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._write_count += count
         for buffer in storage._attached_entities:
             buffer.mark_update(index)
-        return index
+        return Insertion(index, slice(count - index.numel(), count))
 
     def _extend_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
         """Writes more transitions than fit before the end of the ring, or with frames; returns their slots."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from lightning_replay.parts import Insertion
 from lightning_replay.saving.spec import recorded
+from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.stored_column import as_array
+from lightning_replay.storage.transition_check import Column
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_flag
 from lightning_replay.writers.announcement import announce, chosen
@@ -42,6 +46,8 @@ class TaskTableWriter(TableWriter):
         self.tasks = list(tasks)
         capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
         self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
+        self._columns: Mapping[Any, Any] | None = None  # those in which the task is at the place _task_at
+        self._task_at = -1
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
 
@@ -92,18 +98,24 @@ class TaskTableWriter(TableWriter):
         count, column = data.shape[0], data.get("task", None)
         if not isinstance(column, Tensor) or column.dtype != torch.int64 or column.numel() != count:
             return None
-        values = self._storage.checked_values(data)
-        task = np.ascontiguousarray(column.reshape(-1).cpu().numpy())
+        return self.insert_values(self._storage, self._storage.checked_values(data), count)
+
+    def insert_values(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Insertion | None:
+        """Writes rows as :meth:`insert`; ``None`` where a task does not exist or not all rows fit at once."""
+        if self._columns is not storage.row_columns:
+            self._columns = storage.row_columns
+            self._task_at = list(self._columns).index(("task",))
+        task = np.ascontiguousarray(as_array(values[self._task_at]).reshape(-1))
         if self._shares_one_table:
             if task.min() < 0 or task.max() >= len(self.tasks):
                 return None
             task = np.zeros_like(task)
-        slots = self.tables.try_append_new(task) if count <= self._storage.rows_at_once else None
+        slots = self.tables.try_append_new(task) if count <= storage.rows_at_once else None
         if slots is None:
             return None
         index = self.write(slots, values)
         self._write_count += count
-        for buffer in self._storage._attached_entities:
+        for buffer in storage._attached_entities:
             buffer.mark_update(index)
         return Insertion(index, slice(0, count))
 

@@ -25,6 +25,7 @@ ORDER = (
         "schedules",
         "seeded",
         "part_state",
+        "compiled",
     ),
     *("parts", "declared", "storage", "tables", "episodes", "events", "schedulers", "priority_tree", "neighbors"),
     *(

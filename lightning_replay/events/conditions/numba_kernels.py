@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lightning_replay.storage.row_kernels import compiled
+from lightning_replay.compiled import compiled
 
 
 @compiled
