@@ -148,15 +148,6 @@ def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # 
     return True
 
 
-@compiled
-def fill_slot(slot, value, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Writes one slot, without the array that :func:`fill_checked` takes."""
-    leaves[slot] = value
-    for level in range(1, counts.size):
-        slot >>= SHIFT
-        _recompute(level, slot, leaves, sums, minima, starts)
-
-
 @_inlined
 def _sum_four(values, first):  # type: ignore[no-untyped-def]
     return (np.float64(values[first]) + values[first + 1]) + (np.float64(values[first + 2]) + values[first + 3])

@@ -47,6 +47,7 @@ class NumbaTree:
         self._starts = np.array(starts, np.int64)
         self._counts = np.array(counts, np.int64)
         self._arrays = (self._leaves, self._sums, self._minima, self._starts, self._counts)
+        self._one_slot = np.zeros(1, np.int64)
         self._root = int(self._starts[-1])
         self._capacity = capacity
 
@@ -89,15 +90,12 @@ class NumbaTree:
         return None if largest == -2.0 else (largest, late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        if not isinstance(index, int):
-            if index.numel() > 1:
-                return kernels.fill_checked(index.numpy(), value, limit, *self._arrays)
-            index = int(index)
-        if index < -1 or index >= limit:
-            return False
-        if index >= 0:
-            kernels.fill_slot(index, value, *self._arrays)
-        return True
+        if isinstance(index, int):
+            slots = self._one_slot
+            slots[0] = index
+        else:
+            slots = index.numpy()
+        return kernels.fill_checked(slots, value, limit, *self._arrays)
 
     def get(self, index: Tensor) -> Tensor:
         return torch.from_numpy(self._leaves[index.numpy()])

@@ -192,9 +192,10 @@ class PrioritizedSampler(TorchRLNames):
         stored = storage.generations
         if stored is None:
             return None
+        error = td_error.detach()
         updated = self._tree.update(
             index.contiguous(),
-            td_error.detach().reshape(-1),
+            (error if error.ndim == 1 else error.reshape(-1)).contiguous(),
             generation.contiguous(),
             stored,
             min(len(storage), self.max_size),

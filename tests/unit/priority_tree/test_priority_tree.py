@@ -227,8 +227,8 @@ def test_the_tree_pickles_with_its_contents(tree: PriorityTree) -> None:
 
 
 def test_one_row_searches_more_entries_than_one_block() -> None:
-    assert TorchTree(200_000, torch.device("cpu"))._nodes == [6251]
-    assert len(TorchTree(1_000_000, torch.device("cpu"))._nodes) == 2
+    assert TorchTree(1_000_000, torch.device("cpu"))._nodes == [31251]
+    assert len(TorchTree(2_000_000, torch.device("cpu"))._nodes) == 2
     assert torch_tree.LEAF_SHIFT == 5 and torch_tree.SHIFT == 6
 
 
