@@ -14,7 +14,7 @@ from torch.nn.functional import smooth_l1_loss
 from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.networks import QNetwork
 from lightning_replay.agents.off_policy import ExploringAgent, bootstrapped, weighted_mean
-from lightning_replay.agents.perceptrons import Layers, layers_of, perceive, tensors_of
+from lightning_replay.agents.perceptrons import Layers, layers_of, perceive, perceptron_layers, tensors_of
 from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
@@ -84,7 +84,7 @@ class DQN(ExploringAgent):
     @cached_property
     def layers(self) -> Layers:
         """Of the network."""
-        return layers_of(self.loss.value_network_params)
+        return perceptron_layers(self.loss, "value_network")
 
     @cached_property
     def target_layers(self) -> Layers:

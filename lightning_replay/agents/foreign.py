@@ -19,6 +19,7 @@ _BATCH_HOOKS = (
     *("on_train_batch_start", "on_train_batch_end"),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
 )
+_UPDATE_METHODS = ("update", "losses", "distances", "actor_loss", "descend", "take_step", "take_gradients")
 _OWN_MODULES = ("lightning_replay.", "lightning.pytorch.core.")
 _IGNORING_BATCHES = (object, L.Callback, ProgressBar, RichProgressBar, TQDMProgressBar, Timer)
 
@@ -91,13 +92,17 @@ def takes_update_batches(agent: L.LightningModule) -> bool:
     """Returns whether ``training_step`` takes :class:`~lightning_replay.agents.feedback.UpdateBatches`.
 
     Declared by ``takes_update_batches = True`` in the class that defines ``training_step``, or in a subclass of it: a
-    class that overrides the method without the attribute takes a single batch.
+    class that overrides the method without the attribute takes a single batch. So does one that overrides the update
+    of an agent of this library: what it logs there would be logged for the last update of a training step alone.
     """
+    changes_update = False
     for kind in type(agent).__mro__:
+        is_own = kind.__module__.startswith(_OWN_MODULES)
         if "takes_update_batches" in vars(kind):
-            return bool(vars(kind)["takes_update_batches"])
+            return bool(vars(kind)["takes_update_batches"]) and not (is_own and changes_update)
         if "training_step" in vars(kind):
             return False
+        changes_update |= not is_own and not vars(kind).keys().isdisjoint(_UPDATE_METHODS)
     return False
 
 

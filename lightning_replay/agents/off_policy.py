@@ -16,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data, uses_no_step_hooks
-from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, tensors_of
+from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
 from lightning_replay.agents.sized_agent import SizedAgent
 from lightning_replay.agents.spaces import continuous_sizes
 from lightning_replay.replay import Replay
@@ -81,6 +81,13 @@ class OffPolicyAgent(SizedAgent):
     def target_update(self) -> TargetUpdate:
         """Moves the targets in :attr:`loss` by ``target_update_rate``."""
         return TargetUpdate(self.loss, self.hparams["target_update_rate"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Forgets what holds tensors of the former :attr:`loss` where that is replaced."""
+        if name == "loss":
+            for cached in _OF_LOSS:
+                self.__dict__.pop(cached, None)
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what holds tensors of :attr:`loss`, whose copies are other tensors."""
@@ -156,12 +163,12 @@ class ContinuousAgent(OffPolicyAgent):
     @cached_property
     def actor_layers(self) -> Layers:
         """Of the policy."""
-        return layers_of(self.loss.actor_network_params)
+        return perceptron_layers(self.loss, "actor_network")
 
     @cached_property
     def layers(self) -> Layers:
         """Of both critics, stacked."""
-        return layers_of(self.loss.qvalue_network_params)
+        return perceptron_layers(self.loss, "qvalue_network")
 
     @cached_property
     def target_layers(self) -> Layers:

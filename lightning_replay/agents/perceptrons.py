@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torchrl.modules import QValueModule, SafeProbabilisticModule
+
+_PARTS = (nn.Linear, nn.ReLU, biased_softplus, QValueModule, SafeProbabilisticModule)
 
 Layers = tuple[tuple[Tensor, Tensor], ...]  # weight and bias of each linear layer
 
@@ -21,6 +25,23 @@ def layers_of(parameters: TensorDictBase) -> Layers:
     named = [(key[-1] if isinstance(key, tuple) else key, leaf) for key, leaf in parameters.items(True, True)]
     weights, biases = ([leaf for name, leaf in named if name == kind] for kind in ("weight", "bias"))
     return tuple(zip(weights, biases, strict=True))
+
+
+def perceptron_layers(loss: nn.Module, name: str) -> Layers:
+    """Returns the linear layers of a network of a loss.
+
+    Raises:
+        TypeError: the network has parts that :func:`perceive` leaves out, such as another activation.
+    """
+    parts = [part for part in getattr(loss, name).modules() if not any(True for _ in part.children())]
+    others = sorted({type(part).__name__ for part in parts if type(part) not in _PARTS})
+    if others:
+        raise TypeError(
+            f"{name} of the agent's loss has {', '.join(others)}; this agent computes it as linear layers with ReLU "
+            "between them. For another network write a LightningModule with act and training_step, see "
+            "docs/lightning.md."
+        )
+    return layers_of(getattr(loss, f"{name}_params"))
 
 
 def tensors_of(layers: Layers) -> list[Tensor]:

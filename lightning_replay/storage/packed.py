@@ -223,9 +223,9 @@ class PackedStorage(ForkableStorage):
             data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` in it is ignored.
 
         Raises:
-            IndexError: an int that is no slot; nothing is written.
-            ValueError: keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check` refuses;
-                nothing is written.
+            IndexError: a slot below 0 or beyond the capacity; nothing is written.
+            ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or :attr:`row_check`
+                refuses; nothing is written.
             RuntimeError: see :meth:`check_writable`.
         """
         if isinstance(data, list):
@@ -238,11 +238,23 @@ class PackedStorage(ForkableStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = torch.as_tensor(slots, dtype=torch.int64)
+            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64))
         values = self.checked_values(data)
         if set_cursor:
             self._set_last_cursor(cursor)
         self.write(slots, values, grow=set_cursor)
+
+    def _checked_slots(self, slots: Tensor) -> Tensor:
+        """Refuses slots that are none: the compiled loop that writes rows checks no bounds."""
+        if not slots.numel():
+            raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
+        lowest, highest = (int(bound) for bound in slots.aminmax())
+        if lowest < 0 or highest >= self.capacity:
+            raise IndexError(
+                f"cursor has slots from {lowest} to {highest}; they must be from 0 to {self.capacity - 1}. Nothing was "
+                "written"
+            )
+        return slots
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
         """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""

@@ -110,12 +110,15 @@ class PackedMixing:
 
         Returns:
             Rows ``[B, words]``, and the coefficients, 1 for pairs left as their first row.
+
+        Raises:
+            IndexError: an index that is no slot, of a user's sampler.
         """
         from lightning_replay.transforms import numba_kernels
 
         mixed, coefficient = rows.new_empty(len(index), rows.shape[1]), coefficient.clone()
         stored, (_, start, length) = rows.numpy(), self._places[_TERMINATED]
-        numba_kernels.mix_pairs(
+        is_mixed = numba_kernels.mix_pairs(
             stored.view(np.float32),
             stored.view(np.uint8),
             index.numpy(),
@@ -124,6 +127,12 @@ class PackedMixing:
             coefficient.numpy(),
             mixed.numpy().view(np.float32),
         )
+        if not is_mixed:
+            lowest, highest = (int(bound) for bound in index.aminmax())
+            raise IndexError(
+                f"pairs were drawn of slots from {lowest} to {highest}, of a storage with slots from 0 to "
+                f"{len(rows) - 1}; nothing was mixed. Let the sampler draw slots below len(storage)"
+            )
         return mixed, coefficient
 
     def column(self, pairs: Tensor, key: Key) -> Tensor | None:

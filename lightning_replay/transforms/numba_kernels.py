@@ -12,7 +12,7 @@ _LINE_ELEMENTS = 16  # float32 in a cache line
 
 @compiled
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
-    """Gathers pairs of rows and mixes each into one row.
+    """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
 
     Args:
         rows: float32 ``[N, elements]``, packed rows.
@@ -27,6 +27,9 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
     # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies hardly do.
     touched = np.float32(0)
     for pair in range(index.shape[0]):
+        for place in range(2):
+            if not 0 <= index[pair, place] < rows.shape[0]:
+                return False
         for element in range(0, rows.shape[1], _LINE_ELEMENTS):
             touched += rows[index[pair, 0], element]
             touched += rows[index[pair, 1], element]
@@ -49,3 +52,4 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
                 # The nearer of the two is the start, as in torch.lerp: 1 returns the first exactly, 0 the second.
                 step = one - other
                 mixed[pair, element] = other + weight * step if weight < np.float32(0.5) else one - rest * step
+    return True

@@ -14,6 +14,8 @@ from tensordict import TensorDict
 
 import lightning_replay.agents
 from lightning_replay.agents import DQN, SAC, TD3
+from lightning_replay.agents.networks import QNetwork
+from lightning_replay.agents.value_losses import ScalarValueLoss
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "agents"
 
@@ -129,3 +131,33 @@ def test_what_is_kept_of_the_parameters_follows_moves_and_loaded_states(make) ->
     found = agent.state_dict()
     name = next(key for key in found if "target_" in key and "value" in key and key.endswith("0.weight"))
     torch.testing.assert_close(found[name], before + rate)
+
+
+def test_another_loss_is_learned_from_and_acted_by() -> None:
+    agent, other = (DQN(observation_size=4, num_actions=2) for _ in range(2))
+    agent.act(torch.zeros(1, 4), explore=False)
+    assert agent.target_update is not None and agent.target_layers
+    agent.loss = other.loss
+    observation = torch.randn(5, 4)
+    assert agent.layers[0][0] is other.layers[0][0] and agent.target_layers[0][0] is other.target_layers[0][0]
+    assert torch.equal(agent.act(observation, explore=False), other.act(observation, explore=False))
+    with torch.no_grad():
+        agent.layers[0][0].add_(1.0)
+    before = other.target_layers[0][0].clone()
+    agent.target_update.step()
+    assert not torch.equal(other.target_layers[0][0], before)
+
+
+class Smooth(DQN):
+    """A network with another activation."""
+
+    def build(self) -> None:
+        network = QNetwork(4, 2, (8,))
+        network.perceptron = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.loss = ScalarValueLoss(network, discount=0.99)
+
+
+def test_a_network_that_is_no_perceptron_with_relu_is_refused() -> None:
+    agent = Smooth(observation_size=4, num_actions=2)
+    with pytest.raises(TypeError, match="value_network of the agent's loss has Tanh; this agent computes it as"):
+        agent.act(torch.zeros(1, 4), explore=False)

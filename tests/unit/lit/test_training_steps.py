@@ -123,6 +123,20 @@ class Observing(DQN):
         assert len(batch["index"])
 
 
+class Logging(DQN):
+    """Logs in every update."""
+
+    def update(self, batch):
+        self.log("updates", float(self.trainer.datamodule.updates_done), on_epoch=True)
+        return super().update(batch)
+
+
+class Declared(Logging):
+    """Takes several batches all the same."""
+
+    takes_update_batches = True
+
+
 class Inherited(Several):
     """Overrides something else."""
 
@@ -133,9 +147,10 @@ class Inherited(Several):
 def test_which_agents_take_several_batches() -> None:
     taken = {
         kind: takes_update_batches(kind.__new__(kind))
-        for kind in (DQN, SingleBatch, Observing, Several, Inherited, Tiny)
+        for kind in (DQN, SingleBatch, Observing, Logging, Declared, Several, Inherited, Tiny)
     }
-    assert taken == {DQN: True, SingleBatch: False, Observing: True, Several: True, Inherited: True, Tiny: False}
+    single = {SingleBatch, Logging, Tiny}
+    assert taken == {kind: kind not in single for kind in taken}
 
 
 class Watching(L.Callback):

@@ -150,6 +150,18 @@ def test_slices_of_every_kind_write_the_slots_they_name_and_ints_must_be_slots()
             storage.set(slot, numbered_steps(0, 1)[0])
 
 
+def test_slots_of_a_tensor_that_are_none_are_refused_and_nothing_is_written() -> None:
+    storage = PackedStorage(capacity=6)
+    storage.set(slice(0, 4), numbered_steps(0, 4))
+    before = storage.all_packed.clone()
+    for slots in ([0, 6], [-1, 2], [10**7, 1]):
+        with pytest.raises(IndexError, match="they must be from 0 to 5. Nothing was written"):
+            storage.set(torch.tensor(slots), numbered_steps(10, 2))
+    with pytest.raises(ValueError, match="cursor is empty"):
+        storage.set(torch.zeros(0, dtype=torch.int64), numbered_steps(10, 2)[:0])
+    assert len(storage) == 4 and torch.equal(storage.all_packed, before)
+
+
 def test_an_empty_state_that_is_loaded_during_a_save_does_not_change_what_is_saved() -> None:
     storage = PackedStorage(capacity=6)
     storage.set(slice(0, 6), numbered_steps(0, 6))

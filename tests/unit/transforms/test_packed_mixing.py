@@ -129,6 +129,30 @@ def test_a_missing_key_is_refused_with_its_name() -> None:
         MixPairs().mix_stored(PackedStorage(3), torch.zeros(2, 2, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("slot", [-1, ROWS, 10**7])
+def test_a_slot_that_is_none_is_refused_and_the_next_draw_is_the_same(slot: int) -> None:
+    class Beyond(RandomPairSampler):
+        partner: int | None = slot
+
+        def sample(self, storage, batch_size):
+            index, info = super().sample(storage, batch_size)
+            if self.partner is not None:
+                index[0, 1] = self.partner
+            return index, info
+
+    sampler, again = Beyond(seed=0), RandomPairSampler(seed=0)
+    replays = [
+        Replay(storage=PackedStorage(ROWS), sampler=one, transform=MixPairs(seed=0), batch_size=8)
+        for one in (sampler, again)
+    ]
+    for replay in replays:
+        replay.extend(transitions().apply(lambda column: torch.nan_to_num(column)))
+    with pytest.raises(IndexError):
+        replays[0].sample()
+    sampler.partner = None
+    check_equal([replays[0].sample()], [replays[1].sample()])
+
+
 def test_the_stored_rows_stay_and_the_transform_can_be_pickled_after_use() -> None:
     transform, storage = MixPairs(seed=0), PackedStorage(ROWS)
     storage.set(slice(0, ROWS), transitions())
