@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from tensordict import TensorDictBase
@@ -38,6 +38,12 @@ class UpdateBatches:
         for _ in range(self._count):
             yield self._source.draw()
 
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise TypeError(_several(f"[{key!r}]"))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(_several(f".{name}"), name=name, obj=self)
+
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **outputs: Any) -> None:
         """Passes the TD errors of one batch to the replay, with the signals among the other outputs."""
         self._source.update_priority(batch, td_error, **_signals_of(outputs))
@@ -64,6 +70,13 @@ class UpdatePriorities(L.Callback):
                 "{'loss': ..., 'td_error': detached TD errors [B]} so that the priorities can be updated."
             )
         source.update_priority(batch, outputs["td_error"], **_signals_of(outputs))
+
+
+def _several(used: str) -> str:
+    return (
+        f"a training step has several batches, and {used} is of one; with updates_per_training_step above 1 iterate over "
+        "them (for batch in batches: ...), or leave the option at None, which gives such code single batches"
+    )
 
 
 def _signals_of(outputs: Mapping[str, Any]) -> dict[str, Any]:

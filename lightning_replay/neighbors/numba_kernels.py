@@ -41,7 +41,7 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
         # Without a branch, so that the loop is vectorised: most lists have no slot between the bounds.
         within = np.bool_(False)
         for place in range(length):
-            within |= np.uint32(slot[row, place] - lowest) <= span
+            within |= np.uint32(slot[row, place] - lowest) <= span  # type: ignore[assignment]
         if not within:
             continue
         kept = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lightning_replay.lit.task_assignment import TaskAssignment, check_tasks
 from lightning_replay.lit.update_schedule import Pace
 from lightning_replay.replay import Replay
 from lightning_replay.schedulers.progress import ReturnProgress
-from lightning_replay.validation import check_kind, checked_count
+from lightning_replay.validation import check_kind, check_option, checked_count
 
 __all__ = ["ReplayDataModule"]
 
@@ -121,7 +122,8 @@ class ReplayDataModule(EnvStepDataModule):
         self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
         self.replay = replay
         if updates_per_training_step is not None:
-            checked_count("updates_per_training_step", updates_per_training_step)
+            accepted = "a whole number of batches from 1 on, or None for as many as change only the speed"
+            check_option("updates_per_training_step", updates_per_training_step, Integral, accepted, 1)
         self.updates_per_training_step = updates_per_training_step
         self._updates_per_env_step = updates_per_env_step
         self.updates_per_epoch = checked_count("updates_per_epoch", updates_per_epoch)
