@@ -92,14 +92,21 @@ def test_equals_the_oracle(
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @settings(max_examples=40)
-@given(seed=st.integers(0, 2**31), capacity=st.sampled_from([40, 3_000, 300_000]), exponent=st.floats(-30, 30))
-def test_root_equals_the_sum_of_the_leaves(backend: str, seed: int, capacity: int, exponent: float) -> None:
+@given(
+    seed=st.integers(0, 2**31),
+    capacity=st.sampled_from([40, 3_000, 300_000]),
+    written=st.sampled_from([5, 500]),  # few: blocks of the levels above the lowest are picked, too
+    exponent=st.floats(-30, 30),
+)
+def test_root_equals_the_sum_of_the_leaves(
+    backend: str, seed: int, capacity: int, written: int, exponent: float
+) -> None:
     rng = np.random.default_rng(seed)
     with patch.object(torch_tree, "WIDEST_TOP", 64):
         tree = PriorityTree(capacity, backend=backend)
     for _ in range(3):
-        index = torch.from_numpy(rng.integers(0, capacity, 500))
-        tree.set(index, torch.from_numpy((rng.random(500) ** 8 * 10.0**exponent).astype(np.float32)))
+        index = torch.from_numpy(rng.integers(0, capacity, written))
+        tree.set(index, torch.from_numpy((rng.random(written) ** 8 * 10.0**exponent).astype(np.float32)))
     leaves = tree.leaves().abs().double()
     assert float(tree.total()) == pytest.approx(float(leaves.sum()), rel=1e-12)
     found = tree.find(torch.from_numpy(rng.random(2_000)) * tree.total() * 1.001)
