@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.priority_tree import PriorityTree, torch_tree
 from tests.oracles import PriorityOracle
 
 # Multiples of 1/8 below 2**20 add up without rounding, whatever the order: answers must be equal, not close.
@@ -67,10 +69,17 @@ def _assert_equal(tree: PriorityTree, oracle: PriorityOracle, uniform: np.ndarra
 
 @pytest.mark.parametrize(("backend", "is_monotone"), [("numba", True), ("torch", True), ("torch", False)])
 @settings(max_examples=60)
-@given(sequence=writes(), uniform=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20))
-def test_equals_the_oracle(backend: str, is_monotone: bool, sequence: tuple, uniform: list[float]) -> None:
+@given(
+    sequence=writes(),
+    uniform=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
+    widest_top=st.sampled_from([64, 40_000]),
+)
+def test_equals_the_oracle(
+    backend: str, is_monotone: bool, sequence: tuple, uniform: list[float], widest_top: int
+) -> None:
     capacity, steps = sequence
-    tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
+    with patch.object(torch_tree, "WIDEST_TOP", widest_top):  # 64: one level more from 2,049 slots on
+        tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
     if backend == "torch":
         tree._tree._is_monotone = tree._tree._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
     for kind, index, value in steps:
@@ -83,13 +92,21 @@ def test_equals_the_oracle(backend: str, is_monotone: bool, sequence: tuple, uni
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @settings(max_examples=40)
-@given(seed=st.integers(0, 2**31), capacity=st.sampled_from([40, 3_000, 300_000]), exponent=st.floats(-30, 30))
-def test_root_equals_the_sum_of_the_leaves(backend: str, seed: int, capacity: int, exponent: float) -> None:
+@given(
+    seed=st.integers(0, 2**31),
+    capacity=st.sampled_from([40, 3_000, 300_000]),
+    written=st.sampled_from([5, 500]),  # few: blocks of the levels above the lowest are picked, too
+    exponent=st.floats(-30, 30),
+)
+def test_root_equals_the_sum_of_the_leaves(
+    backend: str, seed: int, capacity: int, written: int, exponent: float
+) -> None:
     rng = np.random.default_rng(seed)
-    tree = PriorityTree(capacity, backend=backend)
+    with patch.object(torch_tree, "WIDEST_TOP", 64):
+        tree = PriorityTree(capacity, backend=backend)
     for _ in range(3):
-        index = torch.from_numpy(rng.integers(0, capacity, 500))
-        tree.set(index, torch.from_numpy((rng.random(500) ** 8 * 10.0**exponent).astype(np.float32)))
+        index = torch.from_numpy(rng.integers(0, capacity, written))
+        tree.set(index, torch.from_numpy((rng.random(written) ** 8 * 10.0**exponent).astype(np.float32)))
     leaves = tree.leaves().abs().double()
     assert float(tree.total()) == pytest.approx(float(leaves.sum()), rel=1e-12)
     found = tree.find(torch.from_numpy(rng.random(2_000)) * tree.total() * 1.001)

@@ -106,7 +106,8 @@ def test_a_small_value_beside_a_large_sum_is_reachable(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("capacity", [1, 64, 4097, 270_000])
-def test_every_slot_of_every_size_is_found(backend: str, capacity: int) -> None:
+def test_every_slot_of_every_size_is_found(backend: str, capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_tree, "WIDEST_TOP", 64)  # up to three levels of blocks
     tree = PriorityTree(capacity, backend=backend)
     tree.set(torch.arange(capacity), 1.0)
     assert torch.equal(tree.find(torch.arange(capacity) + 0.5), torch.arange(capacity))
@@ -133,7 +134,8 @@ def test_ten_million_slots_after_ten_million_updates_numba() -> None:
     _positive_and_reachable(10_000_000, 10_000_000, "numba")
 
 
-def test_a_million_slots_after_two_million_updates_torch() -> None:
+def test_a_million_slots_after_two_million_updates_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_tree, "WIDEST_TOP", 64)
     _positive_and_reachable(1_000_000, 2_000_000, "torch")
 
 
