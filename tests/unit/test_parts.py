@@ -64,7 +64,7 @@ def test_rows_that_follow_others_into_event_tables_are_stored_by_an_overridden_e
         def extend(self, data):
             return super().extend(data.set("action", data["action"] * 0 + 2))
 
-    writer = Doubling(8, [EventTable("goal", reward_at_least(1e6), 2)])
+    writer = Doubling(8, [EventTable("goal", reward_at_least(1e6), 2, capacity=4)])
     sampler = samplers.TableShares({"default": 1.0, "goal": 0.0})
     replay = Replay(storage=PackedStorage(writer.num_slots), writer=writer, sampler=sampler, batch_size=2)
     for first in (0, 3):
@@ -80,7 +80,7 @@ def test_a_draw_that_a_subclass_refuses_is_undone(kind) -> None:
             raise RuntimeError("refused")
 
     shares = ({"default": 1.0, "goal": 0.0},) if kind is samplers.TableShares else ()
-    replay = recipes.event_tables(8, 2, tables=[EventTable("goal", reward_at_least(1e6), 2)], seed=0)
+    replay = recipes.event_tables(8, 2, tables=[EventTable("goal", reward_at_least(1e6), 2, capacity=4)], seed=0)
     if not shares:
         replay = recipes.uniform(8, 2, seed=0)
     replay.set_sampler(Late(*shares, seed=0))
