@@ -20,7 +20,6 @@ from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySample
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
-from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.state import refusing_other_states
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
@@ -61,8 +60,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         is_own = type(self._sampler).__module__.startswith("lightning_replay.")
-        # Of a subclass either may be different.
-        self._refuses_unchanged = type(self._sampler) in (UniformSampler, PrioritizedSampler)
+        # Of a subclass it may be different.
         self._takes_batches = type(self._sampler) is PrioritizedSampler and not self._writer_hooks.needs_feedback
         self._checks_draws = isinstance(self._sampler, ReplaySampler) and not is_own  # of a user
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None

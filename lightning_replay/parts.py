@@ -107,6 +107,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     checks_priorities: bool = False  #: Whether ``update_priority`` refuses NaN and slots that do not exist by itself.
     update_partners: bool = False  #: Of pairs, whether the TD error belongs to both rows or to the first alone.
     draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
+    refuses_unchanged: bool = False  #: Whether a draw that raises an error has changed nothing in the sampler.
     draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
     reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
@@ -267,6 +268,10 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
     All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or define ``state_dict``
     and ``load_state_dict``.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.refuses_unchanged = vars(cls).get("refuses_unchanged", False)  # cls may draw in another way than its base
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:

@@ -412,7 +412,7 @@ class Replay(AssembledReplay):
             # A batch that is just rows: packed, single, neither summed nor transformed.
             is_plain = packed is not None and episodes is None and not self._has_transforms
             before: list[tuple[Drawing, Any]] = []
-            if not (is_plain and self._refuses_unchanged):
+            if not (is_plain and self._sampler_hooks.refuses_unchanged):
                 if isinstance(sampler, SliceSampler) and isinstance(self._writer, RoundRobinWriter):
                     self._check_slices(sampler, storage, self._writer, batch_size)
                 before = _draw_states([sampler, *self._transforms])

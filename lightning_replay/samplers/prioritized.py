@@ -63,6 +63,8 @@ class PrioritizedSampler(TorchRLNames):
         tensor([2, 2])
     """
 
+    refuses_unchanged = True
+
     def __init__(
         self,
         capacity: int,

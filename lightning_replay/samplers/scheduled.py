@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,15 +71,15 @@ class ScheduledSampler(WithinTables):
         rows = np.zeros(len(tables), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
-        if not np.count_nonzero(probability):
+        cumulative = list(itertools.accumulate(probability.tolist()))
+        if not cumulative[-1]:
             raise RuntimeError(
                 f"no task that the scheduler may choose holds {self.min_size} rows; there are "
                 f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
                 "draw, or lower min_size"
             )
         uniform = float(torch.rand((), dtype=torch.float64, generator=self._generator, device=self._generator.device))
-        cumulative = probability.cumsum()
-        task = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+        task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
         return rows

@@ -90,6 +90,11 @@ class TableShares(WithinTables):
         self._share = self._least = np.zeros(0)
         self._allocation: tuple[tuple[int, bytes], np.ndarray] | None = None  # the last rows of tables, and for what
 
+    @property
+    def refuses_unchanged(self) -> bool:  # type: ignore[override]
+        """Whether all that may raise an error comes before the generator is used."""
+        return self.correction is None and not self.uses_priorities
+
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
         self.min_sizes.update(min_sizes)
