@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
@@ -105,12 +103,3 @@ class NeighborCache:
 
     def _columns(self) -> dict[str, Tensor]:
         return {"slot": self.slot, "distance": self.distance, "radius": self.radius, "choices": self.choices}
-
-
-def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:
-    """Returns lists that are updated by compiled loops on the CPU where numba is installed, by torch otherwise."""
-    if importlib.util.find_spec("numba") is None or table.rows.device.type != "cpu":
-        return NeighborCache(table, num_neighbors, num_candidates)
-    from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
-
-    return CompiledNeighborCache(table, num_neighbors, num_candidates)
