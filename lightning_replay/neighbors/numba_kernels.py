@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from lightning_replay.storage.row_kernels import compiled
 
 
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
-
-
-@_compiled
+@compiled
 def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
     """Picks one of the first ``choices[i]`` of the list of each slot i by a number in [0, 1).
 
@@ -34,7 +26,7 @@ def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
         picked[number] = slot[row, np.int64(uniform[number] * choices[row])]
 
 
-@_compiled
+@compiled
 def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # type: ignore[no-untyped-def]
     """Removes marked slots from lists; the others keep their order and move to the front.
 
@@ -49,7 +41,7 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
     empty, span = np.int32(leaving.size - 1), np.uint32(highest - lowest)
     for row in range(lists):
         # Without a branch, so that the loop is vectorised: most lists have no slot between the bounds.
-        within = np.bool_(False)
+        within: Any = np.bool_(False)
         for place in range(length):
             within |= np.uint32(slot[row, place] - lowest) <= span
         if not within:
@@ -66,7 +58,7 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
         choices[row] = min(kept, num_neighbors)
 
 
-@_compiled
+@compiled
 def enter(  # type: ignore[no-untyped-def]
     slot, distance, choices, radius, points, closest, arriving, queries, empty, num_neighbors
 ):

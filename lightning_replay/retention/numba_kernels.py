@@ -3,24 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS, FAN_OUT, SHIFT
+from lightning_replay.storage.row_kernels import compiled
 
 _ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF
-
-
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
 
 
 # A call between compiled functions counts references to every array it passes.
@@ -65,7 +55,7 @@ def _set(slot, key, nodes, starts):  # type: ignore[no-untyped-def]
         nodes[starts[level] + node] = _least(nodes, starts[level - 1] + (node << SHIFT), FAN_OUT)
 
 
-@_compiled
+@compiled
 def replace_lowest(key, always_admits, ties_enter, nodes, starts):  # type: ignore[no-untyped-def]
     """Puts one key in place of the lowest; returns the slot, -1 where the key does not enter."""
     lowest, slot = _lowest(nodes, starts)
@@ -76,7 +66,7 @@ def replace_lowest(key, always_admits, ties_enter, nodes, starts):  # type: igno
     return slot
 
 
-@_compiled
+@compiled
 def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, nodes, starts):  # type: ignore[no-untyped-def]
     """Gives slots to the rows from ``begin`` on that enter, one after the other; returns how many did.
 

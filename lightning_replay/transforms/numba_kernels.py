@@ -3,24 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
+
+from lightning_replay.storage.row_kernels import compiled
 
 _LINE_ELEMENTS = 16  # float32 in a cache line
 
 
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
-
-
-@_compiled
+@compiled
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
     """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
 

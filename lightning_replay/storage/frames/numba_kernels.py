@@ -3,29 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from lightning_replay.storage.frames import frame_kernels
+from lightning_replay.storage.row_kernels import compiled
 
 _BLOCK = 64  # words compared at once
 
 
-def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles at the first call, kept on disk where a cache folder is writable; does not hold the GIL."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError:  # numba found no folder to write its cache to
-        return njit(nogil=True)(kernel)
-
-
-hold = _compiled(frame_kernels.hold)
-let_go = _compiled(frame_kernels.let_go)
-enter = _compiled(frame_kernels.enter)
-count_freed = _compiled(frame_kernels.count_freed)
+hold = compiled(frame_kernels.hold)
+let_go = compiled(frame_kernels.let_go)
+enter = compiled(frame_kernels.enter)
+count_freed = compiled(frame_kernels.count_freed)
 
 
 @njit(inline="always")
@@ -67,7 +57,7 @@ def _hash(frame):  # type: ignore[no-untyped-def]
     return np.int64(mixed ^ (mixed >> np.uint64(32)))
 
 
-@_compiled
+@compiled
 def hash_each(frames):  # type: ignore[no-untyped-def]
     """Returns hashes, int64 ``[M]``, of frames ``[M, words]``."""
     hashed = np.empty(frames.shape[0], dtype=np.int64)
@@ -76,7 +66,7 @@ def hash_each(frames):  # type: ignore[no-untyped-def]
     return hashed
 
 
-@_compiled
+@compiled
 def find(first, second, pool, hashes, heads, following):  # type: ignore[no-untyped-def]
     """Finds the equal frame in the pool for every frame of two stacks, or numbers a new one.
 
@@ -142,7 +132,7 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
     return frames, sources[:new].copy(), new_hashes[:new].copy()
 
 
-@_compiled
+@compiled
 def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
     """Copies new frames of two stacks ``[N, k, W]`` into ``pool[frames]``."""
     depth = first.shape[1]
@@ -154,7 +144,7 @@ def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
             pool[frames[number]] = second[row, place - depth]
 
 
-@_compiled
+@compiled
 def gather(frames, pool, stacks):  # type: ignore[no-untyped-def]
     """Copies the frames of rows into their two stacks, row by row: most frames are in both, and in the cache then.
 
