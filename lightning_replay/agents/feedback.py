@@ -74,8 +74,8 @@ class UpdatePriorities(L.Callback):
 
 def _several(used: str) -> str:
     return (
-        f"a training step has several batches, and {used} is of one; with updates_per_training_step above 1 iterate over "
-        "them (for batch in batches: ...), or leave the option at None, which gives such code single batches"
+        f"a training step has several batches, and {used} is of one; with updates_per_training_step above 1 iterate "
+        "over them (for batch in batches: ...), or leave the option at None, which gives such code single batches"
     )
 
 

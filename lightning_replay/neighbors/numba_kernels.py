@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lightning_replay.compiled import compiled
@@ -39,9 +41,9 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
     empty, span = np.int32(leaving.size - 1), np.uint32(highest - lowest)
     for row in range(lists):
         # Without a branch, so that the loop is vectorised: most lists have no slot between the bounds.
-        within = np.bool_(False)
+        within: Any = np.bool_(False)
         for place in range(length):
-            within |= np.uint32(slot[row, place] - lowest) <= span  # type: ignore[assignment]
+            within |= np.uint32(slot[row, place] - lowest) <= span
         if not within:
             continue
         kept = 0
