@@ -8,7 +8,6 @@ from numba import njit
 
 from lightning_replay.compiled import compiled
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS, FAN_OUT, SHIFT
-from lightning_replay.storage.row_kernels import compiled
 
 _ARRIVALS = (1 << ARRIVAL_BITS) - 1
 _SIGN = 0x7FFF_FFFF

@@ -8,7 +8,6 @@ from numba import njit
 
 from lightning_replay.compiled import compiled
 from lightning_replay.storage.frames import frame_kernels
-from lightning_replay.storage.row_kernels import compiled
 
 _BLOCK = 64  # words compared at once
 
