@@ -30,11 +30,18 @@ class UpdateBatches:
     def __init__(self, source: TrainingData, count: int) -> None:
         self._source = source
         self._count = count
+        self._is_drawn = False
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[TensorDictBase]:
+        if self._is_drawn:
+            raise RuntimeError(
+                "the batches of a training step are drawn as they are iterated over, once. If Lightning iterates over "
+                "them for the batch size, give it: self.log(name, value, batch_size=len(batch))"
+            )
+        self._is_drawn = True
         for _ in range(self._count):
             yield self._source.draw()
 

@@ -214,3 +214,32 @@ def test_a_signal_stops_after_the_update_and_the_run_goes_on(tmp_path: Path, upd
     assert resumed.datamodule.clocks == unbroken.datamodule.clocks
     assert (resumed.current_epoch, resumed.global_step) == (unbroken.current_epoch, unbroken.global_step)
     assert second.steps < len(second.seen)
+
+
+class OfOneBatch(Tiny):
+    """Uses what ``training_step`` gets as one batch."""
+
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.use = use
+
+    def training_step(self, batch, batch_idx):
+        return self.use(self, batch)
+
+
+def log_in_the_loop(agent, batches):
+    for _ in batches:
+        agent.log("loss", torch.zeros(()), on_step=False, on_epoch=True)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda agent, batch: batch["observation"], TypeError, r"several batches, and \['observation'\] is of one"),
+        (lambda agent, batch: batch.shape, AttributeError, r"several batches, and .shape is of one; .* None"),
+        (log_in_the_loop, RuntimeError, "drawn as they are iterated over, once.*batch_size=len"),
+    ],
+)
+def test_code_for_one_batch_gets_an_error_that_names_the_option_or_the_remedy(tmp_path, use, error, message) -> None:
+    with pytest.raises(error, match=message):
+        fit(tmp_path, OfOneBatch(use), updates_per_training_step=4)
