@@ -232,9 +232,8 @@ class ReplayDataModule(EnvStepDataModule):
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
-        """Passes the TD errors of a batch and other signals to the replay, if they change what it draws or keeps."""
-        if self.replay.takes_feedback:
-            self.replay.update_priority(batch, td_error, **signals)
+        """Passes the TD errors of a batch and other signals to the replay, which ignores signals it does not use."""
+        self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
         """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
