@@ -49,7 +49,7 @@ def test_saved_runs_are_drawn_again(name: str, tmp_path: Path, saved_figures: li
 
 
 def test_all_saved_runs_can_be_drawn_again() -> None:
-    runs = {path.stem for path in RESULTS.glob("*.png")}
+    runs = {path.stem for path in RESULTS.glob("*.png")} - {"end_to_end"}  # of a speed benchmark, which draws it
     assert runs == set(MODULES) and all((RESULTS / f"{name}.json").exists() for name in runs)
 
 
