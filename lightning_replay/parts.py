@@ -205,14 +205,25 @@ class ReplayTransform(Drawing, Transform):
     delays_rows: bool = False  #: Whether rows are kept back in :attr:`pending` until others follow.
     n_steps: int = 1  #: Rewards in a return that it forms.
     discount: float = 1.0  #: γ of these returns.
+    mixes_stored: bool = False  #: Whether its own class defines :meth:`mix_stored`.
     pending: Any = None  #: The rows kept back; ``Replay`` restores it where rows are refused.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.mixes_stored = "mix_stored" in vars(cls)  # cls may mix in another way than its base
         has_state = cls.saved_attributes or issubclass(cls, Seeded)
         if has_state and cls.get_extra_state is Module.get_extra_state:  # what TorchRL saves with a buffer
             cls.get_extra_state = PartState._read_attributes  # type: ignore[method-assign]
             cls.set_extra_state = PartState._restore_attributes  # type: ignore[method-assign]
+
+    def mix_stored(self, storage: Any, index: Tensor) -> TensorDictBase:
+        """Returns what ``forward`` makes of the stored pairs of rows ``[B, 2]``; called where :attr:`mixes_stored`.
+
+        Args:
+            storage: a :class:`~lightning_replay.storage.PackedStorage`.
+            index: slots, int64 ``[B, 2]``.
+        """
+        raise NotImplementedError
 
     def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
         """Returns the rows kept back, TensorDict ``[n]``, of these trajectories or all; ``None`` if there are none."""

@@ -32,7 +32,6 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows_of_columns import rows_of_columns
 from lightning_replay.storage.transition_check import Column, TransitionCheck, with_done
-from lightning_replay.transforms.mixup import MixPairs
 from lightning_replay.validation import check_callable, checked_count, checked_flag, checked_seed, did_you_mean
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -218,9 +217,8 @@ class Replay(AssembledReplay):
         """Stores transitions given column by column, with the result of :meth:`extend`.
 
         For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
-        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage` with a
-        :class:`~lightning_replay.writers.FirstInFirstOutWriter`, unless a transform, or a sampler that checks rows,
-        reads them.
+        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage` with a writer that takes values
+        (first in, first out; tables), unless a transform, a sampler that checks rows or a called condition reads them.
 
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
@@ -250,7 +248,7 @@ class Replay(AssembledReplay):
 
     def _attach_parts(self) -> None:
         super()._attach_parts()
-        # Parts of which each is known to read nothing of new rows but the values that are stored.
+        # Parts that read nothing of new rows but the values that are stored.
         self._is_direct = (
             type(self).extend is Replay.extend
             and type(self._storage) is PackedStorage
@@ -442,8 +440,9 @@ class Replay(AssembledReplay):
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         """Returns the rows that were drawn, their generations, and the transforms that are still to be applied."""
         packed, episodes, transforms = self._packed, self._episodes, [*self._transforms]
-        first = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
-        if type(first) is MixPairs and type(packed) is PackedStorage and episodes is None:
+        first: Any = transforms[0] if transforms and self._sampler_hooks.draws_pairs else None
+        mixes = isinstance(first, ReplayTransform) and first.mixes_stored
+        if mixes and type(packed) is PackedStorage and episodes is None:
             data = first.mix_stored(packed, index)
             both = self._sampler_hooks.update_partners
             return data, packed.generation_of(index) if both else data.get("generation"), transforms[1:]

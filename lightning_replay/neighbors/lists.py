@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from numbers import Real
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from lightning_replay.extras import has_numba
 from lightning_replay.neighbors.cache import NeighborCache
 from lightning_replay.neighbors.rows import FeatureRows
 from lightning_replay.neighbors.search import PointTable, direct_neighbors, search_by_name
@@ -238,7 +238,7 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
 
 def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:
     """Returns lists that are updated by compiled loops on the CPU where numba is installed, by torch otherwise."""
-    if importlib.util.find_spec("numba") is None or table.rows.device.type != "cpu":
+    if not has_numba() or table.rows.device.type != "cpu":
         return NeighborCache(table, num_neighbors, num_candidates)
     from lightning_replay.neighbors.compiled_cache import CompiledNeighborCache
 

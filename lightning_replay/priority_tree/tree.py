@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.extras import missing_extra
+from lightning_replay.extras import has_numba, missing_extra
 from lightning_replay.memory import check_free
 from lightning_replay.priority_tree.torch_tree import TorchTree
 from lightning_replay.validation import checked_choice, checked_count
@@ -45,15 +44,15 @@ class PriorityTree:
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.backend = checked_choice("backend", backend, ("auto", "torch", "numba"))
-        has_numba, on_cpu = importlib.util.find_spec("numba") is not None, self.device.type == "cpu"
-        if backend == "numba" and not has_numba:
+        is_compiled, on_cpu = has_numba(), self.device.type == "cpu"
+        if backend == "numba" and not is_compiled:
             raise missing_extra("backend='numba'", "numba", "numba", "or use backend='torch'")
         if backend == "numba" and not on_cpu:
             raise ValueError(f"backend='numba' runs on the CPU only; got device {self.device}. Use 'torch' there.")
         if self.device.type == "meta":
             raise ValueError("device is 'meta', which keeps no values; it must be one such as 'cpu' or 'cuda'")
         if backend == "auto":
-            self.backend = "numba" if has_numba and on_cpu else "torch"
+            self.backend = "numba" if is_compiled and on_cpu else "torch"
         check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
         self._tree: Any
         if self.backend == "numba":

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from heapq import heapreplace
 from typing import NamedTuple
 
 import numpy as np
 
+from lightning_replay.extras import has_numba
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS, LeavingOrder, key_of
 
 NO_ROW = np.zeros(0, dtype=np.int64)
@@ -51,7 +51,7 @@ ReplaceLowest = Callable[[LeavingOrder, int, bool, bool], int]
 
 def evict_functions() -> tuple[EvictLowest, ReplaceLowest]:
     """Returns :func:`evict_lowest` and :func:`replace_lowest`, compiled where numba is installed."""
-    if importlib.util.find_spec("numba") is None:
+    if not has_numba():
         return evict_lowest, replace_lowest
     return _evict_compiled, _replace_compiled
 

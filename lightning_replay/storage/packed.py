@@ -292,7 +292,7 @@ class PackedStorage(ForkableStorage):
         return values
 
     def fitting_columns(self, columns: Mapping[Any, Any]) -> Sequence[Column] | None:
-        """Returns the same for arrays and tensors ``[N, ...]`` by key."""
+        """Returns :meth:`fitting_values` of rows given as arrays and tensors ``[N, ...]`` by key."""
         reader, device = self._reader, self._given_device
         if reader is None or device is None or not self._len or device.type != "cpu":
             return None

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import RowLayout
 from lightning_replay.storage.stored_column import GENERATION, StoredColumn
 from lightning_replay.storage.transition_check import Column
@@ -34,7 +34,7 @@ class RowBlock:
         self._generation = views.get(GENERATION).storage_offset()  # the word of a row
         self._block, self._rows = block.numpy(), rows.numpy()
         self._copy: Callable[..., int] = _copy_rows
-        if importlib.util.find_spec("numba") is not None:
+        if has_numba():
             from lightning_replay.storage.row_kernels import copy_rows
 
             self._copy = copy_rows

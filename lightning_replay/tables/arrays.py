@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from lightning_replay.extras import has_numba
 
 
 class TableArrays(NamedTuple):
@@ -76,5 +77,5 @@ def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
 @functools.cache
 def kernels() -> Any:
     """Returns the module of the loops: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
-    name = "numba_kernels" if importlib.util.find_spec("numba") is not None else "numpy_kernels"
+    name = "numba_kernels" if has_numba() else "numpy_kernels"
     return importlib.import_module(f"lightning_replay.tables.{name}")

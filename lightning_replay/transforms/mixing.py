@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
+from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import WORD_BYTES, Key, RowLayout, assemble_unchecked
 
 _NOTHING: dict[str, Any] = {}
@@ -151,11 +151,6 @@ class PackedMixing:
             else:
                 first.copy_(torch.where(untouched.unsqueeze(1), first, torch.lerp(second, first, weight)))
         return pairs.select(1, 0)
-
-
-def has_numba() -> bool:
-    """Returns whether the compiled loop can be used."""
-    return importlib.util.find_spec("numba") is not None
 
 
 def _is_under(column: Key, key: Key) -> bool:

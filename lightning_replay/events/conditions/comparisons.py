@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from lightning_replay.events.conditions.steps import (
     RewardBelow,
     TerminalWithReward,
 )
+from lightning_replay.extras import has_numba
 from lightning_replay.storage.row_layout import Key
 from lightning_replay.storage.stored_column import as_array
 
@@ -127,7 +127,7 @@ class ConditionBlock:
 @functools.cache
 def kernels() -> Any:
     """Returns the module of the loop: ``numba_kernels`` where numba is installed, ``numpy_kernels`` otherwise."""
-    name = "numba_kernels" if importlib.util.find_spec("numba") is not None else "numpy_kernels"
+    name = "numba_kernels" if has_numba() else "numpy_kernels"
     return importlib.import_module(f"lightning_replay.events.conditions.{name}")
 
 

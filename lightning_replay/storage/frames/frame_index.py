@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_replay.extras import has_numba
 from lightning_replay.storage.frames import frame_kernels
 from lightning_replay.storage.frames.outputs import BatchMemory
 
@@ -199,5 +199,4 @@ class NumbaSearch:
 
 def search_for(pool: Tensor) -> TorchSearch | NumbaSearch:
     """Returns the compiled search on the CPU where numba is installed."""
-    has_numba = importlib.util.find_spec("numba") is not None
-    return NumbaSearch(pool) if has_numba and pool.device.type == "cpu" else TorchSearch(pool)
+    return NumbaSearch(pool) if has_numba() and pool.device.type == "cpu" else TorchSearch(pool)

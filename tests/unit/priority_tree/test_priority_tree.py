@@ -199,7 +199,7 @@ def test_bad_arguments() -> None:
 
 
 def test_auto_is_torch_where_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_replay.priority_tree.tree.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_replay.extras.importlib.util.find_spec", lambda name: None)
     assert PriorityTree(4).backend == "torch"
     with pytest.raises(ImportError, match=r"pip install 'lightning-replay\[numba\]', or use backend='torch'"):
         PriorityTree(4, backend="numba")
