@@ -17,9 +17,10 @@ from lightning_replay.agents.advantages import generalized_advantages
 from lightning_replay.agents.foreign import scales_gradients, training_data
 from lightning_replay.agents.interfaces import TrainingData
 from lightning_replay.agents.networks import ActorCritic
-from lightning_replay.agents.sized_agent import SizedAgent
+from lightning_replay.agents.sized_agent import SizedAgent, drop_gradients
 from lightning_replay.agents.spaces import flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
+from lightning_replay.storage.row_layout import assemble_unchecked
 
 __all__ = ["PPO"]
 
@@ -27,14 +28,16 @@ _NUMBERS = ("loss", "policy_loss", "value_loss", "entropy_loss", "entropy", "cli
 _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
 
 
-def _normalized(logits: Tensor) -> Tensor:
-    """Returns logarithms of probabilities."""
-    return logits - logits.logsumexp(dim=-1, keepdim=True)
-
-
 def _drawn(log_probs: Tensor) -> Tensor:
-    """Returns one action per row, int64 ``[N]``, drawn as by ``torch.distributions.Categorical``."""
-    return torch.multinomial(log_probs.softmax(-1), 1, replacement=True).squeeze(-1)
+    """Returns one action per row, int64 ``[N]``, drawn as by ``torch.distributions.Categorical``.
+
+    By exponential variables, as ``torch.multinomial`` draws a single number per row: the same one, in a third of the
+    time. Raises its ``RuntimeError`` for NaN.
+    """
+    chances = log_probs.exp()
+    if not chances.min() >= 0.0:
+        return torch.multinomial(chances, 1).squeeze(-1)  # raises
+    return chances.div_(torch.empty_like(chances).exponential_()).argmax(-1)
 
 
 class PPO(SizedAgent):
@@ -142,7 +145,7 @@ class PPO(SizedAgent):
         """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
         network = self._network[0]
         logits = network.policy(network.trunk(observation))
-        return _drawn(_normalized(logits)) if explore else logits.argmax(dim=-1)
+        return _drawn(logits.log_softmax(-1)) if explore else logits.argmax(dim=-1)
 
     def act_with_value(self, observation: Tensor) -> TensorDict:
         """Returns the columns of a rollout for observations ``[N, ...]``.
@@ -150,13 +153,11 @@ class PPO(SizedAgent):
         action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
         logits, value = self._network[0](observation)
-        log_probs = _normalized(logits)
+        log_probs = logits.log_softmax(-1)
         action = _drawn(log_probs)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return TensorDict(
-            {"action": action, "action_log_prob": log_prob, "logits": logits, "state_value": value},
-            batch_size=action.shape,
-        )
+        columns = {"action": action, "action_log_prob": log_prob, "logits": logits, "state_value": value}
+        return assemble_unchecked(columns, batch_size=action.shape, device=None)
 
     def value(self, observation: Tensor) -> Tensor:
         """Returns values of observations, float32 ``[N, 1]``."""
@@ -208,13 +209,12 @@ class PPO(SizedAgent):
         """Returns the loss of a minibatch, and its parts and the measures of the policy's change, detached."""
         loss = self.loss
         logits, value = self._network[0](rows["observation"])
-        log_probs = _normalized(logits)
-        log_prob = log_probs.gather(-1, rows["action"].unsqueeze(-1))
-        log_ratio = log_prob - rows["action_log_prob"].unsqueeze(-1)
-        # the bounds of TorchRL's loss, log(1 - clip_range) and log(1 + clip_range)
-        clipped = log_ratio.clamp((-loss.clip_epsilon).log1p(), loss.clip_epsilon.log1p())
+        log_probs = logits.log_softmax(-1)
+        log_ratio = log_probs.gather(-1, rows["action"].unsqueeze(-1)) - rows["action_log_prob"].unsqueeze(-1)
+        ratio, clip_range = log_ratio.exp(), loss.clip_epsilon
+        clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
         advantage = rows["advantage"]
-        policy_loss = -torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage).mean()
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
         squares = (value - rows["value_target"]).square()
         if loss.clip_value is not None:
             change = (value - rows["state_value"]).clamp(-loss.clip_value, loss.clip_value)
@@ -223,15 +223,16 @@ class PPO(SizedAgent):
         entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
         entropy_loss = -loss.entropy_coeff * entropy
         total = policy_loss + value_loss + entropy_loss
-        measures = entropy, (clipped != log_ratio).to(value.dtype).mean(), -log_ratio.mean()
-        return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures]).detach()
+        with torch.no_grad():
+            measures = entropy, (clipped != ratio).to(value.dtype).mean(), -log_ratio.mean()
+            return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures])
 
     def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
         loss, numbers = self.losses(rows)
-        optimizer.zero_grad()
+        parameters = optimizer.param_groups[0]["params"]
+        drop_gradients(parameters)
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
-            parameters = optimizer.param_groups[0]["params"]
             torch.nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_norm"], foreach=True)
         optimizer.step()
         return numbers

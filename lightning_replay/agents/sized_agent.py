@@ -121,9 +121,8 @@ class SizedAgent(L.LightningModule):
 
     def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """Takes one gradient step on a loss."""
-        for group in optimizer.param_groups:  # as zero_grad does, without 15 µs of its profiling
-            for parameter in group["params"]:
-                parameter.grad = None
+        for group in optimizer.param_groups:
+            drop_gradients(group["params"])
         self.take_gradients(loss)
         self.take_step(optimizer)
 
@@ -143,6 +142,12 @@ class SizedAgent(L.LightningModule):
         """Whether the trainer neither scales gradients nor syncs them between devices."""
         trainer = self.trainer
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
+
+
+def drop_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sets gradients to ``None`` as an optimizer's ``zero_grad`` does, without 15 µs of its profiling."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def _size(name: str, value: Any) -> Any:

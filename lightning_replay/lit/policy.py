@@ -114,30 +114,38 @@ def act_with_value_on(
         ValueError: another batch size than ``[N]``; no ``action`` or ``state_value``, or not one for each observation.
     """
     source, count = f"{type(agent).__name__}.act_with_value", len(observation)
-    accepted = (
-        f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
-        f"[{count}, 1] and the columns of the loss and of the level scores, as lightning_replay.agents.PPO does."
-    )
     given = as_input(observation)
     recorded: Any = agent.act_with_value(given.to(agent.device))
     if not isinstance(recorded, dict | TensorDictBase):
-        raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {accepted}")
+        raise TypeError(f"{source} returned {_shown(recorded)} for a batch of {count}; {_recorded_columns(count)}")
     row = dict(recorded.items())
-    missing = [key for key in ("action", "state_value") if row.get(key) is None]
-    is_batch = all(np.shape(column)[:1] == (count,) for column in row.values())
-    if missing or not is_batch or (isinstance(recorded, TensorDictBase) and recorded.batch_size != (count,)):
-        what = f"without {' and '.join(missing)}" if missing else f"of other shapes than [{count}, ...]"
-        shapes = {key: list(np.shape(column)) for key, column in row.items()}
-        raise ValueError(f"{source} returned columns of {shapes} {what} for a batch of {count}; {accepted}")
-    row = {
-        key: (column if isinstance(column, Tensor | TensorDictBase) else torch.as_tensor(column)).detach().cpu()
-        for key, column in row.items()
-    }
+    is_batch = isinstance(recorded, dict) or recorded.batch_size == (count,)
+    if row.get("action") is None or row.get("state_value") is None or not is_batch:
+        raise ValueError(_other_columns(row, count, source))
+    for key, column in row.items():
+        if np.shape(column)[:1] != (count,):
+            raise ValueError(_other_columns(row, count, source))
+        is_tensor = isinstance(column, Tensor) or isinstance(column, TensorDictBase)  # noqa: SIM101  a union is slower
+        row[key] = (column if is_tensor else torch.as_tensor(column)).detach().cpu()
     action: Any = read(row["action"], count, source)
     row["action"] = torch.from_numpy(action)
     row["state_value"] = _one_each(row["state_value"], count, source)
     row["observation"] = given
     return row, action
+
+
+def _other_columns(row: dict[str, Any], count: int, source: str) -> str:
+    missing = [key for key in ("action", "state_value") if row.get(key) is None]
+    what = f"without {' and '.join(missing)}" if missing else f"of other shapes than [{count}, ...]"
+    shapes = {key: list(np.shape(column)) for key, column in row.items()}
+    return f"{source} returned columns of {shapes} {what} for a batch of {count}; {_recorded_columns(count)}"
+
+
+def _recorded_columns(count: int) -> str:
+    return (
+        f"it returns a TensorDict [{count}], or a dictionary of tensors [{count}, ...], with action, state_value "
+        f"[{count}, 1] and the columns of the loss and of the level scores, as lightning_replay.agents.PPO does."
+    )
 
 
 def values_of(agent: RolloutAgent, observation: np.ndarray) -> Tensor:

@@ -177,5 +177,15 @@ def make_level_vector(
     return LevelVectorWrapper(vector, levels, actors=actors, check=check)
 
 
+class _LevelOfVector(LevelWrapper):
+    """Has its level in the infos of resets and last steps alone: the vector adds the rest, merging costs 4 µs each."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
+        if terminated or truncated:
+            info = info | {"level_id": self.level_id}
+        return observation, reward, terminated, truncated, info
+
+
 def _make_level_environment(make: Callable[[], gymnasium.Env], seed: int | None) -> LevelWrapper:
-    return LevelWrapper(make(), seed=seed, check=False)
+    return _LevelOfVector(make(), seed=seed, check=False)
