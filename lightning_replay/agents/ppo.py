@@ -229,10 +229,10 @@ class PPO(SizedAgent):
 
     def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
         loss, numbers = self.losses(rows)
-        parameters = optimizer.param_groups[0]["params"]
-        drop_gradients(parameters)
+        drop_gradients(optimizer)
         self.take_gradients(loss)
         if self.hparams["gradient_norm"] is not None:
+            parameters = optimizer.param_groups[0]["params"]
             torch.nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_norm"], foreach=True)
         optimizer.step()
         return numbers

@@ -121,8 +121,7 @@ class SizedAgent(L.LightningModule):
 
     def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """Takes one gradient step on a loss."""
-        for group in optimizer.param_groups:
-            drop_gradients(group["params"])
+        drop_gradients(optimizer)
         self.take_gradients(loss)
         self.take_step(optimizer)
 
@@ -144,10 +143,11 @@ class SizedAgent(L.LightningModule):
         return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
 
 
-def drop_gradients(parameters: Iterable[Tensor]) -> None:
-    """Sets gradients to ``None`` as an optimizer's ``zero_grad`` does, without 15 µs of its profiling."""
-    for parameter in parameters:
-        parameter.grad = None
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Sets gradients to ``None`` as ``optimizer.zero_grad`` does, without 15 µs of its profiling."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _size(name: str, value: Any) -> Any:

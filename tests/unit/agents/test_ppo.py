@@ -345,3 +345,11 @@ def test_actions_are_drawn_as_by_categorical() -> None:
     torch.testing.assert_close(recorded["action_log_prob"], policy.log_prob(recorded["action"]))
     torch.manual_seed(1)
     assert torch.equal(agent.act(observation, explore=True), recorded["action"])
+
+
+def test_networks_that_are_not_a_number_draw_no_action() -> None:
+    agent = PPO(**SIZES)
+    nn.init.constant_(agent._network[0].policy.bias, float("nan"))
+    for draw in (agent.act_with_value, lambda observation: agent.act(observation, explore=True)):
+        with pytest.raises(RuntimeError, match="nan"):
+            draw(torch.randn(2, 3))

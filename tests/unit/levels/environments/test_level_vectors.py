@@ -57,6 +57,7 @@ def test_a_timeline_by_hand(asynchronous: bool) -> None:
             assert infos["final_obs"][first]["length"] == played == infos["final_obs"][first]["place"][0][0]
             final = infos["final_info"]
             assert (final["place"][first], final["way"]["left"][first]) == (played, played)
+            assert final["level_id"][first] == played and final["_level_id"].tolist() == done
             assert final["_place"].tolist() == infos["_final_info"].tolist() == done == infos["_begun"].tolist()
             assert infos["_place"].tolist() == [not one for one in done] == infos["way"]["_left"].tolist()
     assert [levels.tolist() for levels in drawn] == [[2, 4], [2, 4], [3, 4], [3, 4], [3, 5], [6, 5]]
