@@ -8,6 +8,7 @@ BIN := .venv/bin
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$candidate; break; fi; done)
 # One numerical thread per process: the tests run in two processes, and timings then do not depend on the machine.
+# Bytecode is kept whatever the shell has set: the tests start more than a hundred processes, and each compiles it anew.
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -34,7 +35,7 @@ typecheck: .venv/.stamp  ## mypy on both packages
 	$(BIN)/mypy
 
 test: lint typecheck  ## lint, types, then every test; two processes, each with all tests of a file
-	$(SINGLE_THREAD) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 attack: .venv/.stamp  ## searches for wrong rows, lost saves and growing memory for an hour on two cores: tests/attack in its long form
 	$(SINGLE_THREAD) $(BIN)/python -m tests.attack

@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example that looks at what stays, shortened, as a user starts it."""
+"""The example that looks at what stays, shortened."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
-def test_retention_keeps_older_rows_of_larger_returns_than_a_ring(tmp_path: Path) -> None:
+def test_retention_keeps_older_rows_of_larger_returns_than_a_ring(run_script: Any, tmp_path: Path) -> None:
     pytest.importorskip("minatar")
     pytest.importorskip("matplotlib")
-    command = [sys.executable, "examples/inspect_retention.py", "--fast", "--directory", str(tmp_path / "new")]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    lines = run_script("inspect_retention.py", "--directory", str(tmp_path / "new"))
     cells = [re.split(r" {2,}", line.strip()) for line in lines[1:3]]
     assert [row[0] for row in cells] == ["first in, first out", "retention"]
     fifo, kept = ([float(cell) for cell in row[1:]] for row in cells)

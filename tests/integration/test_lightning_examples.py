@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo and the example, shortened, as a user starts them; the loop of the README."""
+"""The demo, shortened, as a user starts it; the example; the loop of the README."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -39,8 +40,8 @@ def test_demo(tmp_path: Path) -> None:
         assert seeds in table and table.index("difference") < table.index("better for")
 
 
-def test_example(tmp_path: Path) -> None:
-    output = run(tmp_path, "examples/lightning_nmer.py", "--fast")
+def test_example(run_script: Any, tmp_path: Path) -> None:
+    output = "\n".join(run_script("lightning_nmer.py", "--directory", str(tmp_path)))
     assert "900 transitions in the replay" in output and "the best policy is TD3" in output
 
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -20,7 +20,6 @@ from lightning_replay.shipped_configs import config_directory
 from tests.unit.lit.level_toys import Doors
 from tests.unit.lit.toys import make_trainer
 
-ROOT = Path(__file__).parents[2]
 FILE = "lightning/plr_ppo_multiroom.yaml"
 pytestmark = [
     pytest.mark.slow,
@@ -209,9 +208,7 @@ def test_without_a_class_path_the_data_module_is_that_of_replay(capsys: pytest.C
     assert yaml.safe_load(capsys.readouterr().out)["data"]["class_path"] == "lightning_replay.lit.ReplayDataModule"
 
 
-def test_the_example(tmp_path: Path) -> None:
-    command = [sys.executable, "examples/lightning_plr.py", "--fast", "--directory", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "4096 steps" in result.stdout and "on held-out levels" in result.stdout
+def test_the_example(run_script: Any, tmp_path: Path) -> None:
+    printed = "\n".join(run_script("lightning_plr.py", "--directory", str(tmp_path)))
+    assert "4096 steps" in printed and "on held-out levels" in printed
     assert (tmp_path / "level_curriculum.png").is_file() and (tmp_path / "best.ckpt").is_file()

@@ -102,7 +102,9 @@ def test_ctrl_c_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "--trainer.accelerator=cpu",
         "--trainer.callbacks=[{class_path: lightning_replay.lit.ReplayCheckpoint, init_args: {every_n_updates: 20}}]",
     ]
-    code = "import sys; from lightning_replay.lit.cli import main; main(sys.argv[1:])"
+    # a shell that starts the tests in the background has its processes ignore Ctrl-C
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from lightning_replay.lit.cli import main; main(sys.argv[1:])"
     with subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
             checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"

@@ -8,42 +8,55 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks" / "speed"
+RECIPES = ["uniform", "prioritized"]
+KINDS = ["uniform", "retention, 1-step"]
+MEASURE_EACH = """
+import json, os, sys
+import bench_frame_memory, bench_memory
+import lightning_replay.lit.collectors.replay, lightning_replay.lit.environments
+for code in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        print("measured", json.dumps(eval(code)), flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(f"{code} failed")
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
-def test_resident_size_is_within_five_percent_of_what_the_buffer_says(recipe: str) -> None:
-    printed = run(f"import bench_memory; print(bench_memory.grown_over_said({recipe!r}, 200_000))")
-    assert float(printed) == pytest.approx(1, abs=0.05)
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """What each expression gives in a process of its own, which is forked from one that has imported the libraries."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    codes = [f"bench_memory.grown_over_said({recipe!r}, 200_000)" for recipe in RECIPES]
+    codes += [f"bench_frame_memory.measure({kind!r}, 2_500, screen_size=168, per_write=4)" for kind in KINDS]
+    command = [sys.executable, "-c", MEASURE_EACH, *codes]
+    environment = {**os.environ, "RL_LOGGING_LEVEL": "ERROR"}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("measured ")]
+    values = [json.loads(line.removeprefix("measured ")) for line in lines]
+    return dict(zip([*RECIPES, *(f"frames, {kind}" for kind in KINDS)], values, strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_resident_size_is_within_five_percent_of_what_the_buffer_says(measured: dict[str, Any], recipe: str) -> None:
+    assert measured[recipe] == pytest.approx(1, abs=0.05)
 
 
 # Images larger than usual, so that 5 % are more than a batch; over several steps a batch is many rows that wait.
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("kind", ["uniform", "retention, 1-step"])
-def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(kind: str) -> None:
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
-    measure = f"bench.measure({kind!r}, 2_500, screen_size=168, per_write=4)"
-    printed = run(f"import json, bench_frame_memory as bench; print(json.dumps({measure}))")
-    found = json.loads(printed.splitlines()[-1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(measured: dict[str, Any], kind: str) -> None:
+    found = measured[f"frames, {kind}"]
     assert found["rows"] == 2_500 and found["frames"] > 1_000
     assert found["said"] > 50e6
     assert found["taken"] < 0.2 * found["said"], "frames take memory as they come"
-    for measured in ("peak", "left"):
-        assert found[measured] / found["said"] == pytest.approx(1, abs=0.05), measured
-
-
-def run(code: str) -> str:
-    """What a process of its own prints, started beside the benchmarks."""
-    environment = {**os.environ, "RL_LOGGING_LEVEL": "ERROR"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=BENCHMARKS, env=environment, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    for measure in ("peak", "left"):
+        assert found[measure] / found["said"] == pytest.approx(1, abs=0.05), measure

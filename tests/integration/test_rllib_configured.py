@@ -52,11 +52,7 @@ class ScaleRewards(ConnectorV2):
 
 CONFIGS = {
     "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized").training(n_step=(1, 3)),
-    "sac": lambda: (
-        small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4)
-        .env_runners(num_env_runners=1)
-        .learners(num_learners=1)
-    ),
+    "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4).learners(num_learners=1),
     "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
 }
 

@@ -73,9 +73,9 @@ def test_tune_searches_with_asha_and_the_best_trial_goes_on_with_its_buffer(run_
     assert trained == f"{int(best[2]) + 100} environment steps"
 
 
-def test_rows_of_lightning_train_an_rllib_algorithm(tmp_path: Path) -> None:
-    lines = printed(tmp_path, str(ROOT / "examples" / "lightning_to_rllib.py"), "--fast")  # starts a Ray of its own
-    assert lines[0].startswith("Lightning: 600 rows, return -")
+def test_rows_of_lightning_train_an_rllib_algorithm(run_example: Any) -> None:
+    lines = run_example("lightning_to_rllib.py")
+    assert any(line.startswith("Lightning: 600 rows, return -") for line in lines)
     assert "RLlib: 600 rows filled in" in lines
     table = rows(lines, "env_steps")
     assert len(table) == 5 and int(table[-1][2]) == 600 + int(table[-1][0]) >= 810

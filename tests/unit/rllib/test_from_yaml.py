@@ -249,9 +249,10 @@ TINY_PPO = [
 ]
 
 
-# Where remote EnvRunners are not the point the driver's own plays: each remote one starts for seconds.
+# Where remote EnvRunners are not the point the driver's own plays: each remote one starts for seconds. Two of them,
+# and two Learners, are in tests/integration/test_rllib_faults.py and test_rllib_cluster.py.
 ONE_RUNNER = ("--set", "env_runners.num_env_runners=1", "--set", "env_runners.num_envs_per_env_runner=4")
-RUNNERS = {"rllib/two_learners_dqn_cartpole.yaml": (), "rllib/dpcer_sac_point_maze.yaml": ONE_RUNNER}
+RUNNERS = {"rllib/two_learners_dqn_cartpole.yaml": ONE_RUNNER, "rllib/dpcer_sac_point_maze.yaml": ONE_RUNNER}
 
 
 @pytest.mark.slow
