@@ -43,10 +43,11 @@ class Changes:
             self._written[first:stop] = self._moment
         elif len(slots):
             blocks = slots >> BLOCK_SHIFT
-            stop = int(blocks.max()) + 1
-            if stop > len(self._written):
-                self._grow(stop)
-            self._written[blocks] = self._moment
+            try:
+                self._written[blocks] = self._moment
+            except IndexError:  # rarely; to look for the highest block first takes longer than all else
+                self._grow(int(blocks.max()) + 1)
+                self._written[blocks] = self._moment
 
     def write_any(self) -> None:
         """Notes a write to rows that are not named: nothing found before holds any more."""

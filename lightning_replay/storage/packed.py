@@ -338,12 +338,12 @@ class PackedStorage(ForkableStorage):
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
+        places = slots if type(slots) is slice or self._generations is None else slots.numpy()
         with self.snapshots.lock:
-            self.begin_write(slots)
-            if self._block is not None and not isinstance(slots, slice):
-                highest = 1 + self._block.write(slots.numpy(), values, self._least_generation)
+            self.begin_write(places)
+            if self._block is not None and not isinstance(places, slice):
+                highest = 1 + self._block.write(places, values, self._least_generation)
             else:
-                places = slots if type(slots) is slice or self._generations is None else slots.numpy()
                 for column, value in zip(self._columns, values, strict=True):
                     if column.array is None or type(value) is not np.ndarray:
                         column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
@@ -357,7 +357,7 @@ class PackedStorage(ForkableStorage):
                 self._len = highest
         self._bump_mutation_revision()
 
-    def begin_write(self, slots: slice | Tensor) -> None:
+    def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
         """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
         self.snapshots.keep(slots)
         if self._shared_writes is not None:

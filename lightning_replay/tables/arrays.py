@@ -27,6 +27,7 @@ class TableArrays(NamedTuple):
     counters: np.ndarray  #: ``[3]``: see ``TAKEN``, ``FREED`` and ``WRITTEN``.
 
 
+_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
 TAKEN, FREED, WRITTEN = 0, 1, 2  # free slots ever taken, slots ever freed (all at first), rows ever written
 
 
@@ -64,10 +65,9 @@ class EpisodeGroups(NamedTuple):
 def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
     """Groups rows by running episode, int64 ``[N]``; ``None`` where all are of one, which is 0."""
     count = len(done)
-    if trajectory is None:
-        trajectory = np.zeros(1, dtype=np.int64)
-    if len(trajectory) == 1 or (trajectory == trajectory[0]).all():
-        return EpisodeGroups(trajectory[:1], np.arange(count), np.array((0, count)), done[-1:], done)
+    if trajectory is None or len(trajectory) == 1 or (trajectory == trajectory[0]).all():
+        only = _UNNAMED if trajectory is None else trajectory[:1]
+        return EpisodeGroups(only, np.arange(count), np.array((0, count)), done[-1:], done)
     order = np.argsort(trajectory, kind="stable")
     named = trajectory[order]
     start = np.concatenate(([0], np.flatnonzero(named[1:] != named[:-1]) + 1, [count]))

@@ -43,11 +43,11 @@ class Histories:
         count = int(self.arrays.added[row])
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
-    def _rows_of(self, trajectories: Sequence[int]) -> np.ndarray:
-        """Returns the row of each episode in :attr:`arrays`, int64 ``[G]``: an empty one where it does not run yet."""
+    def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
+        """Returns the row of each episode in :attr:`arrays`: an empty one where it does not run yet."""
         self._grow(len(self._running) + len(trajectories))
         running, unused = self._running, self._unused
-        return np.array([running[name] if name in running else unused.pop() for name in trajectories], dtype=np.int64)
+        return [running[name] if name in running else unused.pop() for name in trajectories]
 
     def _grow(self, rows: int) -> None:
         before = len(self.arrays.added)
@@ -66,7 +66,7 @@ class Histories:
             parts: batches to be written in turn.
             forget_stale: whether :meth:`make_room` will forget the episodes that were continued longest ago.
         """
-        named = sum(len(part.trajectory) for part in parts)
+        named = sum([len(part.trajectory) for part in parts])
         if not self._length or len(self._running) + named <= self._max_trajectories:
             return
         running = list(self._running)
@@ -110,9 +110,10 @@ class Histories:
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)
         before = self._tables.pool.num_freed
-        sent = kernels().follow(self._tables.arrays, happened, events, episodes, slots, rows, self.arrays)
+        held_in = np.array(rows, dtype=np.int64)
+        sent = kernels().follow(self._tables.arrays, happened, events, episodes, slots, held_in, self.arrays)
         self._tables.pool.announce(before)
-        for name, row, ended in zip(names, rows.tolist(), episodes.ended.tolist(), strict=True):
+        for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
             self._running.pop(name, None)
             if ended or not self._counts_all:
                 self._unused.append(row)
@@ -152,7 +153,7 @@ class Histories:
         self._clear()
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
-        for name, row, held in zip(names, self._rows_of(names).tolist(), slots, strict=False):
+        for name, row, held in zip(names, self._rows_of(names), slots, strict=False):
             self.arrays.steps[row, : len(held)], self.arrays.added[row] = held, len(held)
             self._running[name] = row
         self.forgotten = int(state_dict["forgotten"])

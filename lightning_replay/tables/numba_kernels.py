@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over tables and histories, compiled; imported only where numba is installed. Twin of ``numpy_kernels``."""
+"""Loops over tables and histories, compiled; imported only where numba is installed. Twin of ``numpy_kernels``.
+
+Named tuples of arrays are passed on as plain ones: a compiled function reads those in a third of the time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import numpy as np
 from numba import njit
 
 from lightning_replay.compiled import compiled
-from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN
+from lightning_replay.tables.arrays import FREED, TAKEN, WRITTEN, EpisodeGroups, EventArrays, HistoryArrays, TableArrays
+
+_NONE = np.empty(0, np.int64)
 
 
 @njit(inline="always")
@@ -65,13 +70,18 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
         arrays.position[table[row], slots[row]] = places[row] - arrays.offset[table[row]]
 
 
-@compiled
 def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
     """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
 
     Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
     too few slots are free although the oldest entries have left.
     """
+    return _append_new(tuple(arrays), table, slots)
+
+
+@compiled
+def _append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
+    arrays = TableArrays(*all_arrays)
     counters, capacity = arrays.counters, arrays.capacity
     new = np.zeros(capacity.size, np.int64)
     for row in range(table.size):
@@ -97,9 +107,14 @@ def append_new(arrays, table, slots):  # type: ignore[no-untyped-def]
     return 1
 
 
-@compiled
 def append(arrays, table, slots):  # type: ignore[no-untyped-def]
     """Appends slots with references to tables without them; of more than a capacity the last ones."""
+    _append(tuple(arrays), table, slots)
+
+
+@compiled
+def _append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
+    arrays = TableArrays(*all_arrays)
     skipped = -arrays.capacity
     for row in range(table.size):
         skipped[table[row]] += 1
@@ -121,11 +136,21 @@ def append(arrays, table, slots):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def led_to_events(happened, events, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
+def is_run(slots):  # type: ignore[no-untyped-def]
+    """Returns whether each slot is that before it plus one."""
+    for row in range(1, slots.size):
+        if slots[row] != slots[row - 1] + 1:
+            return False
+    return True
+
+
+@compiled
+def _led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
     """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
 
     Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
     """
+    events, groups, histories = EventArrays(*all_events), EpisodeGroups(*all_groups), HistoryArrays(*all_histories)
     num_events, count = happened.shape
     place, begin, group_of = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     for group in range(groups.start.size - 1):
@@ -170,61 +195,66 @@ def led_to_events(happened, events, groups, slots, held_in, histories):  # type:
 
 
 @compiled
-def remember(arrays, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
+def _remember(references, free, counters, order, start, done, slots, held_in, steps, added):  # type: ignore[no-untyped-def]
     """Appends new rows to the histories of their episodes, and empties those of episodes that ended."""
-    steps, added = histories.steps, histories.added
     length = steps.shape[1]
-    for group in range(groups.start.size - 1):
-        history, stop = held_in[group], groups.start[group + 1]
-        first = groups.start[group]
+    for group in range(start.size - 1):
+        history, first, stop = held_in[group], start[group], start[group + 1]
         for step in range(first, stop):
-            if groups.done[groups.order[step]]:
+            if done[order[step]]:
                 for old in range(max(added[history] - length, 0), added[history]):
-                    _release(steps[history, old % length], arrays.references, arrays.free, arrays.counters)
+                    _release(steps[history, old % length], references, free, counters)
                 added[history], first = 0, step + 1
         kept = min(stop - first, length)
         for step in range(stop - kept, stop):
-            arrays.references[slots[groups.order[step]]] += 1
+            references[slots[order[step]]] += 1
         for step in range(stop - kept, stop):
             if added[history] >= length:
-                _release(steps[history, added[history] % length], arrays.references, arrays.free, arrays.counters)
-            steps[history, added[history] % length] = slots[groups.order[step]]
+                _release(steps[history, added[history] % length], references, free, counters)
+            steps[history, added[history] % length] = slots[order[step]]
             added[history] += 1
 
 
 @compiled
+def _forget_sent(sent, slots):  # type: ignore[no-untyped-def]
+    """Marks new rows as not sent yet."""
+    for row in range(slots.size):
+        for table in range(sent.shape[1]):
+            sent[slots[row], table] = False
+
+
 def follow(arrays, happened, events, groups, slots, held_in, histories):  # type: ignore[no-untyped-def]
     """Appends the steps that led to events in new rows to the events' tables, and the rows to their histories.
 
-    Returns what :func:`led_to_events` returns.
+    Returns tables and slots of these steps, int64: table after table, in the order of the events, for each in order of
+    time.
     """
-    any_happened = False
-    for row in range(slots.size):
-        for table in range(events.sent.shape[1]):
-            events.sent[slots[row], table] = False
-    for event in range(happened.shape[0]):
-        for row in range(slots.size):
-            any_happened |= happened[event, row]
-    if any_happened:
-        tables, steps = led_to_events(happened, events, groups, slots, held_in, histories)
+    _forget_sent(events.sent, slots)
+    tables = steps = _NONE
+    if np.count_nonzero(happened):
+        tables, steps = _led_to_events(happened, tuple(events), tuple(groups), slots, held_in, tuple(histories))
         append(arrays, tables, steps)
-    else:
-        tables, steps = np.empty(0, np.int64), np.empty(0, np.int64)
-    remember(arrays, groups, slots, held_in, histories)
+    references, free, counters = arrays.references, arrays.free, arrays.counters
+    _remember(references, free, counters, groups.order, groups.start, groups.done, slots, held_in, *histories)
     return tables, steps
 
 
-@compiled
 def draw(arrays, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
     """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
+    capacity, offset, appended, first, entries, *_ = arrays
+    _draw(capacity, offset, appended, first, entries, rows, uniform, table, slots)
+
+
+@compiled
+def _draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
     drawn = 0
     for number in range(rows.size):
-        capacity, first = arrays.capacity[number], arrays.first[number]
-        length = min(arrays.appended[number] - first, capacity)
-        first = 0 if first <= arrays.appended[number] - capacity else first % capacity  # 0 where the ring is full
+        capacity, first = capacities[number], firsts[number]
+        length = min(appended[number] - first, capacity)
+        first = 0 if first <= appended[number] - capacity else first % capacity  # 0 where the ring is full
         for draw in range(drawn, drawn + rows[number]):
             rank = min(np.int64(uniform[draw] * length), length - 1)  # a product may be rounded to the length itself
             place = first + rank
             table[draw] = number
-            slots[draw] = arrays.entries[arrays.offset[number] + (place if place < capacity else place - capacity)]
+            slots[draw] = entries[offset[number] + (place if place < capacity else place - capacity)]
         drawn += rows[number]

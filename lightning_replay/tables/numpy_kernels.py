@@ -45,6 +45,10 @@ def append(arrays: TableArrays, table: np.ndarray, slots: np.ndarray) -> None:
     _place(arrays, table, _make_room(arrays, table, skipped), slots)
 
 
+def is_run(slots: np.ndarray) -> bool:
+    return bool((slots[1:] == slots[:-1] + 1).all())
+
+
 def led_to_events(
     happened: np.ndarray,
     events: EventArrays,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.storage.occupancy import Occupancy
-from lightning_replay.tables.arrays import FREED, WRITTEN, TableArrays, kernels
+from lightning_replay.tables.arrays import WRITTEN, TableArrays, kernels
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.slot_pool import Slots
 from lightning_replay.validation import checked_count
@@ -166,7 +166,7 @@ class Tables(Occupancy):
 
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
         """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
-        slots, before = np.empty(len(table), dtype=np.int64), int(self.arrays.counters[FREED])
+        slots, before = np.empty(len(table), dtype=np.int64), self.pool.num_freed
         fits = kernels().append_new(self.arrays, table, slots)
         if fits < 0:
             raise RuntimeError(

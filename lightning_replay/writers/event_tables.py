@@ -69,7 +69,7 @@ class EventTableWriter(TableWriter):
         count_state_actions: bool = False,
     ) -> None:
         check_tables(event_tables, "event_tables")
-        checked_count("capacity", capacity, of="transitions")
+        self._most_at_once = checked_count("capacity", capacity, of="transitions")
         max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
         longest = max(event.history_length for table in event_tables for event in table.events)
         capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
@@ -145,7 +145,7 @@ class EventTableWriter(TableWriter):
         """Writes rows as :meth:`extend`; ``None`` where a condition or a count reads more, or not all fit at once."""
         if self._columns is not storage.row_columns:
             self._read_columns(storage.row_columns)
-        if self._block.others or self._counts_state_actions or count > min(self.tables.capacity[0], storage.capacity):
+        if self._block.others or self._counts_state_actions or count > self._most_at_once:
             return None
         episodes = groups_of(*self._episodes_of(values))
         self._histories.check_room([episodes], self.forget_stale)

@@ -108,11 +108,15 @@ class ConditionBlock:
         numbers = np.empty((self._num_numbers, count))
         first = 0
         for place, dtype, components in self._columns:
-            value = as_array(values[place]).reshape(count, -1)
-            if dtype != value.dtype:
+            value = as_array(values[place])
+            if value.dtype is not dtype and value.dtype != dtype:
                 value = value.astype(dtype)
             last = first + len(components)
-            numbers[first:last] = (value if len(components) == value.shape[1] else value[:, components]).T
+            if value.size == count:
+                numbers[first] = value.reshape(count)
+            else:
+                value = value.reshape(count, -1)
+                numbers[first:last] = (value if len(components) == value.shape[1] else value[:, components]).T
             first = last
         held = np.empty((len(self._comparisons.column) + len(self._combinations.is_every), count), dtype=np.bool_)
         if len(held):
