@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from lightning_replay.samplers.table_sampler import WithinTables
 from lightning_replay.saving.spec import recorded
@@ -60,6 +59,11 @@ class ScheduledSampler(WithinTables):
         self.min_size = checked_count("min_size", min_size, of="rows")
         self.scheduler.start(self.tasks)
 
+    @property
+    def refuses_unchanged(self) -> bool:  # type: ignore[override]
+        """Whether all that may raise an error comes before the generator is used: a user's scheduler may afterwards."""
+        return not self.uses_priorities and type(self.scheduler).__module__.startswith("lightning_replay.")
+
     def ready(self, tables: Tables) -> np.ndarray:
         """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
@@ -78,7 +82,7 @@ class ScheduledSampler(WithinTables):
                 f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
                 "draw, or lower min_size"
             )
-        uniform = float(torch.rand((), dtype=torch.float64, generator=self._generator, device=self._generator.device))
+        uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))

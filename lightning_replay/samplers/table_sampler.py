@@ -114,20 +114,27 @@ class WithinTables(TorchRLNames):
         tables = tables_of(storage, self)
         rows = self.rows_of_tables(tables, batch_size)
         self._attach_tables(tables)
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+        uniform = self._uniform(batch_size)
         if self.uses_priorities:
             self._sync_trees(tables)
             table = np.repeat(np.arange(len(rows)), rows)
-            places, drawn = self._by_priority(tables, uniform.cpu(), rows)
+            places, drawn = self._by_priority(tables, torch.from_numpy(uniform), rows)
             slots = tables.entries[tables.offset[table] + places]
         else:
-            (table, slots), drawn = tables.draw(rows, uniform.cpu().numpy()), None
+            (table, slots), drawn = tables.draw(rows, uniform), None
         self._clocks["draws"] += 1
         self.rows_drawn += rows
         index, info = torch.from_numpy(slots), self.describe(tables, table, slots, drawn)
         if storage.device.type != "cpu":
             index, info = index.to(storage.device), {key: value.to(storage.device) for key, value in info.items()}
         return index, info
+
+    def _uniform(self, count: int) -> np.ndarray:
+        """Draws numbers from [0, 1), float64 ``[count]``."""
+        generator = self._generator
+        device = generator.device
+        uniform = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+        return (uniform if device.type == "cpu" else uniform.cpu()).numpy()
 
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None

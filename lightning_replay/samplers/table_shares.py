@@ -127,11 +127,9 @@ class TableShares(WithinTables):
                 return self._allocation[1]
         shares = self.ready_shares(tables)
         if self.multinomial:
-            generator = self._generator
-            uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
             # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
             cumulative = np.cumsum(shares)
-            chosen = np.searchsorted(cumulative, uniform.cpu().numpy() * cumulative[-1], side="right")
+            chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
             return self._with_one_of_each(np.bincount(chosen, minlength=len(shares)), shares)
         rows = self._with_one_of_each(largest_remainder(shares, batch_size), shares)
         self._allocation = (batch_size, (tables.length >= self._least).tobytes()), rows

@@ -341,7 +341,7 @@ class PackedStorage(ForkableStorage):
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
         with self.snapshots.lock:
             self.begin_write(places)
-            if self._block is not None and not isinstance(places, slice):
+            if self._block is not None and isinstance(places, np.ndarray):
                 highest = 1 + self._block.write(places, values, self._least_generation)
             else:
                 for column, value in zip(self._columns, values, strict=True):

@@ -138,10 +138,10 @@ def _append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
 @compiled
 def is_run(slots):  # type: ignore[no-untyped-def]
     """Returns whether each slot is that before it plus one."""
+    breaks = 0
     for row in range(1, slots.size):
-        if slots[row] != slots[row - 1] + 1:
-            return False
-    return True
+        breaks += slots[row] != slots[row - 1] + 1
+    return breaks == 0
 
 
 @compiled

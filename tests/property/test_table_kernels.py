@@ -112,6 +112,12 @@ def check_same(one: World, other: World) -> None:
         assert sorted([*free, *world.tables.pool.references.nonzero()[0].tolist()]) == list(range(len(references)))
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True))
+def test_slots_that_follow_one_another(slots) -> None:
+    expected = slots == list(range(slots[0], slots[0] + len(slots)))
+    assert [loops.is_run(np.array(slots)) for loops in (numba_kernels, numpy_kernels)] == [expected] * 2
+
+
 @given(
     slots=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
     generations=st.lists(st.integers(0, 5), min_size=10, max_size=10),
