@@ -80,13 +80,12 @@ class Bare(L.LightningModule):
 
 
 class PlainDQN(DQN):
-    """The same update outside a trainer: torch's optimiser and backward."""
+    """The same update outside a trainer, with torch's optimiser."""
+
+    takes_plain_gradients = True
 
     def critic_and_other_optimizers(self):
         return self.plain_optimizer, []
-
-    def take_gradients(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
 
 def filled_replay() -> Replay:
