@@ -216,18 +216,23 @@ class ExploringAgent(OffPolicyAgent):
         start = options["exploration_start"]
         return start + (options["exploration_end"] - start) * done
 
+    def _draw(self, greedy: Tensor) -> tuple[Tensor, float]:
+        """Draws a number for each action ``[N]``, below the present rate where it is random; counts the steps."""
+        drawn, rate = torch.rand(greedy.shape, device=greedy.device), self.exploration_rate
+        self._explored_steps += len(greedy)
+        return drawn, rate
+
     def draw_random(self, greedy: Tensor) -> Tensor:
         """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
-        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
-        self._explored_steps += len(greedy)
-        return is_random
+        drawn, rate = self._draw(greedy)
+        return drawn < rate
 
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
-        is_random = self.draw_random(greedy)
-        if not is_random.any():
+        drawn, rate = self._draw(greedy)
+        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
             return greedy
-        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the position in the exploration schedule."""
