@@ -54,7 +54,7 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tens
         values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
         discount: γ, a scalar.
     """
-    following, steps = batch.get("next"), batch.get("steps_to_next_obs", None)
+    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
     ended = following.get("terminated", None)
     if ended is None:
         ended = following.get("done")
