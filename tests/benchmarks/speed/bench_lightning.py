@@ -5,9 +5,9 @@
 
 Both loops draw from the same kind of replay and make the same update; only who calls it differs. They take turns,
 one of Lightning's epochs and then as many updates in plain Python, within one process; the figures are medians of the
-CPU time over all turns, so that other work on the machine weighs on both alike. The first two rows are Lightning without
-this library's data module and callbacks: batches from a list and no callback but the clock, with nothing to do in a step,
-then with the draw of the plain loop in it, which takes longer between Lightning's code. Nothing can be below them.
+CPU time over all turns, so that other work on the machine weighs on both alike. The first two rows are Lightning
+without this library's data module and callbacks: batches from a list and no callback but the clock, with nothing to do
+in a step, then with the draw of the plain loop in it, which takes longer between Lightning's code. Nothing is below.
 """
 
 from __future__ import annotations
