@@ -13,8 +13,23 @@ from torch.nn.functional import smooth_l1_loss
 
 from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.networks import QNetwork
-from lightning_replay.agents.off_policy import ExploringAgent, bootstrapped, weighted_mean
-from lightning_replay.agents.perceptrons import Layers, layers_of, perceive, perceptron_layers, tensors_of
+from lightning_replay.agents.off_policy import (
+    Columns,
+    ExploringAgent,
+    bootstrapped,
+    plain_columns,
+    weighted_mean,
+)
+from lightning_replay.agents.perceptrons import (
+    Layers,
+    activations_of,
+    can_set_gradients,
+    layers_of,
+    perceive,
+    perceptron_layers,
+    set_gradients,
+    tensors_of,
+)
 from lightning_replay.agents.spaces import discrete_sizes
 from lightning_replay.agents.value_losses import ScalarValueLoss
 from lightning_replay.schedules import Constant, Linear, Schedule
@@ -106,27 +121,66 @@ class DQN(ExploringAgent):
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
-        with torch.no_grad():
-            following = batch.get("next").get("observation")
-            best = perceive(self.layers, following).argmax(dim=-1, keepdim=True)
-            values = perceive(self.target_layers, following).gather(-1, best).squeeze(-1)
-            target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
-        taken = batch.get("action").reshape(best.shape)
-        current = perceive(self.layers, batch.get("observation")).gather(-1, taken).squeeze(-1)
+        columns = plain_columns(batch)
+        taken, target = self._taken_and_target(columns)
+        current = perceive(self.layers, columns["observation"]).gather(-1, taken).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
+
+    @torch.no_grad()
+    def _taken_and_target(self, batch: Columns) -> tuple[Tensor, Tensor]:
+        following = batch["next"]["observation"]
+        best = perceive(self.layers, following).argmax(dim=-1, keepdim=True)
+        values = perceive(self.target_layers, following).gather(-1, best).squeeze(-1)
+        target = bootstrapped(batch, values, self.loss.value_estimator.gamma)
+        return batch["action"].reshape(best.shape), target
+
+    @torch.no_grad()
+    def _differentiate(self, batch: Columns) -> tuple[Tensor, Tensor]:
+        """Sets the gradients of the weighted mean of :meth:`losses`, in two thirds of the time of autograd's graph.
+
+        Returns:
+            The loss, and the magnitude of the TD error of each row ``[B]``.
+        """
+        taken, target = self._taken_and_target(batch)
+        *inputs, values = activations_of(self.layers, batch["observation"])
+        current = values.gather(-1, taken).squeeze(-1)
+        loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
+        difference, weight = current - target, batch.get("priority_weight", None)
+        share = 1.0 / len(values)
+        slope = difference.clamp(-1.0, 1.0).mul_(share if weight is None else weight.reshape(-1) * share)
+        set_gradients(self.layers, inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
+        return loss, difference.abs_()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the network and its target."""
         optimizer, _ = self.critic_and_other_optimizers()
-        rows, td_error = self.losses(batch)
-        if self._averse_step is None:
-            loss = weighted_mean(rows, batch)
-            self.descend(optimizer, loss)
-        else:
-            loss = self._averse_step.backward(*_weighted_parts(rows, batch))
+        if self._sets_gradients(batch):
+            loss, td_error = self._differentiate(plain_columns(batch))
             self.take_step(optimizer)
+        else:
+            rows, td_error = self.losses(batch)
+            if self._averse_step is None:
+                loss = weighted_mean(rows, batch)
+                self.descend(optimizer, loss)
+            else:
+                loss = self._averse_step.backward(*_weighted_parts(rows, batch))
+                self.take_step(optimizer)
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
+
+    def _sets_gradients(self, batch: TensorDictBase) -> bool:
+        """Returns whether :meth:`losses` and ``descend`` are those of this class, and nothing acts on gradients."""
+        kind = type(self)
+        return (
+            self._averse_step is None
+            and batch.ndim == 1
+            and kind.losses is DQN.losses
+            and kind.descend is DQN.descend
+            and kind.take_gradients is DQN.take_gradients
+            and vars(self).keys().isdisjoint(("losses", "descend", "take_gradients"))
+            and self.takes_plain_gradients
+            and can_set_gradients(self.layers)
+        )
 
     def on_fit_start(self) -> None:
         """Refuses conflict aversion where the trainer scales gradients or syncs them between devices."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
+from lightning_replay.agents.adam_steps import step_adam
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data, uses_no_step_hooks
 from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
@@ -25,7 +26,16 @@ from lightning_replay.replay import Replay
 _OF_LOSS = {"target_update", "layers", "target_layers", "actor_layers", "target_actor_layers", "networks"}
 
 
-def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
+# Columns of a batch by name, those under "next" in a dictionary of their own; or the batch itself.
+Columns = Mapping[str, Any]
+
+
+def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
+    """Returns the columns of a batch in dictionaries, from which nine are read in the time of one from a TensorDict."""
+    return {key: dict(value.items()) if isinstance(value, TensorDictBase) else value for key, value in batch.items()}
+
+
+def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
     """Returns the mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.
 
     The sum is divided by B, not by the sum of the weights, which would undo their normalisation.
@@ -34,7 +44,7 @@ def weighted_mean(rows: Tensor, batch: TensorDictBase) -> Tensor:
     return rows.mean() if weight is None else (rows * weight.reshape(rows.shape)).mean()
 
 
-def bootstrapped(batch: TensorDictBase, values: Tensor, discount: Tensor) -> Tensor:
+def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: Tensor) -> Tensor:
     """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
 
     n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap.
@@ -44,7 +54,7 @@ def bootstrapped(batch: TensorDictBase, values: Tensor, discount: Tensor) -> Ten
         values: of the next observations ``[B]``, without gradients; the targets are computed in their memory.
         discount: γ, a scalar.
     """
-    following, steps = batch.get("next"), batch.get("steps_to_next_obs", None)
+    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
     ended = following.get("terminated", None)
     if ended is None:
         ended = following.get("done")
@@ -125,13 +135,15 @@ class OffPolicyAgent(SizedAgent):
 
         These cost 40 µs and some more for each callback.
         """
-        if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
+        if not isinstance(optimizer, LightningOptimizer):
+            step_adam(optimizer)
+        elif not self._steps_directly:
             optimizer.step()
-            return
-        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        progress.increment_ready()
-        optimizer.optimizer.step()
-        progress.increment_completed()
+        else:
+            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            progress.increment_ready()
+            step_adam(optimizer.optimizer)
+            progress.increment_completed()
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
         """Returns the critic's optimizer, which Lightning counts as the step, and the others unwrapped."""
@@ -204,18 +216,23 @@ class ExploringAgent(OffPolicyAgent):
         start = options["exploration_start"]
         return start + (options["exploration_end"] - start) * done
 
+    def _draw(self, greedy: Tensor) -> tuple[Tensor, float]:
+        """Draws a number for each action ``[N]``, below the present rate where it is random; counts the steps."""
+        drawn, rate = torch.rand(greedy.shape, device=greedy.device), self.exploration_rate
+        self._explored_steps += len(greedy)
+        return drawn, rate
+
     def draw_random(self, greedy: Tensor) -> Tensor:
         """Draws which of the actions ``[N]`` are replaced by random ones, bool ``[N]``, and counts the steps."""
-        is_random = torch.rand(greedy.shape, device=greedy.device) < self.exploration_rate
-        self._explored_steps += len(greedy)
-        return is_random
+        drawn, rate = self._draw(greedy)
+        return drawn < rate
 
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
-        is_random = self.draw_random(greedy)
-        if not is_random.any():
+        drawn, rate = self._draw(greedy)
+        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
             return greedy
-        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves the position in the exploration schedule."""

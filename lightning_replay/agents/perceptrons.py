@@ -64,6 +64,39 @@ def perceive(layers: Layers, inputs: Tensor) -> Tensor:
     return linear(inputs, last_weight, last_bias)
 
 
+def activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
+    """Returns the inputs ``[B, I]`` of each layer, and last the outputs, those of :func:`perceive`."""
+    *hidden, (last_weight, last_bias) = layers
+    activations = [inputs]
+    for weight, bias in hidden:
+        activations.append(torch.relu_(linear(activations[-1], weight, bias)))
+    return [*activations, linear(activations[-1], last_weight, last_bias)]
+
+
+def set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
+    """Sets the gradients of all weights and biases to those that autograd computes, without its graph.
+
+    Args:
+        layers: see :func:`can_set_gradients`.
+        inputs: of each layer, see :func:`activations_of`.
+        gradient: of the outputs ``[B, O]``; call it without gradients enabled.
+    """
+    for place in reversed(range(len(layers))):
+        weight, bias = layers[place]
+        weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
+        if place:
+            gradient = torch.ops.aten.threshold_backward(gradient.mm(weight), inputs[place], 0)
+
+
+def can_set_gradients(layers: Layers) -> bool:
+    """Returns whether ``backward`` would only set the gradients of all layers: no layer is frozen or has hooks."""
+    return not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled()) and all(
+        tensor.requires_grad and not tensor._backward_hooks and not tensor._post_accumulate_grad_hooks
+        for layer in layers
+        for tensor in layer
+    )
+
+
 def both_values(layers: Layers, observation: Tensor, action: Tensor) -> Tensor:
     """Returns the values ``[2, ...]`` of two stacked critics, parameters ``[2, O, I]`` and ``[2, O]``.
 

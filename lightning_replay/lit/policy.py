@@ -61,6 +61,8 @@ class ActionReader:
         self.actions = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
         self._dtype, self._shape = space.dtype, tuple(space.shape or ())
+        is_discrete = isinstance(space, Discrete)
+        self._numbers = range(int(space.start), int(space.start + space.n)) if is_discrete else None
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -91,9 +93,9 @@ class ActionReader:
             array = array.reshape(expected)
         if array.dtype != dtype:
             array = array.astype(dtype)
-        if isinstance(space, Discrete):
+        if self._numbers is not None:
             numbers = array.tolist()  # faster than NumPy's minimum for a few environments
-            if not space.start <= min(numbers) <= max(numbers) < space.start + space.n:
+            if min(numbers) not in self._numbers or max(numbers) not in self._numbers:
                 raise ValueError(_refusal(numbers, space, count, source))
         return array
 

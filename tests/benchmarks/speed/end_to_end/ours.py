@@ -143,13 +143,12 @@ def bare(kind: type[OffPolicyAgent]):
     """A run of an agent in a plain loop."""
 
     class Plain(kind):  # type: ignore[valid-type,misc]
-        """The same updates outside a trainer: torch's optimisers and backward."""
+        """The same updates outside a trainer, with torch's optimisers."""
+
+        takes_plain_gradients = True
 
         def critic_and_other_optimizers(self) -> Any:
             return self.plain_optimizers[0], self.plain_optimizers[1:]
-
-        def take_gradients(self, loss: torch.Tensor) -> None:
-            loss.backward()
 
     def run(work: Work, turns: Turns) -> None:
         agent = make_agent(Plain, work)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DQN's gradients without autograd's graph, and steps of Adam by its kernel: equal to torch's own, or left to torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch.optim import Adam
+
+from lightning_replay.agents import DQN
+from lightning_replay.agents import dqn as dqn_module
+from lightning_replay.agents.adam_steps import step_adam
+
+OPTIONS = {"observation_size": 3, "num_actions": 4, "target_update_rate": 0.05, "learning_rate": 0.01}
+ANOMALY = partial(torch.autograd.set_detect_anomaly, True)
+AUTOCAST = partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+class Bare(DQN):
+    """Updates outside a trainer."""
+
+    takes_plain_gradients = True
+
+
+def bare(kind: type[DQN] = Bare, *, seed: int = 0, **options) -> DQN:
+    torch.manual_seed(seed)
+    agent = kind(**OPTIONS | options)
+    optimizer = agent.configure_optimizers()
+    agent.optimizers = lambda use_pl_optimizer=True: optimizer
+    return agent
+
+
+def by_autograd(**options) -> DQN:
+    agent = bare(**options)
+    agent.take_gradients = torch.Tensor.backward
+    return agent
+
+
+def make_batch(size: int, seed: int, *, weights: bool = False, steps: bool = False) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    flags = torch.rand(size, 1, generator=generator) < 0.3
+    following = {
+        "observation": torch.randn(size, 3, generator=generator),
+        "reward": 3 * torch.randn(size, 1, generator=generator),
+        "terminated": flags,
+        "done": flags,
+    }
+    columns = {"observation": torch.randn(size, 3, generator=generator), "next": following}
+    columns["action"] = torch.randint(4, (size,), generator=generator)
+    if weights:
+        columns["priority_weight"] = torch.rand(size, generator=generator)
+    if steps:
+        columns["steps_to_next_obs"] = torch.randint(1, 4, (size, 1), generator=generator)
+    return TensorDict(columns, [size])
+
+
+@pytest.fixture
+def set_directly(monkeypatch) -> list[int]:
+    """Grows with every update whose gradients are set without autograd."""
+    calls: list[int] = []
+    original = dqn_module.set_gradients
+
+    def counted(*arguments):
+        calls.append(len(calls))
+        return original(*arguments)
+
+    monkeypatch.setattr(dqn_module, "set_gradients", counted)
+    return calls
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.sampled_from([1, 2, 7, 64, 128]),
+    hidden_sizes=st.lists(st.integers(1, 40), max_size=4).map(tuple),
+    weights=st.booleans(),
+    steps=st.booleans(),
+    seed=st.integers(0, 1_000),
+)
+def test_updates_are_those_of_autograd(size, hidden_sizes, weights, steps, seed):
+    direct, oracle = (make(seed=seed, hidden_sizes=hidden_sizes) for make in (bare, by_autograd))
+    for number in range(4):
+        batch = make_batch(size, seed + number, weights=weights, steps=steps)
+        found, expected = direct.update(batch), oracle.update(batch)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
+            assert not found[name].requires_grad
+        for ours, theirs in zip(direct.parameters(), oracle.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_direct_way_is_taken(set_directly):
+    bare().update(make_batch(8, 0))
+    assert set_directly
+    set_directly.clear()
+    by_autograd().update(make_batch(8, 0))
+    assert not set_directly
+
+
+def test_targets_get_no_gradient():
+    agent = bare()
+    agent.update(make_batch(8, 0))
+    trained = {id(tensor) for layer in agent.layers for tensor in layer}
+    assert all((parameter.grad is not None) == (id(parameter) in trained) for parameter in agent.parameters())
+
+
+def test_own_losses_are_used(set_directly):
+    class Doubled(Bare):
+        def losses(self, batch):
+            rows, td_error = super().losses(batch)
+            return 2 * rows, td_error
+
+    batch = make_batch(8, 0)
+    loss = bare(Doubled).update(batch)["loss"]
+    assert not set_directly
+    torch.testing.assert_close(loss, 2 * bare().update(batch)["loss"])
+
+
+@pytest.mark.parametrize("name", ["descend", "take_gradients"])
+def test_own_steps_of_learning_are_called(name):
+    called = []
+
+    def own(self, *arguments):
+        called.append(name)
+        return getattr(DQN, name)(self, *arguments)
+
+    bare(type("Own", (Bare,), {name: own})).update(make_batch(8, 0))
+    assert called == [name]
+
+
+def test_a_hook_of_a_gradient_is_called(set_directly):
+    agent, seen = bare(), []
+    agent.layers[0][0].register_hook(lambda gradient: seen.append(gradient.shape))
+    agent.layers[0][1].register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.shape))
+    agent.update(make_batch(8, 0))
+    assert sorted(map(len, seen)) == [1, 2]
+    assert not set_directly
+
+
+def test_a_frozen_layer_stays_as_it_is(set_directly):
+    agent = bare()
+    agent.layers[0][0].requires_grad_(False)
+    before = agent.layers[0][0].clone()
+    for seed in range(3):
+        agent.update(make_batch(8, seed))
+    assert torch.equal(before, agent.layers[0][0]) and agent.layers[0][0].grad is None
+    assert not set_directly
+
+
+@pytest.mark.parametrize("mode", [ANOMALY, AUTOCAST], ids=["anomaly", "autocast"])
+def test_modes_of_autograd_are_left_to_it(mode, set_directly):
+    agent, oracle = bare(), by_autograd()
+    with mode():
+        agent.update(make_batch(8, 0))
+        oracle.update(make_batch(8, 0))
+    assert not set_directly
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(agent.parameters(), oracle.parameters(), strict=True))
+
+
+def test_sequences_are_left_to_autograd(set_directly):
+    batch = make_batch(12, 0).reshape(3, 4)
+    bare().update(batch)
+    assert not set_directly
+
+
+def two_networks() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    parameters = [torch.randn(4, 3, requires_grad=True), torch.randn(4, requires_grad=True)]
+    return parameters, [one.detach().clone().requires_grad_() for one in parameters]
+
+
+def assert_same_steps(ours, theirs, optimizer, oracle, *, steps: int = 5, skipped: int | None = None) -> None:
+    for step in range(steps):
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            one.grad, other.grad = (
+                (None, None) if place == skipped and step % 2 else [torch.full_like(one, step - 1.3)] * 2
+            )
+        step_adam(optimizer)
+        oracle.step()
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+        for one, other in zip(ours, theirs, strict=True):
+            for name, value in oracle.state[other].items():
+                assert torch.equal(optimizer.state[one][name], value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fused": True},
+        {"fused": True, "weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3},
+        {"fused": True, "amsgrad": True},
+        {"fused": True, "maximize": True},
+        {"fused": True, "lr": torch.tensor(0.02)},
+        {"foreach": True},
+        {},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_steps_are_those_of_torch(options):
+    ours, theirs = two_networks()
+    options = {"lr": 0.02} | options
+    assert_same_steps(ours, theirs, Adam(ours, **options), Adam(theirs, **options))
+
+
+def test_a_missing_gradient_leaves_its_parameter_out():
+    ours, theirs = two_networks()
+    optimizer = Adam(ours, lr=0.02, fused=True)
+    assert_same_steps(ours, theirs, optimizer, Adam(theirs, lr=0.02, fused=True), skipped=1)
+
+
+def test_several_groups_keep_their_rates():
+    ours, theirs = two_networks()
+    groups = [[{"params": [one], "lr": 0.1 / (i + 1)} for i, one in enumerate(given)] for given in (ours, theirs)]
+    assert_same_steps(ours, theirs, *(Adam(group, fused=True) for group in groups))
+
+
+def test_a_loaded_state_is_continued():
+    ours, theirs = two_networks()
+    optimizer, oracle = Adam(ours, lr=0.02, fused=True), Adam(theirs, lr=0.02, fused=True)
+    assert_same_steps(ours, theirs, optimizer, oracle)
+    loaded = Adam(ours, lr=0.5, fused=True)
+    loaded.load_state_dict(optimizer.state_dict())
+    assert_same_steps(ours, theirs, loaded, oracle)
+
+
+def test_hooks_and_schedulers_see_the_steps(recwarn):
+    ours, _ = two_networks()
+    optimizer, seen = Adam(ours, lr=0.02, fused=True), []
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for one in ours:
+        one.grad = torch.ones_like(one)
+    for _ in range(3):
+        step_adam(optimizer)
+        scheduler.step()
+    assert seen == ["post"] * 3
+    assert not recwarn  # which would be of a scheduler stepped before its optimizer
