@@ -14,7 +14,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import SoftUpdate
 
-from lightning_replay.agents.adam_steps import step_adam
 from lightning_replay.agents.feedback import UpdateBatches, UpdatePriorities
 from lightning_replay.agents.foreign import training_data, uses_no_step_hooks
 from lightning_replay.agents.perceptrons import Layers, TargetUpdate, layers_of, perceptron_layers, tensors_of
@@ -135,15 +134,13 @@ class OffPolicyAgent(SizedAgent):
 
         These cost 40 µs and some more for each callback.
         """
-        if not isinstance(optimizer, LightningOptimizer):
-            step_adam(optimizer)
-        elif not self._steps_directly:
+        if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             optimizer.step()
-        else:
-            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-            progress.increment_ready()
-            step_adam(optimizer.optimizer)
-            progress.increment_completed()
+            return
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        optimizer.optimizer.step()
+        progress.increment_completed()
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
         """Returns the critic's optimizer, which Lightning counts as the step, and the others unwrapped."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DQN's gradients without autograd's graph, and steps of Adam by its kernel: equal to torch's own, or left to torch."""
+"""DQN's gradients without autograd's graph: equal to autograd's, or left to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch.optim import Adam
 
 from lightning_replay.agents import DQN
 from lightning_replay.agents import dqn as dqn_module
-from lightning_replay.agents.adam_steps import step_adam
 
 OPTIONS = {"observation_size": 3, "num_actions": 4, "target_update_rate": 0.05, "learning_rate": 0.01}
 ANOMALY = partial(torch.autograd.set_detect_anomaly, True)
@@ -166,77 +164,3 @@ def test_sequences_are_left_to_autograd(set_directly):
     batch = make_batch(12, 0).reshape(3, 4)
     bare().update(batch)
     assert not set_directly
-
-
-def two_networks() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    torch.manual_seed(0)
-    parameters = [torch.randn(4, 3, requires_grad=True), torch.randn(4, requires_grad=True)]
-    return parameters, [one.detach().clone().requires_grad_() for one in parameters]
-
-
-def assert_same_steps(ours, theirs, optimizer, oracle, *, steps: int = 5, skipped: int | None = None) -> None:
-    for step in range(steps):
-        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            one.grad, other.grad = (
-                (None, None) if place == skipped and step % 2 else [torch.full_like(one, step - 1.3)] * 2
-            )
-        step_adam(optimizer)
-        oracle.step()
-        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-        for one, other in zip(ours, theirs, strict=True):
-            for name, value in oracle.state[other].items():
-                assert torch.equal(optimizer.state[one][name], value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"fused": True},
-        {"fused": True, "weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3},
-        {"fused": True, "amsgrad": True},
-        {"fused": True, "maximize": True},
-        {"fused": True, "lr": torch.tensor(0.02)},
-        {"foreach": True},
-        {},
-    ],
-    ids=lambda options: "-".join(options) or "plain",
-)
-def test_steps_are_those_of_torch(options):
-    ours, theirs = two_networks()
-    options = {"lr": 0.02} | options
-    assert_same_steps(ours, theirs, Adam(ours, **options), Adam(theirs, **options))
-
-
-def test_a_missing_gradient_leaves_its_parameter_out():
-    ours, theirs = two_networks()
-    optimizer = Adam(ours, lr=0.02, fused=True)
-    assert_same_steps(ours, theirs, optimizer, Adam(theirs, lr=0.02, fused=True), skipped=1)
-
-
-def test_several_groups_keep_their_rates():
-    ours, theirs = two_networks()
-    groups = [[{"params": [one], "lr": 0.1 / (i + 1)} for i, one in enumerate(given)] for given in (ours, theirs)]
-    assert_same_steps(ours, theirs, *(Adam(group, fused=True) for group in groups))
-
-
-def test_a_loaded_state_is_continued():
-    ours, theirs = two_networks()
-    optimizer, oracle = Adam(ours, lr=0.02, fused=True), Adam(theirs, lr=0.02, fused=True)
-    assert_same_steps(ours, theirs, optimizer, oracle)
-    loaded = Adam(ours, lr=0.5, fused=True)
-    loaded.load_state_dict(optimizer.state_dict())
-    assert_same_steps(ours, theirs, loaded, oracle)
-
-
-def test_hooks_and_schedulers_see_the_steps(recwarn):
-    ours, _ = two_networks()
-    optimizer, seen = Adam(ours, lr=0.02, fused=True), []
-    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    for one in ours:
-        one.grad = torch.ones_like(one)
-    for _ in range(3):
-        step_adam(optimizer)
-        scheduler.step()
-    assert seen == ["post"] * 3
-    assert not recwarn  # which would be of a scheduler stepped before its optimizer
