@@ -7,9 +7,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+_ALIGNMENT_BYTES = 64
 _SMALL_BYTES = 1 << 24  # not worth the 60 us that reading the free bytes takes
 
 
@@ -75,8 +77,8 @@ def allocate_rows(
             f"{other}"
         )
     if directory is None:
-        allocate = torch.empty if as_written else torch.zeros
-        return allocate(num_rows, row_words, dtype=torch.int64, device=device)
+        rows = _unwritten(num_rows * row_words, device).view(num_rows, row_words)
+        return rows if as_written else rows.zero_()
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
     try:
         os.ftruncate(handle, needed)
@@ -85,3 +87,16 @@ def allocate_rows(
         os.close(handle)
         os.unlink(name)
     return flat.view(num_rows, row_words)
+
+
+def _unwritten(num_words: int, device: torch.device) -> Tensor:
+    """Returns int64 ``[num_words]`` of any content, aligned to 64 bytes.
+
+    A CPU's memory comes from NumPy, which requests huge pages from Linux, unlike torch: a gather of rows at random
+    takes a quarter less time.
+    """
+    if device.type != "cpu":
+        return torch.empty(num_words, dtype=torch.int64, device=device)
+    array = np.empty(num_words + _ALIGNMENT_BYTES // 8, dtype=np.int64)
+    first = -array.ctypes.data % _ALIGNMENT_BYTES // 8
+    return torch.from_numpy(array[first : first + num_words])
