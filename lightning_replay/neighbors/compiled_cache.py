@@ -9,6 +9,17 @@ from torch import Tensor
 
 from lightning_replay.neighbors import numba_kernels
 from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.search import PointTable
+
+
+class CompiledPointTable(PointTable):
+    """A :class:`~lightning_replay.neighbors.search.PointTable` that compares rows in one loop."""
+
+    def _direct(self, point: Tensor, member: Tensor) -> Tensor:
+        distance = torch.empty(member.shape)
+        arrays = (part.contiguous().numpy() for part in (point, member))
+        numba_kernels.squared_distances(*arrays, self.rows.numpy(), distance.numpy())
+        return distance
 
 
 class CompiledNeighborCache(NeighborCache):

@@ -118,7 +118,7 @@ class NeighborLists:
     def _allocate(self, features: Tensor) -> None:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
-            table = PointTable(self.capacity, self._rows.width, features.device)
+            table = table_for(self.capacity, self._rows.width, features.device)
             cache = cache_for(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
             self._upkeep = NeighborUpkeep(self._rows, cache, self._search, self.refresh_interval, self.drift_tolerance)
 
@@ -234,6 +234,15 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
     position = (uniform * choices).long()
     partner = neighbor.gather(1, position.unsqueeze(1)).squeeze(1)
     return torch.where(choices > 0, partner, index)
+
+
+def table_for(capacity: int, width: int, device: torch.device) -> PointTable:
+    """Returns a table whose rows are compared by a compiled loop on the CPU where numba is installed."""
+    if not has_numba() or device.type != "cpu":
+        return PointTable(capacity, width, device)
+    from lightning_replay.neighbors.compiled_cache import CompiledPointTable
+
+    return CompiledPointTable(capacity, width, device)
 
 
 def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:

@@ -27,6 +27,27 @@ def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def squared_distances(point, member, rows, distance):  # type: ignore[no-untyped-def]
+    """Computes the squared distances of points to rows of a table, by differences.
+
+    Args:
+        point: float32 ``[n, d]``.
+        member: int64 ``[n, m]``, the rows for each point.
+        rows: float32 ``[F, > d]``; column d is infinite in a row that is not stored, which is infinitely far away.
+        distance: float32 ``[n, m]``, the result.
+    """
+    width = point.shape[1]
+    for number in range(member.shape[0]):
+        for place in range(member.shape[1]):
+            row = member[number, place]
+            square = np.float32(0)
+            for feature in range(width):
+                difference = rows[row, feature] - point[number, feature]
+                square += difference * difference
+            distance[number, place] = np.inf if np.isinf(rows[row, width]) else square
+
+
+@compiled
 def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # type: ignore[no-untyped-def]
     """Removes marked slots from lists; the others keep their order and move to the front.
 

@@ -80,7 +80,7 @@ class PackedStorage(ForkableStorage):
         self._generation: Tensor | None = None
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
-        self._block: RowBlock | None = None  # for scattered slots
+        self._block: RowBlock | None = None  # for scattered slots, and for one
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
@@ -340,15 +340,19 @@ class PackedStorage(ForkableStorage):
         assert self._columns is not None
         with self.snapshots.lock:
             self.begin_write(slots)
-            if self._block is not None and not isinstance(slots, slice):
-                highest = 1 + self._block.write(slots.numpy(), values, self._least_generation)
+            block = self._block
+            if block is not None and not isinstance(slots, slice):
+                highest = 1 + block.write(slots.numpy(), values, self._least_generation)
+            elif (
+                block is not None
+                and isinstance(slots, slice)
+                and block.write_one(slots, values, self._least_generation)
+            ):
+                highest = slots.stop
             else:
                 places = slots if type(slots) is slice or self._generations is None else slots.numpy()
                 for column, value in zip(self._columns, values, strict=True):
-                    if column.array is None or type(value) is not np.ndarray:
-                        column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
-                    else:
-                        column.array[places] = value
+                    column.write(places, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             if highest > self._reached:
@@ -380,9 +384,6 @@ class PackedStorage(ForkableStorage):
         generation = self._generations
         if generation is not None:
             if isinstance(slots, slice):
-                if slots.stop - slots.start == 1:  # a quarter of the time
-                    generation[slots.start] = max(int(generation[slots.start]), self._least_generation) + 1
-                    return
                 view = generation[slots]
                 view += 1  # in place: generation[slots] += 1 would write twice
                 if self._least_generation:

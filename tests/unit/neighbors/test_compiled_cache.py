@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_replay.neighbors import NeighborLists, lists
 from lightning_replay.neighbors.cache import NeighborCache
+from lightning_replay.neighbors.search import PointTable
 
 pytest.importorskip("numba")
 
@@ -24,6 +25,7 @@ def both(capacity: int, monkeypatch: pytest.MonkeyPatch) -> tuple[NeighborLists,
     compiled.write(torch.arange(12), first)
     with monkeypatch.context() as patch:
         patch.setattr(lists, "cache_for", NeighborCache)
+        patch.setattr(lists, "table_for", PointTable)
         by_torch.write(torch.arange(12), first)
     return compiled, by_torch
 
