@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+_ALIGNMENT_BYTES = 64
 _SMALL_BYTES = 1 << 24  # not worth the 60 us that reading the free bytes takes
 
 
@@ -75,6 +78,8 @@ def allocate_rows(
             f"{other}"
         )
     if directory is None:
+        if device.type == "cpu":
+            return _aligned(np.empty if as_written else np.zeros, num_rows, row_words)
         allocate = torch.empty if as_written else torch.zeros
         return allocate(num_rows, row_words, dtype=torch.int64, device=device)
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
@@ -85,3 +90,13 @@ def allocate_rows(
         os.close(handle)
         os.unlink(name)
     return flat.view(num_rows, row_words)
+
+
+def _aligned(allocate: Callable[..., np.ndarray], num_rows: int, row_words: int) -> Tensor:
+    """Returns int64 ``[num_rows, row_words]`` that begins on a cache line, in huge pages where the system has them.
+
+    NumPy requests huge pages from Linux and torch does not: a gather of rows at random takes a quarter less time.
+    """
+    array = allocate(num_rows * row_words + _ALIGNMENT_BYTES // 8, np.int64)
+    first = -array.ctypes.data % _ALIGNMENT_BYTES // 8
+    return torch.from_numpy(array[first : first + num_rows * row_words]).view(num_rows, row_words)

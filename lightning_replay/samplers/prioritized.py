@@ -91,6 +91,8 @@ class PrioritizedSampler(TorchRLNames):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives rows written just now the largest priority so far; called by the writers."""
         self._attach_storage(storage)
+        if _is_plain(index, torch.int64) and index.numel() == 1:  # type: ignore[union-attr]
+            index = int(index)  # a third of the time
         if not isinstance(index, int):
             index = flat_index(index, self._tree.device, storage)
             if not index.numel():

@@ -80,7 +80,7 @@ class PackedStorage(ForkableStorage):
         self._generation: Tensor | None = None
         self._generations: np.ndarray | None = None  # the same on a CPU
         self._columns: list[StoredColumn] | None = None
-        self._block: RowBlock | None = None  # for scattered slots
+        self._block: RowBlock | None = None  # for scattered slots, and for one
         self._given: dict[Key, tuple[torch.dtype, torch.Size]] = {}  # what rows must have
         self._reader: RowReader | None = None
         self.row_check: TransitionCheck | None = None  #: Refuses new rows by raising; set by a ``Replay``.
@@ -341,14 +341,14 @@ class PackedStorage(ForkableStorage):
         places = slots if type(slots) is slice or self._generations is None else slots.numpy()
         with self.snapshots.lock:
             self.begin_write(places)
-            if self._block is not None and isinstance(places, np.ndarray):
-                highest = 1 + self._block.write(places, values, self._least_generation)
+            block, least = self._block, self._least_generation
+            if block is not None and isinstance(places, np.ndarray):
+                highest = 1 + block.write(places, values, least)
+            elif block is not None and isinstance(places, slice) and block.write_one(places, values, least):
+                highest = places.stop
             else:
                 for column, value in zip(self._columns, values, strict=True):
-                    if column.array is None or type(value) is not np.ndarray:
-                        column.tensor[slots] = torch.as_tensor(value, device=column.tensor.device)
-                    else:
-                        column.array[places] = value
+                    column.write(places, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             if highest > self._reached:
@@ -380,9 +380,6 @@ class PackedStorage(ForkableStorage):
         generation = self._generations
         if generation is not None:
             if isinstance(slots, slice):
-                if slots.stop - slots.start == 1:  # a quarter of the time
-                    generation[slots.start] = max(int(generation[slots.start]), self._least_generation) + 1
-                    return
                 view = generation[slots]
                 view += 1  # in place: generation[slots] += 1 would write twice
                 if self._least_generation:

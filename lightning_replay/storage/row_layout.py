@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,6 +82,12 @@ class RowLayout:
             for (key, shape, is_vector), part in zip(columns, parts[first:], strict=False):
                 leaves[key] = part if is_vector else part.view(*batch_size, *shape)
         return leaves
+
+    def without(self, key: Key) -> RowLayout:
+        """Returns the layout of the same rows whose :meth:`leaves` may lack ``key``: if no other has its dtype."""
+        layout = copy.copy(self)
+        layout._groups = [group for group in self._groups if [column[0] for column in group.columns] != [key]]
+        return layout
 
     def description(self) -> list[dict[str, Any]]:
         """Returns plain values from which :meth:`from_description` builds the same layout."""

@@ -25,6 +25,18 @@ class StoredColumn:
         self.key, self.tensor = key, tensor
         has_array = tensor.device.type == "cpu" and tensor.dtype not in _WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
+        self._vectors: np.ndarray | None = None  # each a single element of its bytes: many are copied in half the time
+        if self.array is not None and self.array.ndim == 2 and self.array.shape[1] > 1:
+            self._vectors = self.array.view(f"V{self.array.shape[1] * self.array.itemsize}")[:, 0]
+
+    def write(self, slots: Any, values: Tensor | np.ndarray) -> None:
+        """Writes values ``[N, ...]`` of the column's dtype into slots, a slice or int64 ``[N]``."""
+        if self.array is None or type(values) is not np.ndarray:
+            self.tensor[slots] = torch.as_tensor(values, device=self.tensor.device)
+        elif self._vectors is None or len(values) == 1 or not values.flags.c_contiguous:
+            self.array[slots] = values
+        else:
+            self._vectors[slots] = values.view(self._vectors.dtype)[:, 0]
 
 
 def as_array(value: Tensor | np.ndarray) -> np.ndarray:

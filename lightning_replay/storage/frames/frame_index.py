@@ -145,11 +145,10 @@ class TorchSearch:
         at = torch.from_numpy(frames).to(self._pool.device, torch.int64)
         self._pool[at] = new.reshape(len(frames), -1).to(self._pool.device)
 
-    def gather(self, frames: Tensor) -> Tensor:
-        """Returns the two stacks, uint8 ``[2, N, k, bytes]``, of the frames of rows, int32 ``[N, 2 k]``."""
-        rows, depth = frames.shape[0], frames.shape[1] // 2
-        stacks_first = frames.reshape(rows, 2, depth).transpose(0, 1)
-        return self._pool.index_select(0, stacks_first.reshape(-1)).view(2, rows, depth, self._pool.shape[1])
+    def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
+        stacks_first = frames.index_select(0, rows.to(frames.device)).unflatten(1, (2, -1)).transpose(0, 1)
+        return self._pool.index_select(0, stacks_first.reshape(-1)).flatten()
 
 
 class NumbaSearch:
@@ -188,12 +187,10 @@ class NumbaSearch:
         """Copies the new frames of two stacks into the pool at ``frames``, int32 ``[new]``."""
         self.loops.store(frames, found.sources, self._stack_words(first), self._stack_words(second), self._pool)
 
-    def gather(self, frames: Tensor) -> Tensor:
-        """Returns the two stacks, uint8 ``[2, N, k, bytes]``, of the frames of rows, int32 ``[N, 2 k]``."""
-        rows, places = frames.shape
-        stacks = self._memory.tensor(rows * places * self._frame_bytes)
-        stacks = stacks.view(2, rows, places // 2, self._frame_bytes)
-        self.loops.gather(frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
+    def gather(self, frames: Tensor, rows: Tensor) -> Tensor:
+        """Returns the two stacks, uint8 ``[2 * N * k * bytes]``, of ``rows``, int64 ``[N]``, of int32 ``[M, 2 k]``."""
+        stacks = self._memory.tensor(rows.shape[0] * frames.shape[1] * self._frame_bytes)
+        self.loops.gather(rows.numpy(), frames.numpy(), self._pool, stacks.numpy().view(self._dtype))
         return stacks
 
 

@@ -144,18 +144,44 @@ def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
             pool[frames[number]] = second[row, place - depth]
 
 
+@njit(inline="always")
+def _steps_apart(frames, depth):  # type: ignore[no-untyped-def]
+    """Returns how many frames after the first stack of a row the second begins: k where they have no frame together."""
+    apart = same = 0
+    while apart + same < depth:
+        if frames[apart + same] == frames[depth + same]:
+            same += 1
+        else:
+            apart += 1
+            same = 0
+    return apart
+
+
 @compiled
-def gather(frames, pool, stacks):  # type: ignore[no-untyped-def]
-    """Copies the frames of rows into their two stacks, row by row: most frames are in both, and in the cache then.
+def gather(rows, frames, pool, stacks):  # type: ignore[no-untyped-def]
+    """Copies the frames of rows into their two stacks; a frame at the end of one and start of the other is read once.
 
     Args:
-        frames: int32 ``[N, 2 k]``.
+        rows: int64 ``[N]``.
+        frames: int32 ``[M, 2 k]``, of all rows.
         pool: unsigned words ``[F, W]``.
-        stacks: unsigned words ``[2, N, k, W]``, the result.
+        stacks: unsigned words ``[2 * N * k * W]``, the result.
     """
-    rows, depth = frames.shape[0], stacks.shape[2]
-    for row in range(rows):
-        for place in range(2 * depth):
-            source, copy = pool[frames[row, place]], stacks[place // depth, row, place % depth]
-            for word in range(source.size):
-                copy[word] = source[word]
+    depth, words = frames.shape[1] // 2, pool.shape[1]
+    both = stacks.reshape(2, rows.size, depth, words)
+    for place in range(rows.size):
+        of_row, first, second = frames[rows[place]], both[0, place], both[1, place]
+        apart = _steps_apart(of_row, depth)
+        for step in range(depth + apart):
+            if step < apart:
+                source, copy = pool[of_row[step]], first[step]
+                for word in range(words):
+                    copy[word] = source[word]
+            elif step < depth:
+                source, copy, other = pool[of_row[step]], first[step], second[step - apart]
+                for word in range(words):
+                    copy[word] = other[word] = source[word]
+            else:
+                source, copy = pool[of_row[depth + step - apart]], second[step - apart]
+                for word in range(words):
+                    copy[word] = source[word]

@@ -137,9 +137,9 @@ class FramePool:
         drawn = self.frames.index_select(0, frames.reshape(-1))
         return drawn.view(*frames.shape, *self.shape)
 
-    def gather_stacks(self, frames: Tensor) -> Tensor:
-        """Returns both stacks of rows, uint8 ``[2, N, k, *shape]``, by their frames, int32 ``[N, 2 k]``."""
-        return self._search.gather(frames).view(2, len(frames), frames.shape[1] // 2, *self.shape)
+    def gather_stacks(self, frames: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        """Returns both stacks, uint8 ``[N, k, *shape]``, of ``rows``, int64 ``[N]``, of frames, int32 ``[M, 2 k]``."""
+        return self._search.gather(frames, rows).view(2, rows.shape[0], frames.shape[1] // 2, *self.shape).unbind()
 
     def clear(self) -> None:
         """Forgets every frame."""

@@ -98,6 +98,7 @@ class FrameStorage(PackedStorage):
         self._live: SlotSet | None = None  # from the first release on, unless tables hold the rows
         self._frames_of: Tensor | None = None  # int32 [capacity, 2 k], a column of the rows
         self._order: list[Key] = []  # columns in the order in which rows were given
+        self._outer_layout: RowLayout | None = None  # of rows without the numbers of their frames
         self._outer_tree: dict[str, Any] = {}
         self._looked_up: tuple[Tensor, Tensor, Found] | None = None
 
@@ -268,24 +269,26 @@ class FrameStorage(PackedStorage):
         Raises:
             RuntimeError: the storage is empty, or a row was released.
         """
-        if self._layout is None or self._rows is None or self._pool is None:
+        if self._outer_layout is None or self._frames_of is None or self._pool is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             slots = torch.arange(self._len)[index]
             return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
-        slots = index.flatten().to(self._rows.device)
-        rows = self._rows.index_select(0, slots)
-        leaves = self._layout.leaves(rows, index.shape)
-        frames = leaves.pop(FRAMES).reshape(len(slots), 2 * self.frame_stack)
+        slots = index if index.ndim == 1 else index.flatten()
+        rows = self.packed_rows(slots)
         # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.
-        if isinstance(self.occupancy, SlotSet) and frames.device.type == "cpu" and not bool(frames.all()):
+        if self._live is not None and rows.device.type == "cpu" and not bool(self._frames_of[slots, 0].all()):
             raise RuntimeError(
                 "a slot was drawn whose row was released to make room for frames; use a sampler of "
                 "lightning_replay.samplers, which draws rows that are held"
             )
-        stacks = self._pool.gather_stacks(frames)
-        self.check_read()
-        leaves[self.image_key], leaves[self.next_key] = stacks.view(2, *index.shape, *stacks.shape[2:]).unbind()
+        first, second = self._pool.gather_stacks(self._frames_of, slots)
+        if self._shared_writes is not None:
+            self.check_read()
+        if index.ndim != 1:
+            first, second = (stack.view(*index.shape, *stack.shape[1:]) for stack in (first, second))
+        leaves = self._outer_layout.leaves(rows, index.shape)
+        leaves[self.image_key], leaves[self.next_key] = first, second
         return gather_branch(self._outer_tree, leaves, index.shape, rows.device, extra)
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
@@ -307,8 +310,9 @@ class FrameStorage(PackedStorage):
         frames = (FRAMES, torch.int32, torch.Size([2 * self.frame_stack]))
         packed = [leaf for leaf in leaves if leaf[0] not in images]
         self._allocate(RowLayout([*packed, frames, (GENERATION, torch.int64, torch.Size([]))]))
-        assert self._storage is not None
+        assert self._storage is not None and self._layout is not None
         self._pool = pool
+        self._outer_layout = self._layout.without(FRAMES)
         self._live = self._looked_up = None
         self._frames_of = self._storage.get(FRAMES)
         stack = (torch.uint8, torch.Size([self.frame_stack, *shape]))
@@ -376,7 +380,7 @@ class FrameStorage(PackedStorage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        unset = ("_pool", "_live", "_frames_of", "_looked_up")
+        unset = ("_pool", "_live", "_frames_of", "_looked_up", "_outer_layout")
         return state | dict.fromkeys(unset) | {"_outer_tree": {}, "_given": {}}
 
     def _empty(self) -> None:

@@ -215,3 +215,33 @@ def test_a_loaded_storage_takes_rows_from_where_they_come() -> None:
 def test_a_capacity_is_a_positive_whole_number(capacity) -> None:
     with pytest.raises((TypeError, ValueError), match=f"capacity is {capacity!r}; it must be a whole number"):
         PackedStorage(capacity)
+
+
+@pytest.mark.parametrize("of_columns", ["contiguous", "strided", "without NumPy"])
+def test_rows_are_the_same_bytes_written_one_by_one_together_or_scattered(of_columns: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = {
+        "flag": torch.rand(20, 1, generator=generator) > 0.5,
+        "count": torch.randint(9, (20,), generator=generator),
+        "observation": torch.randn(20, 5, generator=generator),
+        "image": torch.randint(255, (20, 2, 3), dtype=torch.uint8, generator=generator),
+        "none": torch.zeros(20, 0),
+        "step": torch.randint(9, (20, 2), generator=generator),
+    }
+    if of_columns == "strided":
+        columns["observation"] = torch.randn(5, 20, generator=generator).T
+    if of_columns == "without NumPy":
+        columns["observation"] = columns["observation"].bfloat16()
+    rows = TensorDict(columns, [20])
+    one_by_one, together, scattered = (PackedStorage(24) for _ in range(3))
+    for storage in (one_by_one, together, scattered):
+        storage.set(slice(0, 1), rows[:1])
+        storage._least_generation = 3
+    for slot in range(20):
+        one_by_one.set(slice(slot, slot + 1), rows[slot : slot + 1])
+    together.set(slice(0, 20), rows)
+    order = torch.randperm(20, generator=generator)
+    scattered.set(order, rows[order])
+    assert one_by_one.all_packed.equal(together.all_packed) and scattered.all_packed.equal(together.all_packed)
+    assert one_by_one.generation_of(torch.arange(21)).tolist() == [4] * 20 + [0]
+    assert all(torch.equal(one_by_one.get(slice(0, 20)).get(key), value) for key, value in columns.items())

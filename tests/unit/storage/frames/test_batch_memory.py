@@ -12,18 +12,26 @@ from hypothesis import strategies as st
 from lightning_replay.storage.frames.frame_index import NumbaSearch, TorchSearch
 from lightning_replay.storage.frames.outputs import BatchMemory
 
+WINDOWS = st.builds(  # the second stack begins within the first, or after it
+    lambda frames, apart: frames[:3] + frames[apart : apart + 3],
+    st.lists(st.integers(0, 6), min_size=6, max_size=6),
+    st.integers(0, 3),
+)
+
 
 @given(
-    frames=st.lists(st.lists(st.integers(0, 6), min_size=6, max_size=6), min_size=0, max_size=5),
+    frames=st.lists(WINDOWS | st.lists(st.integers(0, 6), min_size=6, max_size=6), min_size=1, max_size=5),
+    drawn=st.lists(st.integers(0, 100), max_size=6),
     width=st.integers(1, 17),
 )
-def test_both_back_ends_gather_the_same_stacks(frames: list[list[int]], width: int) -> None:
+def test_both_back_ends_gather_the_same_stacks(frames: list[list[int]], drawn: list[int], width: int) -> None:
     pytest.importorskip("numba")
     pool = torch.randint(256, (7, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(width))
-    numbers = torch.tensor(frames, dtype=torch.int32).reshape(-1, 6)
-    expected = np.stack([pool.numpy()[numbers[:, :3]], pool.numpy()[numbers[:, 3:]]])
+    numbers = torch.tensor(frames, dtype=torch.int32)
+    rows = torch.tensor(drawn, dtype=torch.int64) % len(frames)
+    expected = np.stack([pool.numpy()[numbers[rows, :3]], pool.numpy()[numbers[rows, 3:]]])
     for search in (TorchSearch(pool), NumbaSearch(pool)):
-        assert np.array_equal(search.gather(numbers).numpy(), expected)
+        assert np.array_equal(search.gather(numbers, rows).numpy(), expected.ravel())
 
 
 def test_memory_is_used_again_only_when_no_view_of_the_batch_is_left() -> None:
