@@ -102,14 +102,15 @@ def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-
 
 
 @compiled
-def update(index, error, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+def update(  # type: ignore[no-untyped-def]
+    index, error, is_feedback, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts
+):
     """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` written, and how many rows are late.
 
-    Rows whose slot has another generation ``stored`` than the one given are late and skipped. With no generations the
-    errors are priorities, not signed, and slots of -1 are skipped. The largest is -1 when every row was skipped; it is
-    -2, and nothing is written, when a row is refused.
+    Feedback is signed errors; rows whose slot has another generation ``stored`` than the one given are late and
+    skipped. Otherwise the errors are priorities, no generations are read, and slots of -1 are skipped. The largest is
+    -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
     """
-    is_feedback = generation.size > 0
     slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
     largest, late, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
