@@ -77,8 +77,8 @@ class NumbaTree:
         exponent: float,
         limit: int,
     ) -> tuple[float, int] | None:
-        offset, exponent = np.float32(offset), np.float32(exponent)
-        largest, late = kernels.update(index, error, True, generation, stored, offset, exponent, limit, *self._arrays)
+        options = np.float32(offset), np.float32(exponent), limit
+        largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:

@@ -16,6 +16,7 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
 
+
 class _Group(NamedTuple):
     """The columns of one dtype, which lie side by side and are cut apart by a single split."""
 
@@ -91,7 +92,7 @@ class RowLayout:
                 views.append(typed.select(-1, scalar_at))
                 continue
             # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
-            parts = typed.unsafe_split_with_sizes(sizes, -1)[columns]
+            parts: Sequence[Tensor] = typed.unsafe_split_with_sizes(sizes, -1)[columns]
             if shapes is not None:
                 parts = [part.view(*batch_size, *shape) for part, shape in zip(parts, shapes, strict=True)]
             views += parts
