@@ -153,7 +153,7 @@ def _branches(tree: dict[str, Any], order: Sequence[Key]) -> list[list[tuple[str
     return branches
 
 
-def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: torch.device) -> TensorDict:
+def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
     """Returns a TensorDict of entries that were laid out here, none of which is checked."""
     assembled = TensorDict._new_unsafe(source, batch_size=batch_size, nested=False)
     assembled._device = device  # given to the constructor it costs half of the whole
