@@ -17,7 +17,6 @@ from lightning_replay.checkpoint.state import read_state, restore_state
 from lightning_replay.declared import declared_sampler, declared_writer
 from lightning_replay.locking import LockedReplay
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform
-from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
 from lightning_replay.samplers.table_draws import without_tables
 from lightning_replay.saving.state import refusing_other_states
@@ -60,8 +59,7 @@ class AssembledReplay(BufferHooks, LockedReplay):
         """Reads what each part offers; TorchRL's parts get the defaults of :mod:`lightning_replay.parts`."""
         self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
         is_own = type(self._sampler).__module__.startswith("lightning_replay.")
-        # Of a subclass it may be different.
-        self._takes_batches = type(self._sampler) is PrioritizedSampler and not self._writer_hooks.needs_feedback
+        self._takes_batches = self._sampler_hooks.takes_batches and not self._writer_hooks.needs_feedback
         self._checks_draws = isinstance(self._sampler, ReplaySampler) and not is_own  # of a user
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:

@@ -111,6 +111,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     draws_from_tables: bool = False  #: Whether rows are drawn from the tables that a writer keeps.
     refuses_unchanged: bool = False  #: Whether a draw that raises an error has changed nothing in the sampler.
     draws_pairs: bool = False  #: Whether an index is ``[B, 2]``.
+    takes_batches: bool = False  #: Whether its own class defines :meth:`update_held`.
     reads_columns: bool = False  #: Whether it reads columns of stored rows, which a storage of tensors has.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)  #: Rows drawn so far from each table, int64 ``[L]``.
@@ -125,6 +126,20 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
+
+    def update_held(self, index: Any, td_error: Any, generation: Any, storage: Any) -> int | None:
+        """Sets the priorities of those rows of a batch that still hold what was drawn; returns how many do not.
+
+        ``None``, with nothing changed, where ``update_priority`` must do it, after all checks of ``Replay``. Called
+        where :attr:`takes_batches`.
+
+        Args:
+            index: slots, int64 ``[B]``, or whatever else the user gave.
+            td_error: signed, float32 with one entry for each slot, or whatever else.
+            generation: int64 ``[B]``, or whatever else; a row whose slot has another one by now is late.
+            storage: of the rows.
+        """
+        return None
 
 
 class WriterHooks(PartHooks):
@@ -285,6 +300,7 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.refuses_unchanged = vars(cls).get("refuses_unchanged", False)  # cls may draw in another way than its base
+        cls.takes_batches = "update_held" in vars(cls)  # cls may set priorities in another way than its base
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:

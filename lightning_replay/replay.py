@@ -556,7 +556,7 @@ class Replay(AssembledReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
-            late = self._sampler.update_held(index, td_error, generation, self._storage)
+            late = self._sampler_hooks.update_held(index, td_error, generation, self._storage)
             if late is not None:
                 self._feedback.count(len(index), late)
             return late is not None

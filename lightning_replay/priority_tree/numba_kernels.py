@@ -14,6 +14,8 @@ FAN_OUT = 1 << SHIFT
 # Levels above this many nodes do not stay in the second-level cache; loading them ahead hides most of the wait.
 PREFETCH_ABOVE = 20_000
 INFINITY = np.float32(np.inf)
+# Without it numba tests every index it loads from for being negative: as many instructions as the sums.
+NOT_NEGATIVE = 2**62 - 1
 
 
 # A call between compiled functions counts references to every array it passes: four times the work of a block.
@@ -23,6 +25,7 @@ _inlined = njit(inline="always")
 @_inlined
 def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
     """Returns sum and smallest positive of one block of leaves, in four parallel chains of fixed order."""
+    first &= NOT_NEGATIVE
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for slot in range(first, first + FAN_OUT, 4):
@@ -44,6 +47,7 @@ def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
 @_inlined
 def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
     """Returns the same of one block of nodes."""
+    first &= NOT_NEGATIVE
     a, b, c, d = 0.0, 0.0, 0.0, 0.0
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for node in range(first, first + FAN_OUT, 4):
@@ -102,14 +106,15 @@ def set(index, value, leaves, sums, minima, starts, counts):  # type: ignore[no-
 
 
 @compiled
-def update(index, error, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
+def update(  # type: ignore[no-untyped-def]
+    index, error, is_feedback, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts
+):
     """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` written, and how many rows are late.
 
-    Rows whose slot has another generation ``stored`` than the one given are late and skipped. With no generations the
-    errors are priorities, not signed, and slots of -1 are skipped. The largest is -1 when every row was skipped; it is
-    -2, and nothing is written, when a row is refused.
+    Feedback is signed errors; rows whose slot has another generation ``stored`` than the one given are late and
+    skipped. Otherwise the errors are priorities, no generations are read, and slots of -1 are skipped. The largest is
+    -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
     """
-    is_feedback = generation.size > 0
     slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
     largest, late, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
@@ -174,6 +179,7 @@ def _choose_in_order(values, first, remaining):  # type: ignore[no-untyped-def]
 @_inlined
 def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     """Returns the first child, none of zero, whose cumulative sum exceeds ``remaining``, and the sum before it."""
+    first &= NOT_NEGATIVE
     one = _sum_four(values, first)
     two = one + _sum_four(values, first + 4)
     three = two + _sum_four(values, first + 8)
@@ -192,17 +198,55 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     return child, before
 
 
+@_inlined
+def _find_nodes(remaining, index, sums, start, nodes):  # type: ignore[no-untyped-def]
+    """Writes the node of one level in which each query lies to ``index``, and takes the sum before it from the query.
+
+    A table of the node at which every n-th part of the total begins leaves one step to a query, on average.
+    """
+    ends, total, last = np.zeros(nodes + 1), 0.0, 0
+    for node in range(nodes):
+        last = node if total + sums[start + node] > total else last
+        total += sums[start + node]
+        ends[node + 1] = total
+    scale = nodes / total if total > 0 else 0.0
+    begins, node = np.empty(nodes, np.int64), 0
+    for part in range(nodes):
+        while node < last and ends[node + 1] * scale <= part:
+            node += 1
+        begins[part] = node
+    for position in range(index.size):
+        query = remaining[position]
+        part = query * scale
+        node = begins[int(part) if part < nodes - 1 else nodes - 1] & NOT_NEGATIVE
+        node += (node < last) & (ends[node + 1] <= query)  # twice without a branch, which would be guessed wrong
+        node += (node < last) & (ends[node + 1] <= query)
+        while node < last and ends[node + 1] <= query:
+            node += 1
+        while ends[node] > query:  # rounded
+            node -= 1
+        index[position] = node
+        remaining[position] = query - ends[node]
+
+
 @compiled
 def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
-    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``."""
+    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``.
+
+    The lowest level with no more nodes than queries is searched at once instead of those above it.
+    """
+    top = counts.size - 1
+    while top > 1 and counts[top - 1] <= index.size:
+        top -= 1
+    _find_nodes(remaining, index, sums, starts[top], counts[top])
     touched = 0.0
-    index[:] = 0
-    for level in range(counts.size - 2, -1, -1):
+    for level in range(top - 1, -1, -1):
         if counts[level] > PREFETCH_ABOVE:
             for position in range(index.size):
-                first = index[position] << SHIFT
+                first = (index[position] << SHIFT) & NOT_NEGATIVE
                 if level:
-                    touched += sums[starts[level] + first] + sums[starts[level] + first + FAN_OUT // 2]
+                    first += starts[level]
+                    touched += sums[first] + sums[first + FAN_OUT // 2]
                 else:
                     touched += leaves[first]
         for position in range(index.size):

@@ -12,9 +12,8 @@ from lightning_replay.priority_tree import numba_kernels as kernels
 from lightning_replay.priority_tree.numba_kernels import FAN_OUT
 
 CACHE_LINE = 64
-# Of the layouts that generations in a batch and in packed rows have, so that kernels are compiled once.
-_NO_GENERATIONS = np.zeros(0, np.int64)
-_NONE_STORED = np.zeros((2, 2), np.int64)[:, 0]
+# Strided as generations in a batch and in packed rows are, so that kernels are compiled once.
+_NO_GENERATIONS = np.zeros((2, 2), np.int64)[:, 0]
 
 
 def _aligned(size: int, dtype: type) -> np.ndarray:
@@ -58,8 +57,9 @@ class NumbaTree:
         largest, _ = kernels.update(
             index.numpy(),
             priority.numpy(),
+            False,
             _NO_GENERATIONS,
-            _NONE_STORED,
+            _NO_GENERATIONS,
             np.float32(offset),
             np.float32(exponent),
             limit,
@@ -69,24 +69,16 @@ class NumbaTree:
 
     def update(
         self,
-        index: Tensor,
-        error: Tensor,
-        generation: Tensor,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
         stored: np.ndarray,
         offset: float,
         exponent: float,
         limit: int,
     ) -> tuple[float, int] | None:
-        largest, late = kernels.update(
-            index.numpy(),
-            error.numpy(),
-            generation.numpy(),
-            stored,
-            np.float32(offset),
-            np.float32(exponent),
-            limit,
-            *self._arrays,
-        )
+        options = np.float32(offset), np.float32(exponent), limit
+        largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:

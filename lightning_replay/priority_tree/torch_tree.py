@@ -91,23 +91,23 @@ class TorchTree:
 
     def update(
         self,
-        index: Tensor,
-        error: Tensor,
-        generation: Tensor,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
         stored: np.ndarray,
         offset: float,
         exponent: float,
         limit: int,
     ) -> tuple[float, int] | None:
-        low, high = (bound.item() for bound in torch.aminmax(index))
-        if low < 0 or high >= stored.size:
+        if index.min() < 0 or index.max() >= stored.size:
             return None
-        late = stored[index.numpy()] != generation.numpy()
+        late = stored[index] != generation
         num_late = int(np.count_nonzero(late))
         if num_late:
-            index = index.masked_fill(torch.from_numpy(late), -1)
-        magnitude = error.abs()
-        largest = self._set_checked_on_cpu(index, magnitude, magnitude.add(offset).pow_(exponent), limit)
+            index = np.where(late, -1, index)
+        magnitude = torch.from_numpy(np.abs(error))
+        value = magnitude.add(offset).pow_(exponent)
+        largest = self._set_checked_on_cpu(torch.from_numpy(index), magnitude, value, limit)
         return None if largest is None else (largest, num_late)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:

@@ -142,9 +142,9 @@ class PriorityTree:
 
     def update(
         self,
-        index: Tensor,
-        error: Tensor,
-        generation: Tensor,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
         stored: np.ndarray,
         limit: int,
         *,
@@ -154,7 +154,7 @@ class PriorityTree:
         """Writes ``(|error| + offset) ** exponent`` where slots still have the generations given; on the CPU only.
 
         Args:
-            index: int64 ``[n]``, n > 0.
+            index: int64 ``[n]``, n > 0, contiguous as the errors are.
             error: float32 ``[n]``, signed.
             generation: int64 ``[n]``; where another one is ``stored`` for the slot the row is late, and skipped.
             stored: int64, the present generation of every slot.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
@@ -22,8 +23,12 @@ from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.validation import checked_flag, checked_number
 
 
-def _is_plain(values: Any, dtype: torch.dtype) -> bool:
-    return type(values) is Tensor and values.dtype is dtype and values.is_cpu
+def _column(values: Any, dtype: torch.dtype) -> np.ndarray | None:
+    """Returns a tensor of one number for each row as an array ``[B]``; ``None`` for anything else, or off the CPU."""
+    if type(values) is not Tensor or values.dtype is not dtype or not values.is_cpu:
+        return None
+    array = (values.detach() if values.requires_grad else values).numpy()
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 @recorded
@@ -174,33 +179,19 @@ class PrioritizedSampler(TorchRLNames):
         self._has_rows = True
 
     def update_held(self, index: Any, td_error: Any, generation: Any, storage: Storage) -> int | None:
-        """Sets the priorities of rows that still hold what was drawn, in one pass over a batch on the CPU.
-
-        Args:
-            index: slots, int64 ``[B]``.
-            td_error: signed, float32 with one entry for each slot.
-            generation: int64 ``[B]``; a row whose slot has another one by now is late, and skipped.
-            storage: of the rows.
-
-        Returns:
-            How many rows are late; ``None``, with nothing changed, for anything that this pass does not take.
-        """
-        if not (_is_plain(index, torch.int64) and _is_plain(td_error, torch.float32)):
-            return None
-        if not (_is_plain(generation, torch.int64) and index.shape == generation.shape and index.ndim == 1):
-            return None
-        if not (self._has_rows and self._tree.device.type == "cpu" and td_error.numel() == len(index) > 0):
-            return None
+        """Sets the priorities of rows that still hold what was drawn, in one pass; for batches on the CPU."""
         if not isinstance(storage, PackedStorage) or type(storage.occupancy) is not FirstSlots:
             return None
-        stored = storage.generations
-        if stored is None:
+        stored, slots, error = storage.generations, _column(index, torch.int64), _column(td_error, torch.float32)
+        given = _column(generation, torch.int64)
+        if slots is None or error is None or given is None or stored is None or not index.ndim == generation.ndim == 1:
             return None
-        error = td_error.detach()
+        if not (self._has_rows and self._tree.device.type == "cpu" and error.size == given.size == slots.size > 0):
+            return None
         updated = self._tree.update(
-            index.contiguous(),
-            (error if error.ndim == 1 else error.reshape(-1)).contiguous(),
-            generation.contiguous(),
+            np.ascontiguousarray(slots),
+            np.ascontiguousarray(error),
+            given,
             stored,
             min(len(storage), self.max_size),
             offset=self.priority_offset,

@@ -17,17 +17,14 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
 
-#: Builds a TensorDict without checking what was laid out here; the checked constructor where a release lacks it.
-assemble_unchecked = getattr(TensorDict, "_new_unsafe", TensorDict)
-
 
 class _Group(NamedTuple):
     """The columns of one dtype, which lie side by side and are cut apart by a single split."""
 
     dtype: torch.dtype
     sizes: list[int]  # elements of each part of a row
-    first: int  # the part of the first column
-    columns: list[tuple[Key, torch.Size, bool]]  # with the shape per row, and whether it is a vector
+    columns: slice  # the parts that are columns
+    shapes: list[torch.Size] | None  # per row; None where all are vectors
     scalar_at: int | None  # the element of a single column of numbers
 
 
@@ -44,18 +41,24 @@ class RowLayout:
         num_bytes = sum(shape.numel() * dtype.itemsize for _, dtype, shape in leaves)
         self.row_bytes = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
         self._groups: list[_Group] = []
+        self._order: list[Key] = []  # of the views
         by_width = sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1])))
         offset = 0
         for dtype in dict.fromkeys(leaf[1] for leaf in by_width):
-            columns = [(key, shape, len(shape) == 1) for key, kind, shape in by_width if kind == dtype]
-            sizes = [shape.numel() for _, shape, _ in columns]
+            keys = [key for key, kind, _ in by_width if kind == dtype]
+            shapes = [self.columns[key][1] for key in keys]
+            sizes = [shape.numel() for shape in shapes]
             before = offset // dtype.itemsize
             after = self.row_bytes // dtype.itemsize - before - sum(sizes)
             # Empty parts are left out: each costs as much as a column.
             parts = [*([before] if before else []), *sizes, *([after] if after else [])]
-            scalar_at = before if len(columns) == 1 and not columns[0][1] else None
-            self._groups.append(_Group(dtype, parts, int(before > 0), columns, scalar_at))
+            first, are_vectors = int(before > 0), all(len(shape) == 1 for shape in shapes)
+            scalar_at = before if len(keys) == 1 and not shapes[0] else None
+            columns = slice(first, first + len(keys))
+            self._groups.append(_Group(dtype, parts, columns, None if are_vectors else shapes, scalar_at))
+            self._order += keys
             offset += sum(sizes) * dtype.itemsize
+        self._branches = _branches(self.tree, self._order)
 
     def unpack(self, rows: Tensor, batch_size: torch.Size, extra: dict[str, Tensor] | None = None) -> TensorDict:
         """Returns the TensorDict whose leaves are views of packed rows.
@@ -65,23 +68,36 @@ class RowLayout:
             batch_size: ``[N]``, or ``[B, 2]`` with ``B * 2 == N``.
             extra: further entries of the TensorDict.
         """
-        return gather_branch(self.tree, self.leaves(rows, batch_size), batch_size, rows.device, extra)
+        values: list[Any] = self._views(rows, batch_size)
+        device = rows.device
+        for branch in self._branches[:-1]:
+            entries = {name: values[place] for name, place in branch}
+            values.append(assemble_unchecked(entries, batch_size, device))
+        entries = {name: values[place] for name, place in self._branches[-1]}
+        if extra:
+            entries.update(extra)
+        return assemble_unchecked(entries, batch_size, device)
 
     def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
         """Returns the columns of packed rows by key, as views; see :meth:`unpack`."""
-        leaves: dict[Key, Tensor] = {}
-        for dtype, sizes, first, columns, scalar_at in self._groups:
-            typed = rows.view(dtype)
-            if len(batch_size) != 1:
+        return dict(zip(self._order, self._views(rows, batch_size), strict=True))
+
+    def _views(self, rows: Tensor, batch_size: torch.Size) -> list[Tensor]:
+        views: list[Tensor] = []
+        is_flat = len(batch_size) == 1
+        for dtype, sizes, columns, shapes, scalar_at in self._groups:
+            typed = rows if dtype is torch.int64 else rows.view(dtype)
+            if not is_flat:
                 typed = typed.view(*batch_size, -1)
             if scalar_at is not None:
-                leaves[columns[0][0]] = typed.select(-1, scalar_at)
+                views.append(typed.select(-1, scalar_at))
                 continue
             # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
-            parts = typed.unsafe_split_with_sizes(sizes, dim=-1)
-            for (key, shape, is_vector), part in zip(columns, parts[first:], strict=False):
-                leaves[key] = part if is_vector else part.view(*batch_size, *shape)
-        return leaves
+            parts: Sequence[Tensor] = typed.unsafe_split_with_sizes(sizes, -1)[columns]
+            if shapes is not None:
+                parts = [part.view(*batch_size, *shape) for part, shape in zip(parts, shapes, strict=True)]
+            views += parts
+        return views
 
     def without(self, key: Key) -> RowLayout:
         """Returns the layout of the same rows whose :meth:`leaves` may lack ``key``: if no other has its dtype."""
@@ -128,6 +144,29 @@ def nest(columns: Iterable[Key]) -> dict[str, Any]:
     return tree
 
 
+def _branches(tree: dict[str, Any], order: Sequence[Key]) -> list[list[tuple[str, int]]]:
+    """Returns the branches of a tree of :func:`nest`, inner ones first: names and places in a list of values.
+
+    The list holds the columns in ``order``, then the branches in the order in which they are returned.
+    """
+    branches: list[list[tuple[str, int]]] = []
+
+    def add(node: dict[str, Any]) -> int:
+        entries = [(name, add(below) if type(below) is dict else order.index(below)) for name, below in node.items()]
+        branches.append(entries)
+        return len(order) + len(branches) - 1
+
+    add(tree)
+    return branches
+
+
+def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
+    """Returns a TensorDict of entries that were laid out here, none of which is checked."""
+    assembled = TensorDict._new_unsafe(source, batch_size=batch_size, nested=False)
+    assembled._device = device  # given to the constructor it costs half of the whole
+    return assembled
+
+
 def gather_branch(
     tree: dict[str, Any],
     leaves: dict[Key, Tensor],
@@ -141,7 +180,7 @@ def gather_branch(
         source[name] = leaves[node] if type(node) is tuple else gather_branch(node, leaves, batch_size, device)
     if extra:
         source.update(extra)
-    return assemble_unchecked(source, batch_size=batch_size, device=device)
+    return assemble_unchecked(source, batch_size, device)
 
 
 def leaves_of(row: TensorDictBase) -> list[Leaf]:

@@ -42,7 +42,7 @@ class Mixing:
                 source[name] = self.mix(value, inner, {})
             else:
                 source[name] = value[:, 0]
-        return assemble_unchecked(source, batch_size=node.batch_size[:1], device=node.device)
+        return assemble_unchecked(source, node.batch_size[:1], node.device)
 
     def _mix_leaf(self, pairs: Tensor) -> Tensor:
         kind = (pairs.dtype, pairs.ndim)

@@ -87,3 +87,19 @@ def test_sound_batches_take_one_pass(backend: str, monkeypatch: pytest.MonkeyPat
     replay.update_priority(batch["index"], torch.randn(2, 1), generation=batch["generation"])
     replay.update_tensordict_priority(batch.set("td_error", torch.randn(2)))
     assert replay.stats()["priorities_updated"] == 6
+
+
+class Doubled(PrioritizedSampler):
+    """A subclass that sets priorities in its own way."""
+
+    def update_priority(self, index: Any, priority: Any, **options: Any) -> None:
+        super().update_priority(index, 2 * priority, **options)
+
+
+def test_a_subclass_sets_its_own_priorities() -> None:
+    assert PrioritizedSampler.takes_batches and not Doubled.takes_batches
+    sampler = Doubled(CAPACITY, 1.0, priority_offset=0.0, seed=0)
+    replay = Replay(storage=PackedStorage(CAPACITY), sampler=sampler, batch_size=2)
+    replay.extend(numbered_steps(0, 5, done_every=0))
+    replay.update_priority(replay.sample(), torch.full((2,), 3.0))
+    assert sampler.default_priority == 6.0
