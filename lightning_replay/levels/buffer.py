@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class LevelBuffer(LevelSelector):
         staleness_weight: share of probability given to staleness.
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
+        replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
+            last episode. ``False`` gives each actor another level, by the ranks of those that are left: for many actors
+            and a low temperature, which otherwise play one level until its score changes. Draws then take time linear
+            in the number of levels with a score.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
@@ -89,6 +93,7 @@ class LevelBuffer(LevelSelector):
         score_temperature: float = 0.1,
         staleness_weight: float = 0.1,
         replay_probability: float | None = None,
+        replay_in_flight: bool = True,
         min_fill: float = 0.0,
         score_step_size: float = 1.0,
         first_score: str = "replace",
@@ -101,6 +106,7 @@ class LevelBuffer(LevelSelector):
         super().__init__(ids or None)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
+        check_option("replay_in_flight", replay_in_flight, bool, "True or False")
         checked_share("min_fill", min_fill)
         checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         checked_choice("first_score", first_score, ("replace", "smooth"))
@@ -111,6 +117,7 @@ class LevelBuffer(LevelSelector):
         self.score: Score | EpisodeScore = L1ValueLoss() if score is None else score
         self._scoring = Scoring(self.score)
         self.replay_probability = replay_probability
+        self.replay_in_flight = replay_in_flight
         self.min_fill = min_fill
         self.score_step_size = score_step_size
         self.first_score = first_score
@@ -153,8 +160,8 @@ class LevelBuffer(LevelSelector):
         edited = self._edited.pop()
         if edited is not None:
             level_id = edited
-        elif self._is_filled and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
-            level_id = self.sampler.level_ids[self.sampler.draw()]
+        elif self._may_replay and (self._new.is_exhausted or uniform(self.sampler.generator) < self.replay_chance()):
+            level_id = self.sampler.level_ids[self.sampler.draw(self._left_out)]
             self.replayed += 1
         else:
             level_id = self._new.choose(self.sampler.generator, self._is_known)
@@ -164,10 +171,10 @@ class LevelBuffer(LevelSelector):
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
 
-        0 while too few levels have a score, or an edited level of ACCEL is to be played next; 1 if every new level is
-        being played; otherwise the replay probability.
+        0 while too few levels have a score, all of them are in flight and none may be replayed, or an edited level of
+        ACCEL is to be played next; 1 if every new level is being played; otherwise the replay probability.
         """
-        if not self._is_filled or not self._edited.is_empty:
+        if not self._may_replay or not self._edited.is_empty:
             return 0.0
         if not self._new.has_idle:
             return 1.0
@@ -179,6 +186,18 @@ class LevelBuffer(LevelSelector):
     def _is_filled(self) -> bool:
         """Whether enough levels have a score for a replay."""
         return len(self) > 0 and len(self) / self.capacity >= self.min_fill
+
+    @property
+    def _left_out(self) -> Collection[int]:
+        """Levels that a replay by score must not take."""
+        return () if self.replay_in_flight else self.running.played
+
+    @property
+    def _may_replay(self) -> bool:
+        """Whether a level can be replayed; without any that is idle, new levels go first."""
+        if not self._is_filled or not self._new.has_idle:
+            return self._is_filled
+        return sum(self.sampler.row_of(level_id) != REFUSED for level_id in self._left_out) < len(self)
 
     @property
     def plays_unlearned(self) -> bool:
@@ -242,7 +261,7 @@ class LevelBuffer(LevelSelector):
         """Returns the replay distribution; see :meth:`LevelSelector.probabilities`."""
         columns = {
             "level_id": torch.tensor(self.sampler.level_ids, dtype=torch.int64),
-            "probability": torch.from_numpy(self.sampler.probabilities()),
+            "probability": torch.from_numpy(self.sampler.probabilities(self._left_out)),
             "score": torch.from_numpy(self.sampler.scores.copy()),
             "staleness": torch.from_numpy(self.sampler.staleness),
         }

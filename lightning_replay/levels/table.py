@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,8 +189,11 @@ class LevelTable:
         self.episodes += 1
         return self.episodes
 
-    def draw(self) -> int:
+    def draw(self, in_flight: Collection[int] = ()) -> int:
         """Draws a row by its replay probability; changes no level.
+
+        Args:
+            in_flight: ids of levels that a draw by score leaves out, see :meth:`probabilities`.
 
         Raises:
             RuntimeError: no level is stored.
@@ -201,15 +205,37 @@ class LevelTable:
             drawn = int(torch.randint(total or self._count, (), generator=self.generator))
             row = self._staleness.find(self.episodes, drawn) if total else drawn
         else:
-            row = self._order.draw(self.generator)
+            row = self._draw_idle(in_flight) if in_flight else self._order.draw(self.generator)
         self._concentration.add((row, int(self._generations[row])), self._count)
         return row
 
-    def probabilities(self) -> np.ndarray:
-        """Returns the replay probability of each row, float64 ``[L]``."""
+    def _draw_idle(self, in_flight: Collection[int]) -> int:
+        """Draws a row by the scores of the levels that are not in flight."""
+        cumulative = np.cumsum(self._by_score(in_flight))
+        row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
+        return min(row, self._count - 1)
+
+    def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
+        """Returns the probability of each row by score; those in flight have none, unless all levels are."""
+        rows = [row for row in map(self.row_of, in_flight) if row != REFUSED]
+        if not rows or len(rows) == self._count:
+            return self._order.probabilities(self.scores, self.timestamps)
+        is_idle = np.ones(self._count, np.bool_)
+        is_idle[rows] = False
+        by_score = np.zeros(self._count)
+        by_score[is_idle] = self._order.probabilities(self.scores[is_idle], self.timestamps[is_idle])
+        return by_score
+
+    def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
+        """Returns the replay probability of each row, float64 ``[L]``.
+
+        Args:
+            in_flight: distinct ids of levels whose probability by score is 0; ranks are then those among the others.
+                Staleness is not concerned. No effect if all levels are in flight.
+        """
         if self._count == 0:
             return np.zeros(0)
-        by_score = self._order.probabilities(self.scores, self.timestamps)
+        by_score = self._by_score(in_flight)
         if self.staleness_weight == 0.0:
             return by_score
         staleness = self.staleness.astype(np.float64)
