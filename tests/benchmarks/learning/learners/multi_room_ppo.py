@@ -10,9 +10,19 @@ import torch
 from minigrid.core.constants import OBJECT_TO_IDX
 from tensordict import TensorDict
 from torch import Tensor, nn
-from vector_multi_room import AGENT, DOOR, GOAL, MAX_STEPS, NUM_ACTIONS, OPEN, SIDE, Grids, VectorMultiRoom
 
 from lightning_replay.levels import LevelSelector, update_rollout
+from tests.benchmarks.learning.learners.vector_multi_room import (
+    AGENT,
+    DOOR,
+    GOAL,
+    MAX_STEPS,
+    NUM_ACTIONS,
+    OPEN,
+    SIDE,
+    Grids,
+    VectorMultiRoom,
+)
 
 VIEW = 7  # cells that are seen in each direction
 WALL, OPEN_DOOR = OBJECT_TO_IDX["wall"], 255  # a shut door keeps MiniGrid's number

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RescaleAction
-from stacked_networks import backward, forward, input_gradient, stacked_parameters
 from tensordict import TensorDict
 from torch import Generator, Tensor
 
 from lightning_replay import Replay
+from tests.benchmarks.learning.learners.stacked_networks import backward, forward, input_gradient, stacked_parameters
 
 _LEARNED = ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated"))
 
