@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap, norm, t, trim_mean
+from scipy.stats import DegenerateDataWarning, bootstrap, norm, t, trim_mean
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -40,7 +41,8 @@ def _difference(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.nd
 
 
 def _ratio(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
-    return np.median(values, axis=axis) / np.median(others, axis=axis)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.median(values, axis=axis) / np.median(others, axis=axis)
 
 
 difference_of_means = Contrast("difference", _difference, neutral=0.0, sign="+")
@@ -66,7 +68,9 @@ def interval(statistic: Statistic, *columns: Sequence[float] | np.ndarray) -> tu
         return float("nan"), float("nan")
     options = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "batch": 1_000, "method": "percentile"}
     level = expanded_level(len(arrays[0]))
-    found = bootstrap(arrays, statistic, confidence_level=level, random_state=np.random.default_rng(0), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # of ratios to 0, whose interval is NaN
+        found = bootstrap(arrays, statistic, confidence_level=level, random_state=np.random.default_rng(0), **options)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 

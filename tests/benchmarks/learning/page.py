@@ -23,6 +23,12 @@ PACKAGES = (
     *("box2d", "gymnasium-robotics", "ray", "numba"),
 )
 
+LEGEND = (
+    "Intervals in brackets are of 95 %, from resampled seeds, widened for few seeds. The interquartile mean leaves out "
+    "the lowest and the highest quarter of the seeds. Probability of improvement: that a seed of the first arm is "
+    "better than a seed of the second, any two seeds compared."
+)
+
 
 class Results:
     """Finished units of an experiment.
@@ -105,9 +111,7 @@ class Results:
                 verdicts,
                 self._arms_table(),
                 self._pairs_table(),
-                "Intervals in brackets are of 95 %, from resampled seeds, widened for few seeds. The interquartile mean leaves out the lowest "
-                "and the highest quarter of the seeds. Probability of improvement: that a seed of the first arm is "
-                "better than a seed of the second, any two seeds compared.",
+                LEGEND,
                 told.notes,
                 f"Settings: `{json.dumps(told.settings)}`. Arms: `{json.dumps(dict(told.arms))}`.",
                 f"Written by `{provenance['command']}`; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of an experiment, an arm with a group of seeds: carried out once, kept in a folder, resumed when interrupted."""
+"""Units of an experiment, an arm with a group of seeds: carried out once, kept in a folder, resumable."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last few steps as the experiments hand them to a buffer."""
+"""What learners on small environments share: blocks of rows for a buffer, numbers of grid states, greedy episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+
+from lightning_replay.envs.grids import RoomGrid
 
 
 class Rows:
@@ -32,3 +34,25 @@ class Rows:
         """Observation, action, next observation, reward, terminated, truncated and done of one step."""
         for column, value in zip(self._columns, values, strict=True):
             column[row] = value
+
+
+def state_of(env: RoomGrid) -> int:
+    """The number of the state the environment is in: 4 * (height * x + y) + direction."""
+    x, y = env.agent_pos
+    return int(x * env.height + y) * 4 + env.agent_dir
+
+
+def greedy_steps(action_of: Callable[[int], int], env: RoomGrid) -> int | None:
+    """Steps of the episode to the goal; nothing where it comes back to a state, and so goes round for ever.
+
+    Args:
+        action_of: the action taken in each state, always the same.
+        env: for this alone.
+    """
+    env.reset()
+    seen: set[int] = set()
+    while (state := state_of(env)) not in seen:
+        seen.add(state)
+        if env.step(action_of(state))[2]:
+            return len(seen)
+    return None
