@@ -80,7 +80,7 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
         for name in names:
             print(run_fast(experiments[name], chosen(list(experiments[name].arms), options.arms, "arm")))
         return 0
-    os.nice(NICENESS)
+    os.nice(max(0, NICENESS - os.nice(0)))
     torch.set_num_threads(1)
     deadline = time.time() + 60 * options.budget_minutes
     unfinished = 0
