@@ -41,8 +41,7 @@ def _difference(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.nd
 
 
 def _ratio(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.median(values, axis=axis) / np.median(others, axis=axis)
+    return np.median(values, axis=axis) / np.median(others, axis=axis)
 
 
 difference_of_means = Contrast("difference", _difference, neutral=0.0, sign="+")
@@ -68,7 +67,7 @@ def interval(statistic: Statistic, *columns: Sequence[float] | np.ndarray) -> tu
         return float("nan"), float("nan")
     options = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "batch": 1_000, "method": "percentile"}
     level = expanded_level(len(arrays[0]))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)  # of ratios to 0, whose interval is NaN
         found = bootstrap(arrays, statistic, confidence_level=level, random_state=np.random.default_rng(0), **options)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
@@ -139,7 +138,8 @@ def compare(
     The arm is better, or worse, where the 95 % interval of the contrast does not include equality.
     """
     ours, theirs = np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    value = float(contrast.statistic(ours, theirs))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(contrast.statistic(ours, theirs))
     low, high = interval(contrast.statistic, ours, theirs)
     sign = 1.0 if higher_is_better else -1.0
     pairs = (sign * ours, sign * theirs)

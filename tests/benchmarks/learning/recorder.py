@@ -104,7 +104,7 @@ class Recorder:
         save(part / "state")
         (part / "recorded.json").write_text(json.dumps(self.content))
         part.rename(part.with_suffix(""))  # complete from here on, whatever happens
-        for old in before:
+        for old in set(self.folder.iterdir()) - {part.with_suffix("")}:
             shutil.rmtree(old)
         self._saved_at = time.monotonic()
         if is_over:
