@@ -155,14 +155,14 @@ EXPERIMENTS = (
         title="MinAtar's Breakout, double DQN: retention with room for 200 transitions",
         claim="a small buffer that keeps by surprise and on-policyness is better than one of the same size that drops "
         'the oldest ("Memory-efficient reinforcement learning with priority based on surprise and on-policyness", '
-        "2022, https://openreview.net/forum?id=SPRHpBKzJE). The mechanism, not the headline, which is Atari with 10,000 "
+        "2022, https://openreview.net/forum?id=SPRHpBKzJE). The mechanism, not the headline: Atari with 10,000 "
         "transitions.",
         task="Who leaves the full buffer is all that differs: the oldest of 200, the least worth keeping of 200 or, "
-        "with room for 100,000, nobody. Prioritized draws as in the paper, returns of one step, MinAtar's network, sticky "
-        "actions and minimal actions. Surprise of candidates comes from one forward pass of the online and the target "
-        "network. Of the settings one was changed after pilots with seed 100: with uniform draws retention hoarded "
-        "what surprised and ended below the buffer of the same size (2.1 and 3.0), with prioritized ones above it (3.0 "
-        "and 2.6). A pilot with seed 101 did not confirm it: 2.2 with prioritized draws, and 2.2 for the small buffer "
+        "with room for 100,000, nobody. Prioritized draws as in the paper, returns of one step, MinAtar's network, "
+        "sticky actions and minimal actions. Surprise of candidates comes from one forward pass of the online and the "
+        "target network. Of the settings one was changed after pilots with seed 100: with uniform draws retention "
+        "hoarded what surprised and ended below the buffer of the same size (2.1 and 3.0), with prioritized ones above "
+        "it (3.0 and 2.6). A pilot with seed 101 did not confirm it: 2.2 with prioritized draws, and 2.2 for the small buffer "
         "with uniform ones.",
         arms={
             "FIFO, 200": {"is_retained": False, "capacity": 200},

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,14 @@ from lightning_replay.schedulers import (
     Scheduler,
     UniformTasks,
 )
+from tests.benchmarks.learning.recorder import Recorder
 
 FAST = {"updates": 40, "warmup_rounds": 30, "updates_per_test": 20, "way_episodes": 1, "test_episodes": 1}
+ARMS = {
+    "no curriculum": {"scheduler": "db"},
+    "uniform schedule": {"scheduler": "us"},
+    "EXP3": {"scheduler": "exp3"},
+}
 
 Columns = dict[str, np.ndarray]
 
@@ -140,8 +145,6 @@ class Run:
         self.progress = MeanReturn(low=0.0, high=greatest, every=1)
         self.signals: dict[int, float] = {}
         self.random = np.random.default_rng(seed)
-        self.success: dict[str, list[float]] = {task: [] for task in tasks}
-        self.probabilities: list[dict[str, float]] = []
 
     def episode(self, task: int, paid: float) -> None:
         """Takes the return of an episode that ended."""
@@ -215,8 +218,8 @@ class Learner(ABC):
                 run.replay.extend(self._transitions(self.rows_of(number)))
             self.rounds.clear()
 
-    def test(self, episodes: int) -> None:
-        """Measures the share of goals of the greedy policies, from the same starts at every call."""
+    def success(self, episodes: int) -> np.ndarray:
+        """Share of goals of the greedy policies ``[R, tasks]``, from the same starts at every call."""
         tasks = [task for _ in self.runs for task in range(len(self.tasks)) for _ in range(episodes)]
         own = range(len(self.tasks) * episodes)
         seeds = [1_000_000 + 10_000 * run.seed + number for run in self.runs for number in own]
@@ -225,19 +228,15 @@ class Learner(ABC):
         while field.running.any():
             scored |= field.step(self.actions(self.act(field.observations, explore=False)))["reward"].ravel() > 0
         field.close()
-        shares = scored.reshape(len(self.runs), len(self.tasks), episodes).mean(axis=2)
-        for run, of_tasks in zip(self.runs, shares.tolist(), strict=True):
-            run.probabilities.append(run.replay.probabilities())
-            for task, share in zip(self.tasks, of_tasks, strict=True):
-                run.success[task].append(share)
+        return scored.reshape(len(self.runs), len(self.tasks), episodes).mean(axis=2)
 
     def rows_of(self, run: int) -> slice:
         """Those of a round."""
         return slice(run * self.settings.environments, (run + 1) * self.settings.environments)
 
-    def play(self) -> list[dict[str, Any]]:
-        """Plays and learns to the end; what is kept of each run."""
-        settings, started, updates = self.settings, time.perf_counter(), []
+    def play(self, out: Recorder) -> None:
+        """Plays and learns to the end; records success on every task and the chance of its batches."""
+        settings = self.settings
         for _ in range(settings.warmup_rounds):
             self.play_round()
         for update in range(1, settings.updates + 1):
@@ -248,15 +247,13 @@ class Learner(ABC):
                 for run in self.runs:
                     run.send_signals()
             if update % settings.updates_per_test == 0:
-                self.test(settings.test_episodes if update == settings.updates else settings.way_episodes)
-                updates.append(update)
+                is_end = update == settings.updates
+                success = self.success(settings.test_episodes if is_end else settings.way_episodes)
+                chances = [run.replay.probabilities() for run in self.runs]
+                columns = {task: success[:, number] for number, task in enumerate(self.tasks)}
+                columns |= {f"chance of {task}": [chance[task] for chance in chances] for task in self.tasks}
+                out.record(update, **columns)
         self.field.close()
-        seconds = (time.perf_counter() - started) / len(self.runs)
-        kept = {"updates": updates, "seconds": seconds}
-        return [
-            {"method": run.method, "seed": run.seed, **kept, "success": run.success, "probabilities": run.probabilities}
-            for run in self.runs
-        ]
 
     def _transitions(self, part: slice) -> TensorDict:
         """Rows of some of the environments, oldest first."""

@@ -1,30 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributed Parallel Curriculum Experience Replay in a point maze: curricula against none.
-
-    python tests/benchmarks/experiment_point_maze.py --save                    # three seeds of three methods
-    python tests/benchmarks/experiment_point_maze.py --fast
-
-TD3 with a reward of 1 at the goal of the U-shaped maze and none else; twelve environments in lock-step, two updates for
-each of their steps. The measure was fixed before the runs: greedy success on every task at the end.
-"""
+"""Distributed Parallel Curriculum Experience Replay in a point maze: curricula against none."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes on two cores
-
 import numpy as np
 import torch
-from curriculum_learning import FAST, Columns, Learner, LearningSettings
-from curriculum_runs import Job, Runs, options
 from torch import Tensor
 
 from lightning_replay.agents import TD3
 from lightning_replay.envs.point_maze import PointMazeTasks
+from tests.benchmarks.learning import experiment
+from tests.benchmarks.learning.experiment import Experiment, Panel, last_of, mean_of
+from tests.benchmarks.learning.learners.curriculum_learning import ARMS, FAST, Columns, Learner, LearningSettings
+from tests.benchmarks.learning.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -108,19 +100,31 @@ class MazeLearner(Learner):
             agent.update(run.replay.sample())
 
 
-def play(job: Job) -> list[dict[str, Any]]:
-    """Some runs, side by side."""
-    return MazeLearner(job.runs, Settings(**job.settings)).play()
+def run(settings: experiment.Settings, seeds: Sequence[int], out: Recorder) -> None:
+    """The runs of one scheduler, one after another."""
+    own = {name: value for name, value in settings.items() if name != "scheduler"}
+    MazeLearner([(settings["scheduler"], seed) for seed in seeds], Settings(**own)).play(out)
 
 
-def main() -> None:
-    """Plays the runs that are missing and prints the table."""
-    chosen = options(str(__doc__).splitlines()[0], ["us", "exp3", "db"], seeds=3, together=1)
-    settings = Settings(**FAST) if chosen.fast else Settings()
-    runs = Runs("Point maze, U-shaped", "point_maze", PointMazeTasks.TASKS, asdict(settings))
-    runs.carry_out(play, chosen)
-    print(runs.report())
-
-
-if __name__ == "__main__":
-    main()
+EXPERIMENTS = (
+    Experiment(
+        name="point-maze",
+        title="Point maze, U-shaped: curricula",
+        claim="none of the paper's; as in half-field soccer, batches from several tasks should teach the target.",
+        task="TD3 with a reward of 1 at the goal and none else; twelve environments in lock-step, two updates for each "
+        "of their steps.",
+        arms=ARMS,
+        settings=asdict(Settings()),
+        fast=FAST,
+        seeds=range(3),
+        pilot_seeds=(),
+        measure=last_of("target", 1, "success on the target at the end", digits=2),
+        also=(
+            mean_of("target", "over the run", skip=0, digits=2),
+            *(last_of(task, 1, f"{task} at the end", digits=2) for task in PointMazeTasks.TASKS[1:]),
+        ),
+        panels=[Panel(task, "greedy success", title=f"task {task}") for task in PointMazeTasks.TASKS],
+        xlabel="updates",
+        run=run,
+    ),
+)
