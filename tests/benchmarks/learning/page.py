@@ -46,6 +46,7 @@ class Results:
         self.runs: dict[str, dict[int, SeedRun]] = {arm: {} for arm in experiment.arms}
         for unit in self.units:
             self.runs[unit["arm"]] |= seed_runs(unit)
+        self._compared: dict[str, list[Comparison]] = {}
 
     @property
     def missing(self) -> dict[str, list[int]]:
@@ -65,16 +66,10 @@ class Results:
         return values
 
     def comparisons(self, measure: Measure) -> list[Comparison]:
-        """All pairs of arms over the seeds that both have."""
-        made = []
-        for arm, other in self.experiment.pairs:
-            ours, theirs = self.values(arm, measure), self.values(other, measure)
-            seeds = [seed for seed in self.seeds if seed in ours and seed in theirs]
-            if seeds:
-                columns = ([each[seed] for seed in seeds] for each in (ours, theirs))
-                options = {"higher_is_better": measure.higher_is_better, "digits": measure.digits}
-                made.append(compare(arm, other, *columns, measure.contrast, **options))
-        return made
+        """All pairs of arms over the seeds that both have; computed once."""
+        if measure.name not in self._compared:
+            self._compared[measure.name] = self._compare(measure)
+        return self._compared[measure.name]
 
     def content(self, provenance: dict[str, Any]) -> dict[str, Any]:
         """All of it as JSON."""
@@ -125,6 +120,17 @@ class Results:
         """Writes the picture of the learning curves, if the experiment has panels."""
         if self.experiment.panels:
             draw_panels(self.experiment, self.runs, path)
+
+    def _compare(self, measure: Measure) -> list[Comparison]:
+        made = []
+        for arm, other in self.experiment.pairs:
+            ours, theirs = self.values(arm, measure), self.values(other, measure)
+            seeds = [seed for seed in self.seeds if seed in ours and seed in theirs]
+            if seeds:
+                columns = ([each[seed] for seed in seeds] for each in (ours, theirs))
+                options = {"higher_is_better": measure.higher_is_better, "digits": measure.digits}
+                made.append(compare(arm, other, *columns, measure.contrast, **options))
+        return made
 
     def _unfinished(self) -> str:
         if not self.missing:

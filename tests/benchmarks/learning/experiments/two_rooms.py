@@ -164,7 +164,7 @@ EXPERIMENTS = (
             Panel("greedy_return", "greedy return", ["uniform", *(a for a in ARMS if "shaping" in a)], "shaping", 10),
         ),
         run=run,
-        notes="Nobody learns enough here to tell the methods apart: coordinates as inputs and a quarter of an update per "
-        "step are the causes, see the experiments on event tables with one-hot inputs.",
+        notes="Nobody learns enough here to tell the methods apart: coordinates as inputs and a quarter of an update "
+        "per step are the causes, see the experiments on event tables with one-hot inputs.",
     ),
 )
