@@ -12,6 +12,7 @@ from scipy.stats import DegenerateDataWarning, bootstrap, norm, t, trim_mean
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+FEWEST_SEEDS = 4  # of fewer, equal arms would be called different in a quarter of cases or more
 FEW_SEEDS = 6  # of fewer, chance gives all the same sign in more than one case of twenty
 
 Statistic = Callable[..., np.ndarray]
@@ -107,7 +108,7 @@ class Comparison:
         high: upper end.
         seeds_better: in how many seeds the arm is better.
         improvement: probability of improvement, and its interval.
-        verdict: "better", "worse", "no difference found" or, of a single seed, "one seed".
+        verdict: "better", "worse", "no difference found" or, of fewer than four seeds, "too few seeds".
         text: the verdict in words.
     """
 
@@ -146,17 +147,21 @@ def compare(
     improvement = (float(probability_of_improvement(*pairs)), *interval(probability_of_improvement, *pairs))
     better = int((pairs[0] > pairs[1]).sum())
     verdict = _verdict(sign * (low - contrast.neutral), sign * (high - contrast.neutral), len(ours))
-    words = {"better": f"{arm} is better than {other}", "worse": f"{arm} is worse than {other}"}
-    told = words.get(verdict, f"{verdict} between {arm} and {other}" if len(ours) > 1 else f"{arm} and {other}")
-    text = f"{told}: {contrast_text(contrast, value, low, high, digits)}, {better} of {len(ours)} seeds"
-    if 1 < len(ours) < FEW_SEEDS:
-        text += " (too few seeds to rely on)"
+    words = {
+        "better": f"{arm} is better than {other}",
+        "worse": f"{arm} is worse than {other}",
+        "no difference found": f"no difference found between {arm} and {other}",
+        "too few seeds": f"no verdict from so few seeds, {arm} with {other}",
+    }
+    text = f"{words[verdict]}: {contrast_text(contrast, value, low, high, digits)}, {better} of {len(ours)} seeds"
+    if FEWEST_SEEDS <= len(ours) < FEW_SEEDS:
+        text += " (few seeds: rely on it with care)"
     return Comparison(arm, other, len(ours), value, low, high, better, improvement, verdict, text)
 
 
 def _verdict(first_end: float, second_end: float, seeds: int) -> str:
-    if seeds < 2:
-        return "one seed"
+    if seeds < FEWEST_SEEDS:
+        return "too few seeds"
     if min(first_end, second_end) > 0:
         return "better"
     return "worse" if max(first_end, second_end) < 0 else "no difference found"

@@ -52,10 +52,13 @@ def test_seeds_are_resampled_together() -> None:
     assert interval(ratio_of_medians.statistic, 0.5 * values + 5, values + 10) == (0.5, 0.5)
 
 
-def test_one_seed_has_no_interval() -> None:
+def test_fewer_than_four_seeds_have_no_verdict() -> None:
     assert all(map(math.isnan, interval(np.mean, [1.0])))
     seen = compare("A", "B", [2.0], [1.0])
-    assert (seen.verdict, seen.text) == ("one seed", "A and B: +1.000 [+nan, +nan], 1 of 1 seeds")
+    assert seen.text == "no verdict from so few seeds, A with B: +1.000 [+nan, +nan], 1 of 1 seeds"
+    assert compare("A", "B", [2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).verdict == "too few seeds"
+    four = compare("A", "B", [2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0])
+    assert four.text == "A is better than B: +1.000 [+1.000, +1.000], 4 of 4 seeds (few seeds: rely on it with care)"
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,9 @@ def test_a_verdict_by_a_ratio_is_relative_to_one() -> None:
     assert compare("A", "B", others, others, ratio_of_medians).verdict == "no difference found"
 
 
-def test_a_ratio_to_nothing_is_no_difference() -> None:
-    seen = compare("A", "B", [1.0, 2.0], [0.0, 0.0], ratio_of_medians)
-    assert seen.verdict == "no difference found" and "too few seeds" in seen.text
+def test_a_ratio_to_nothing() -> None:
+    assert compare("A", "B", [0.0] * 4, [0.0] * 4, ratio_of_medians).verdict == "no difference found"
+    assert compare("A", "B", [1.0, 2.0, 3.0, 4.0], [0.0] * 4, ratio_of_medians).verdict == "better"
 
 
 def test_text_of_a_contrast() -> None:

@@ -99,7 +99,7 @@ def test_a_command_writes_numbers_page_and_picture_and_computes_a_unit_once(tmp_
     assert CALLS == [("walk", (0, 1))] * 2 + [("walk", (2, 3))] * 2
     content = json.loads((tmp_path / "results" / "walk.json").read_text())
     assert content["verdicts"] == [
-        "drift is better than no drift: +5.000 [+5.000, +5.000], 4 of 4 seeds (too few seeds to rely on)"
+        "drift is better than no drift: +5.000 [+5.000, +5.000], 4 of 4 seeds (few seeds: rely on it with care)"
     ]
     assert content["verdicts"][0] in (tmp_path / "results" / "walk.md").read_text()
     assert (tmp_path / "results" / "walk.png").stat().st_size > 1_000

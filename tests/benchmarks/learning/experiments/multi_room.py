@@ -80,11 +80,12 @@ EXPERIMENTS = (
         claim="prioritized levels learn faster; the final values tie, 0.80 and 0.81 (Jiang et al. 2021, "
         "https://arxiv.org/abs/2010.03934, MultiRoom-N4-Random).",
         task="4,000 levels and 500 held out, four actions for MiniGrid's seven, a network that sees the grid from "
-        "where the agent stands. Other than in the paper a far smaller budget, and a critic that does not see the "
-        "time. Chosen on seed 100: with uniform levels the network and that a time limit is an end, as in the paper's "
-        "code (0.65 and 0.50 after 700,000 steps); with prioritized levels the temperature (0.1: 0.56, 0.5: 0.52, 1: 0.62, "
-        "which after two million steps had passed uniform, 0.84 and 0.79). Rooms are those of a level drawn from the "
-        "replay distribution. A run that does not reach a return of 0.6 counts with all its steps.",
+        "where the agent stands. Other than in the paper a far smaller budget, and a critic that does not see the"
+        " time. Chosen on seed 100: with uniform levels the network and that a time limit is an end, as in the "
+        "paper's code (0.65 and 0.50 after 700,000 steps); with prioritized levels the temperature (0.1: 0.56, "
+        "0.5: 0.52, 1: 0.62, which after two million steps had passed uniform, 0.84 and 0.79). Rooms are those of"
+        " a level drawn from the replay distribution. A run that does not reach a return of 0.6 counts with all "
+        "its steps.",
         arms={
             "uniform": {"levels": "uniform"},
             "level replay, temperature 1": {"levels": "plr", "score_temperature": 1.0, "staleness_weight": 0.3},
