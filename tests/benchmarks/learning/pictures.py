@@ -30,12 +30,12 @@ def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]
     figure, grid = make_figure(
         "the picture of an experiment", rows, columns, height=1.4 + (3.4 if columns == 1 else 2.8) * rows
     )
-    arms = [arm for arm in experiment.arms if runs[arm]]
+    arms = [arm for arm in experiment.arms if runs[arm] and any(arm in (panel.arms or [arm]) for panel in panels)]
     counts = {arm: len(runs[arm]) for arm in arms}
     is_even = len(set(counts.values())) == 1
     lines = {}
     for axes, panel in zip(grid.flat, panels, strict=False):
-        for arm in (arm for arm in arms if not panel.arms or arm in panel.arms):
+        for arm in (arm for arm in arms if arm in (panel.arms or arms)):
             at, curves = curves_of(runs[arm], panel.curve, panel.block)
             label = arm if is_even else f"{arm}, {counts[arm]} seed(s)"
             lines[label] = draw_band(axes, at, curves, label, **line_style(arms.index(arm)))
