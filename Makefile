@@ -47,14 +47,9 @@ bench: .venv/.stamp  ## the targets in docs/benchmarks.md, peers beside ours in 
 bench-torchrl: .venv/.stamp  ## T2 and T3 in an environment whose torch loads TorchRL's extension (several GB)
 	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/speed/torchrl_environment.py
 
-experiments: .venv/.stamp  ## every learning experiment, over paired seeds; tables and pictures go to tests/benchmarks/results
-	$(SINGLE_THREAD) $(BIN)/python tests/benchmarks/learning_rllib.py --save
-	@for script in tests/benchmarks/experiment_three_rooms.py tests/benchmarks/experiment_two_rooms.py \
-			tests/benchmarks/experiment_half_field.py tests/benchmarks/experiment_point_maze.py \
-			tests/benchmarks/experiment_minatar.py tests/benchmarks/experiment_combination_lock.py \
-			tests/benchmarks/experiment_level_temperature.py \
-			tests/benchmarks/experiment_multi_room.py tests/benchmarks/experiment_half_cheetah.py; do \
-		echo; echo "== $$script"; $(SINGLE_THREAD) $(BIN)/python $$script --save || exit 1; done
+# `make experiments ONLY=nmer` runs one, `ONLY="locks rooms nmer-short"` several; FLAGS are those of the command's --help.
+experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/benchmarks/results; goes on where an earlier one stopped
+	$(SINGLE_THREAD) $(BIN)/python -m tests.benchmarks.learning --processes 2 $(if $(ONLY),--only $(ONLY)) $(FLAGS)
 
 clean:  ## removes .venv, the peers' environments and every output
 	rm -rf .venv .bench-* runs dist build lightning_logs *.egg-info MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # runs are parallel, operations are not
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests.benchmarks
 
 import numpy as np
 
@@ -91,44 +91,47 @@ class Panel:
         return len(self.runs) == 2 * len(self.seeds)
 
 
-def play_locks(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
-    import experiment_combination_lock as locks
+def record(name: str, method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> Any:
+    """Returns what an experiment of tests/benchmarks recorded of one of its arms, by seed."""
+    from tests.benchmarks.learning.runner import all_experiments, record, runs_of
 
-    updates = 20 if is_fast else locks.UPDATES
+    experiment = all_experiments()[name]
+    end = (experiment.settings | (experiment.fast if is_fast else {})).get("env_steps", 1)
+    first: list[int] = []
+
+    def on_record(step: int) -> None:
+        first.append(step)
+        report((step - first[0]) / max(1, end - first[0]))
+
+    out = record(experiment, method, seeds, is_fast=is_fast, on_record=on_record)
+    return runs_of(out)
+
+
+def play_locks(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
     runs = {}
     for seed in seeds:
-        success = locks.train(method, seed, updates)["success"]
-        at = [locks.EPISODES_PER_UPDATE * (update + 1) for update in range(updates)]
-        runs[seed] = Run(success[-1], at, success)
+        run = record("locks", method, (seed,), is_fast, lambda share: None)[seed]
+        runs[seed] = Run(run.final["success"], run.steps, run.curves["success"].tolist())
     return runs
 
 
 def walk_rooms(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
-    import experiment_three_rooms as rooms
-    from experiment_pictures import block_means
+    from tests.benchmarks.learning.pictures import curves_of
 
-    env_steps = 2_000 if is_fast else rooms.ENV_STEPS
     runs = {}
     for seed in seeds:
-        run = rooms.train(method, seed, env_steps)
-        steps, _ = rooms.steps_after_first_goal(run)
-        checks = np.array([[reached is not None for reached in run["greedy_steps"]]])
-        means, at = block_means(checks, range(rooms.CHECK_EVERY, env_steps + 1, rooms.CHECK_EVERY), 4)
-        runs[seed] = Run(steps, at, means[0].tolist())
+        run = record("rooms", method, (seed,), is_fast, report)[seed]
+        at, curves = curves_of({seed: run}, "greedy_return", block=4)
+        runs[seed] = Run(run.final["steps_to_near_optimal"], at.tolist(), curves[0].tolist())
     return runs
 
 
 def run_half_cheetah(
     method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]
 ) -> dict[int, Run]:
-    import experiment_half_cheetah as cheetah
-
-    trained = cheetah.train(method, seeds, is_fast, report)
-    means = cheetah.mean_returns(trained)
-    return {
-        seed: Run(float(mean), trained["env_steps"], trained["returns"][seed])
-        for seed, mean in zip(seeds, means, strict=True)
-    }
+    runs = record("nmer-short", method, seeds, is_fast, report)
+    curves = {seed: run.curves["return"] for seed, run in runs.items()}
+    return {seed: Run(float(curves[seed][1:].mean()), run.steps, curves[seed].tolist()) for seed, run in runs.items()}
 
 
 def panels(is_fast: bool) -> list[Panel]:
@@ -137,7 +140,7 @@ def panels(is_fast: bool) -> list[Panel]:
             title="Level replay, combination locks",
             paper="Prioritized Level Replay, Jiang et al. 2021",
             baseline="uniform",
-            method="PLR, staleness weight 0.3",
+            method="level replay, staleness weight 0.3",
             labels=("uniform levels", "prioritized levels"),
             seeds=tuple(range(400, 406)),
             value="share of all locks opened at the end",
@@ -150,7 +153,7 @@ def panels(is_fast: bool) -> list[Panel]:
             title="Event tables, three rooms",
             paper="Stratified Sampling from Event Tables, Kompella et al. 2022",
             baseline="uniform",
-            method="SSET: gap and goal",
+            method="event tables: gap and goal",
             labels=("uniform replay", "event tables: gap and goal"),
             seeds=tuple(range(400, 406)),
             value="steps from the first goal to a near-optimal policy",
@@ -236,8 +239,6 @@ def run_all(built: list[Panel], is_fast: bool) -> Iterable[Panel]:
 
 def print_table(panel: Panel) -> None:
     """Prints every seed of both methods, their differences, means and standard errors."""
-    from experiment_tables import standard_error
-
     baseline, method = (np.array([run.value for run in panel.of(name)]) for name in (panel.baseline, panel.method))
     difference = method - baseline
     digits = 3 if abs(baseline).max() < 10 else 0
@@ -247,7 +248,10 @@ def print_table(panel: Panel) -> None:
     for label, numbers in zip((*panel.labels, "difference"), (baseline, method, difference), strict=True):
         sign = "+" if label == "difference" else ""
         cells = "".join(f"{number:>{sign}9,.{digits}f}" for number in numbers)
-        mean, error = f"{numbers.mean():>{sign}12,.{digits}f}", f"{standard_error(numbers):,.{digits}f}"
+        mean, error = (
+            f"{numbers.mean():>{sign}12,.{digits}f}",
+            f"{numbers.std(ddof=1) / len(numbers) ** 0.5:,.{digits}f}",
+        )
         print(f"  {label:<28}{cells}{mean} ± {error}")
     ahead = difference > 0 if panel.higher_is_better else difference < 0
     medians = " and ".join(f"{np.median(numbers):,.{digits}f}" for numbers in (baseline, method))

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the pictures of the pages that show a method and no result.
 
-python tests/benchmarks/page_pictures.py
+python -m tests.benchmarks.page_pictures
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import torch
-from combination_lock import CombinationLocks, TabularActorCritic
-from experiment_combination_lock import UPDATES, prioritized, update
-from experiment_pictures import shrink
-from experiment_tables import expect_narrow_replay
 from tensordict import TensorDict
 
 from lightning_replay import Replay, recipes
@@ -23,6 +20,9 @@ from lightning_replay.envs import soccer
 from lightning_replay.envs.half_field import HalfField
 from lightning_replay.envs.half_field_drawing import MARGIN
 from lightning_replay.lit.callbacks import draw_level_curriculum, draw_score_against_staleness
+from tests.benchmarks.learning.experiments import locks as experiment
+from tests.benchmarks.learning.learners.combination_lock import CombinationLocks, TabularActorCritic
+from tests.benchmarks.learning.pictures import shrink
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 STARTS = 100  # of each task
@@ -74,11 +74,14 @@ def draw_mixed_pairs(path: Path) -> None:
 
 def draw_levels(folder: Path) -> None:
     """The level curriculum of a run on combination locks, and scores and staleness of the locks at its end."""
-    expect_narrow_replay()
-    locks, player, levels = CombinationLocks(SEED), TabularActorCritic(), prioritized(STALENESS_WEIGHT)(SEED)
+    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    (locks_experiment,) = experiment.EXPERIMENTS
+    settings = locks_experiment.settings_of(f"level replay, staleness weight {STALENESS_WEIGHT:g}")
+    locks, player, levels = CombinationLocks(SEED), TabularActorCritic(), experiment.levels_of(settings, SEED)
     generator, env_steps, history = np.random.default_rng(SEED + 1_000_000), 0, []  # as in the experiment
-    for _ in range(UPDATES):
-        env_steps += update(locks, player, levels, generator)
+    for _ in range(settings["updates"]):
+        chosen = [levels.next_level(actor) for actor in range(experiment.EPISODES_PER_UPDATE)]
+        env_steps += experiment.update(chosen, locks, player, levels, generator)
         found = levels.probabilities()
         difficulty = locks.difficulty[found["level_id"].numpy()]
         masses = np.bincount(difficulty, found["probability"].numpy())

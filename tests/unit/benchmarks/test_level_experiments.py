@@ -3,22 +3,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
-
-import combination_lock
-import experiment_level_temperature
-from multi_room_ppo import PPO, Collector, Settings, advantages, score, test_returns
-from vector_multi_room import MINIGRID_ACTIONS, Grids, VectorMultiRoom
-
 from lightning_replay.envs.multi_room import MultiRooms
 from lightning_replay.levels import LevelBuffer, UniformLevels, scores
+from tests.benchmarks.learning.experiments import lock_temperatures, locks
+from tests.benchmarks.learning.learners import combination_lock
+from tests.benchmarks.learning.learners.multi_room_ppo import PPO, Collector, Settings, advantages, score, test_returns
+from tests.benchmarks.learning.learners.vector_multi_room import MINIGRID_ACTIONS, Grids, VectorMultiRoom
 
 test_returns.__test__ = False  # a function of the experiment, not a test
 CPU = torch.device("cpu")
@@ -178,15 +172,15 @@ def test_a_critic_that_does_not_see_the_end_values_a_stage_alike_in_every_lock()
 
 
 def test_no_level_is_started_twice_for_one_update() -> None:
-    choice = experiment_level_temperature.Choice(0.1, repeats=False)
-    levels, generator = choice.build(seed=0), np.random.default_rng(0)
-    locks, player = combination_lock.CombinationLocks(0), combination_lock.TabularActorCritic()
+    settings = {"score_temperature": 0.1, "staleness_weight": 0.1}
+    levels, generator = locks.levels_of(settings, seed=0), np.random.default_rng(0)
+    problem, player = combination_lock.CombinationLocks(0), combination_lock.TabularActorCritic()
     begun = 0
     for _ in range(30):
         playing: list[int] = []
         for actor in range(16):
-            playing.append(experiment_level_temperature.start_idle_level(levels, actor, playing, generator))
+            playing.append(lock_temperatures.start_idle_level(levels, actor, playing, generator))
         assert len(set(playing)) == 16
         begun += 16
-        experiment_level_temperature.learn_from(playing, locks, player, levels, generator)
+        locks.update(playing, problem, player, levels, generator)
     assert levels.episodes == begun and 16 < len(levels) < begun, "some are new and some replayed"

@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # scripts, no package
-
-from stacked_td3 import EvaluateRuns, StackedReplays, StackedTD3
-
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
 from lightning_replay.agents.perceptrons import tensors_of
+from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns, StackedTD3
 
 OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}
@@ -66,7 +61,7 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     given = batches(2)
     flat = given.clone()
     flat["next", "done"] = flat["next", "terminated"]
-    fit(stacked, [given])
+    stacked.learn(given)
     fit(agent, list(flat[run].unbind(0)))
     for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
@@ -78,27 +73,59 @@ def test_a_run_learns_what_the_agent_learns() -> None:
         torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
 
 
-def train(seeds: tuple[int, ...]) -> tuple[StackedTD3, StackedReplays, EvaluateRuns]:
+def build(seeds: tuple[int, ...], env: str = "Pendulum-v1", sizes: tuple[int, int] = (3, 1)) -> StackedRuns:
     replays = [recipes.neighborhood_mixup(200, 8, num_neighbors=3, seed=seed) for seed in seeds]
-    data = StackedReplays("Pendulum-v1", replays, seeds, 60, 50, 4, {"max_episode_steps": 20})
-    agent, evaluate = StackedTD3(3, 1, seeds, hidden_sizes=(8,)), EvaluateRuns(5, 2, seed=7)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[evaluate], enable_model_summary=False, **options).fit(
-        agent, datamodule=data
-    )
-    return agent, data, evaluate
+    agent = StackedTD3(*sizes, seeds, hidden_sizes=(8,))
+    return StackedRuns(agent, env, replays, seeds, 50, 4, {"max_episode_steps": 20})
+
+
+def train(seeds: tuple[int, ...]) -> tuple[StackedRuns, np.ndarray]:
+    runs = build(seeds)
+    returns = []
+    for env_steps in (50, 55, 60):
+        runs.play(env_steps)
+        returns.append(runs.evaluate(2, seed=7))
+    return runs, np.array(returns)
 
 
 def test_a_run_is_the_same_beside_others() -> None:
-    agent, data, evaluate = train((3, 5))
-    alone, alone_data, alone_evaluate = train((5,))
-    assert [steps for steps, _ in evaluate.history] == [50, 55, 60] and len(data.replays[1]) == 60
-    for together, single in zip(weights_of(agent.policy, 1), weights_of(alone.policy, 0), strict=True):
+    both, returns = train((3, 5))
+    alone, returns_alone = train((5,))
+    assert len(both.replays[1]) == 60
+    for together, single in zip(weights_of(both.agent.policy, 1), weights_of(alone.agent.policy, 0), strict=True):
         torch.testing.assert_close(together, single, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(
-        data.replays[1].storage[:]["action"], alone_data.replays[0].storage[:]["action"], atol=1e-5, rtol=1e-4
-    )
-    for (_, together), (_, single) in zip(evaluate.history, alone_evaluate.history, strict=True):
-        assert abs(together[1] - single[0]) < 1e-2
-    assert data.replays[0].storage[:]["next", "truncated"].sum() == 3  # episodes of 20 steps
-    assert not torch.equal(data.replays[0].storage[:]["action"], data.replays[1].storage[:]["action"])
+    rows, rows_alone = (runs.replays[-1].storage[:]["action"] for runs in (both, alone))
+    torch.testing.assert_close(rows, rows_alone, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(returns[:, 1], returns_alone[:, 0], atol=1e-2)
+    assert both.replays[0].storage[:]["next", "truncated"].sum() == 3  # episodes of 20 steps
+    assert not torch.equal(both.replays[0].storage[:]["action"], both.replays[1].storage[:]["action"])
+
+
+@pytest.mark.parametrize("saved_at", [30, 65])
+def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(saved_at: int, tmp_path) -> None:
+    seeds, options = (3, 5), {"env": "Reacher-v5", "sizes": (10, 2)}
+    whole = build(seeds, **options)
+    whole.play(saved_at)
+    whole.save(tmp_path)
+    whole.play(90)
+    resumed = build(seeds, **options)
+    resumed.load(tmp_path)
+    resumed.play(90)
+    for ours, theirs in zip(resumed.replays, whole.replays, strict=True):
+        assert torch.equal(ours.storage[:]["observation"], theirs.storage[:]["observation"])
+        assert torch.equal(ours.storage[:]["action"], theirs.storage[:]["action"])
+    for ours, theirs in zip(resumed.agent.parameters(), whole.agent.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert resumed.evaluate(2, seed=7).tolist() == whole.evaluate(2, seed=7).tolist()
+
+
+def test_runs_without_a_readable_environment_begin_a_new_episode(tmp_path) -> None:
+    runs = build((3,))
+    runs.play(55)
+    runs.save(tmp_path)
+    resumed = build((3,))
+    resumed.load(tmp_path)
+    resumed.play(60)
+    rows = resumed.replays[0].storage[:]
+    assert len(rows) == 60 and rows["trajectory"].unique().tolist() == [0, 1, 2, 3]
+    assert (rows["trajectory"][54:56] == torch.tensor([2, 3])).all()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of paired seeds: bootstrapped intervals, interquartile mean, probability of improvement, verdict."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import DegenerateDataWarning, bootstrap, norm, t, trim_mean
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+FEWEST_SEEDS = 4  # of fewer, equal arms would be called different in a quarter of cases or more
+FEW_SEEDS = 6  # of fewer, chance gives all the same sign in more than one case of twenty
+
+Statistic = Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Compares the numbers of two arms over the same seeds.
+
+    Args:
+        name: for tables.
+        statistic: function of two arrays whose ``axis`` is that of the seeds.
+        neutral: its value where the arms are equal.
+        sign: of the format: ``"+"`` for differences.
+        digits: after the point; those of the measure if ``None``.
+    """
+
+    name: str
+    statistic: Statistic
+    neutral: float
+    sign: str = ""
+    digits: int | None = None
+
+
+def _difference(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
+    return np.mean(values - others, axis=axis)
+
+
+def _ratio(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
+    return np.median(values, axis=axis) / np.median(others, axis=axis)
+
+
+difference_of_means = Contrast("difference", _difference, neutral=0.0, sign="+")
+ratio_of_medians = Contrast("ratio of medians", _ratio, neutral=1.0, digits=2)
+
+
+def interval(statistic: Statistic, *columns: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """95 % interval of a statistic, from resampled seeds.
+
+    Percentiles of the resampled values, taken further out for few seeds so that the interval of a mean is as wide as
+    Student's: plain ones of ten seeds miss in 9 % of cases, of five in 15 %. Hesterberg 2015, section 5.3,
+    https://doi.org/10.1080/00031305.2015.1089789.
+
+    Args:
+        statistic: function of arrays, one for each column, whose ``axis`` is that of the seeds.
+        columns: numbers by seed ``[n]``; they are resampled together.
+
+    Returns:
+        Lower and upper end, both NaN for fewer than two seeds.
+    """
+    arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)
+    if len(arrays[0]) < 2:
+        return float("nan"), float("nan")
+    options = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "batch": 1_000, "method": "percentile"}
+    level = expanded_level(len(arrays[0]))
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # of ratios to 0, whose interval is NaN
+        found = bootstrap(arrays, statistic, confidence_level=level, random_state=np.random.default_rng(0), **options)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def expanded_level(seeds: int) -> float:
+    """Level at which percentiles of resampled means are as wide as Student's interval of 95 %."""
+    width = t.ppf((1 + LEVEL) / 2, seeds - 1) * (seeds / (seeds - 1)) ** 0.5
+    return float(1 - 2 * norm.cdf(-width))
+
+
+def interquartile_mean(values: Sequence[float] | np.ndarray, axis: int = -1) -> np.ndarray:
+    """Mean without the lowest and the highest quarter."""
+    return trim_mean(values, 0.25, axis=axis)
+
+
+def probability_of_improvement(values: np.ndarray, others: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Share of pairs of any two seeds in which the first is larger; ties count half.
+
+    Agarwal et al. 2021, https://arxiv.org/abs/2108.13264.
+    """
+    first = np.moveaxis(np.asarray(values), axis, -1)[..., :, None]
+    second = np.moveaxis(np.asarray(others), axis, -1)[..., None, :]
+    return ((first > second) + 0.5 * (first == second)).mean(axis=(-2, -1))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm compared with another over the same seeds.
+
+    Args:
+        arm: name of the arm.
+        other: name of the one it is compared with.
+        seeds: how many both have.
+        value: of the contrast.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        seeds_better: in how many seeds the arm is better.
+        improvement: probability of improvement, and its interval.
+        verdict: "better", "worse", "no difference found" or, of fewer than four seeds, "too few seeds".
+        text: the verdict in words.
+    """
+
+    arm: str
+    other: str
+    seeds: int
+    value: float
+    low: float
+    high: float
+    seeds_better: int
+    improvement: tuple[float, float, float]
+    verdict: str
+    text: str
+
+
+def compare(
+    arm: str,
+    other: str,
+    values: Sequence[float] | np.ndarray,
+    others: Sequence[float] | np.ndarray,
+    contrast: Contrast = difference_of_means,
+    *,
+    higher_is_better: bool = True,
+    digits: int = 3,
+) -> Comparison:
+    """Compares the numbers ``[n]`` of two arms over the same n seeds.
+
+    The arm is better, or worse, where the 95 % interval of the contrast does not include equality.
+    """
+    ours, theirs = np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(contrast.statistic(ours, theirs))
+    low, high = interval(contrast.statistic, ours, theirs)
+    sign = 1.0 if higher_is_better else -1.0
+    pairs = (sign * ours, sign * theirs)
+    improvement = (float(probability_of_improvement(*pairs)), *interval(probability_of_improvement, *pairs))
+    better = int((pairs[0] > pairs[1]).sum())
+    verdict = _verdict(sign * (low - contrast.neutral), sign * (high - contrast.neutral), len(ours))
+    words = {
+        "better": f"{arm} is better than {other}",
+        "worse": f"{arm} is worse than {other}",
+        "no difference found": f"no difference found between {arm} and {other}",
+        "too few seeds": f"no verdict from so few seeds, {arm} with {other}",
+    }
+    text = f"{words[verdict]}: {contrast_text(contrast, value, low, high, digits)}, {better} of {len(ours)} seeds"
+    if FEWEST_SEEDS <= len(ours) < FEW_SEEDS:
+        text += " (few seeds: rely on it with care)"
+    return Comparison(arm, other, len(ours), value, low, high, better, improvement, verdict, text)
+
+
+def _verdict(first_end: float, second_end: float, seeds: int) -> str:
+    if seeds < FEWEST_SEEDS:
+        return "too few seeds"
+    if min(first_end, second_end) > 0:
+        return "better"
+    return "worse" if max(first_end, second_end) < 0 else "no difference found"
+
+
+def contrast_text(contrast: Contrast, value: float, low: float, high: float, digits: int) -> str:
+    """The value with its interval.
+
+    Example:
+        >>> contrast_text(difference_of_means, 0.17, 0.05, 0.29, digits=2)
+        '+0.17 [+0.05, +0.29]'
+    """
+    form = f"{contrast.sign},.{digits if contrast.digits is None else contrast.digits}f"
+    name = "" if contrast is difference_of_means else f"{contrast.name} "
+    return f"{name}{value:{form}} [{low:{form}}, {high:{form}}]"

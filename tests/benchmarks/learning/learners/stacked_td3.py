@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD3 of several seeds at once in a plain loop: stacked networks, an environment and a replay for each run.
+
+Runs share nothing but the time they take: each has its own weights, noise, environment and replay, all by its seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.envs.mujoco import MujocoEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RescaleAction
+from tensordict import TensorDict
+from torch import Generator, Tensor, nn
+
+from lightning_replay import Replay, load_replay
+from tests.benchmarks.learning.learners.stacked_networks import backward, forward, input_gradient, stacked_parameters
+
+_LEARNED = ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated"))
+
+
+class StackedTD3(nn.Module):
+    """TD3 (Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477) of R runs; actions are in [-1, 1].
+
+    Args:
+        observation_size: length of a flat observation.
+        action_size: dimensions of an action.
+        seeds: of weights and noise, one for each run.
+        hidden_sizes: widths of the hidden layers of policy and critics.
+        learning_rate: Adam's, of the policy and the critics.
+        discount: γ.
+        target_update_rate: τ of the target networks, applied with each policy update.
+        policy_delay: critic updates per policy update.
+        target_noise: standard deviation of the noise on the target policy's actions.
+        target_noise_clip: its largest magnitude.
+        exploration_noise: standard deviation of the noise on the actions taken.
+    """
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        seeds: Sequence[int],
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        learning_rate: float = 1e-3,
+        discount: float = 0.99,
+        target_update_rate: float = 0.005,
+        policy_delay: int = 2,
+        target_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        exploration_noise: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self._discount, self._target_update_rate, self._policy_delay = discount, target_update_rate, policy_delay
+        self._target_noise, self._target_noise_clip = target_noise, target_noise_clip
+        self._exploration_noise = exploration_noise
+        self.policy = stacked_parameters([observation_size, *hidden_sizes, action_size], seeds)
+        # The first R networks are the first critics of the runs, the others the second ones.
+        both = [1_000_000 * critic + seed for critic in (1, 2) for seed in seeds]
+        self.critics = stacked_parameters([observation_size + action_size, *hidden_sizes, 1], both)
+        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        # Lists, which are faster to read in an update than torch's ParameterList.
+        networks = (self.policy, self.critics, self.target_policy, self.target_critics)
+        self._policy, self._critics, self._target_policy, self._target_critics = map(list, networks)
+        self._sources, self._targets = self._policy + self._critics, self._target_policy + self._target_critics
+        self._optimizers = [
+            torch.optim.Adam(module.parameters(), lr=learning_rate, fused=True)
+            for module in (self.critics, self.policy)
+        ]
+        self._noise = [Generator().manual_seed(seed) for seed in seeds]
+        self._runs = len(seeds)
+        self._updates = 0
+
+    def act(self, observation: Tensor, explore: bool) -> Tensor:
+        """Returns actions ``[R, N, A]`` for observations ``[R, N, O]``."""
+        with torch.no_grad():
+            action = torch.tanh(forward(self._policy, observation)[-1])
+            if explore:
+                action = (action + self._exploration_noise * self._draw(action.shape[1:])).clamp_(-1.0, 1.0)
+        return action
+
+    def learn(self, batch: TensorDict) -> None:
+        """Makes one update of every run from each of the batches ``[R, updates, B]``."""
+        clip = self._target_noise_clip
+        noise = self._target_noise * self._draw(batch["action"].shape[1:])
+        columns = [batch["observation"], batch["action"], batch["next", "observation"]]
+        columns += [batch["next", key].float() for key in ("reward", "terminated")]
+        for rows in zip(*(column.unbind(1) for column in (*columns, noise.clamp_(-clip, clip))), strict=True):
+            self._update(*rows)
+
+    def save(self, path: Path) -> None:
+        """Writes networks, optimisers and the states of the noise."""
+        torch.save(
+            {
+                "networks": self.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "noise": [generator.get_state() for generator in self._noise],
+                "updates": self._updates,
+            },
+            path,
+        )
+
+    def load(self, path: Path) -> None:
+        """Reads what :meth:`save` wrote."""
+        kept = torch.load(path)
+        self.load_state_dict(kept["networks"])
+        for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        for generator, state in zip(self._noise, kept["noise"], strict=True):
+            generator.set_state(state)
+        self._updates = kept["updates"]
+
+    @torch.no_grad()
+    def _update(
+        self,
+        observation: Tensor,
+        action: Tensor,
+        following: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        noise: Tensor,
+    ) -> None:
+        critic_optimizer, policy_optimizer = self._optimizers
+        next_action = (torch.tanh(forward(self._target_policy, following)[-1]) + noise).clamp_(-1.0, 1.0)
+        first, second = forward(self._target_critics, _twice(following, next_action))[-1].chunk(2)
+        target = reward + self._discount * (1.0 - terminated) * torch.minimum(first, second)
+        outputs = forward(self._critics, _twice(observation, action))
+        error = outputs[-1] - torch.cat([target, target])
+        backward(self._critics, outputs, error.mul_(2.0 / error.shape[1]))
+        critic_optimizer.step()
+        self._updates += 1
+        if self._updates % self._policy_delay == 0:
+            policy_outputs = forward(self._policy, observation)
+            taken = torch.tanh(policy_outputs[-1])
+            first_critics = [parameter[: self._runs] for parameter in self._critics]
+            outputs = forward(first_critics, torch.cat([observation, taken], -1))
+            gradient = torch.full_like(outputs[-1], -1.0 / outputs[-1].shape[1])
+            gradient = input_gradient(first_critics, outputs, gradient)[..., observation.shape[-1] :]
+            backward(self._policy, policy_outputs, gradient * (1.0 - taken.square()))
+            policy_optimizer.step()
+            torch._foreach_lerp_(self._targets, self._sources, self._target_update_rate)
+
+    def _draw(self, shape: Sequence[int]) -> Tensor:
+        return torch.stack([torch.randn(*shape, generator=generator) for generator in self._noise])
+
+
+def _twice(observation: Tensor, action: Tensor) -> Tensor:
+    """Returns the input of the first critics of all runs, and of the second ones."""
+    pairs = torch.cat([observation, action], -1)
+    return torch.cat([pairs, pairs])
+
+
+class StackedRuns:
+    """An agent of R runs with an environment and a replay for each.
+
+    Args:
+        agent: of all runs.
+        env: Gymnasium id of an environment with a bounded action space.
+        replays: one for each run; a batch holds the rows of all updates of one environment step.
+        seeds: of the environments and the random actions, one for each run. Runs of one seed start with equal rows.
+        warmup_steps: steps with random actions before the first update.
+        updates_per_env_step: replay ratio; the replays' batch size is a multiple of it.
+        env_kwargs: further arguments of the environment.
+    """
+
+    def __init__(
+        self,
+        agent: StackedTD3,
+        env: str,
+        replays: Sequence[Replay],
+        seeds: Sequence[int],
+        warmup_steps: int,
+        updates_per_env_step: int,
+        env_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.replays = list(replays)
+        self.env_steps = 0
+        self._env, self._env_kwargs = env, env_kwargs or {}
+        self._warmup_steps = warmup_steps
+        self._updates = updates_per_env_step
+        self._environments = self._make(len(seeds))
+        self._generators = [np.random.default_rng(seed) for seed in seeds]
+        self._observation, _ = self._environments.reset(seed=list(seeds))
+        self._trajectory = np.zeros(len(seeds), dtype=np.int64)
+
+    def play(self, env_steps: int) -> None:
+        """Plays and learns until so many steps of each run's environment have been taken."""
+        waiting: list[tuple[np.ndarray, ...]] = []
+        while self.env_steps < env_steps:
+            waiting.append(self._step())
+            self.env_steps += 1
+            if self.env_steps >= self._warmup_steps or self.env_steps == env_steps:
+                self._store([np.stack(column, 1) for column in zip(*waiting, strict=True)])
+                waiting.clear()
+            if self.env_steps > self._warmup_steps:
+                batches = [replay.sample().select(*_LEARNED) for replay in self.replays]
+                self.agent.learn(torch.stack([batch.view(self._updates, -1) for batch in batches]))
+
+    def evaluate(self, episodes: int, seed: int) -> np.ndarray:
+        """Mean return ``[R]`` of episodes without exploration; their first states are the same for every run."""
+        environments = self._make(episodes * len(self.replays))
+        count = environments.num_envs
+        observation, _ = environments.reset(seed=[seed + number % episodes for number in range(count)])
+        returns, is_playing = np.zeros(count), np.ones(count, dtype=bool)
+        while is_playing.any():
+            rows = _floats(observation).view(-1, episodes, observation.shape[-1])
+            action = self.agent.act(rows, explore=False).flatten(0, 1).numpy()
+            observation, reward, terminated, truncated, _ = environments.step(action)
+            returns += reward * is_playing
+            is_playing &= ~(terminated | truncated)
+        environments.close()
+        return returns.reshape(-1, episodes).mean(1)
+
+    def save(self, folder: Path) -> None:
+        """Writes agent, replays, random generators and environments; MuJoCo's go on exactly where they are."""
+        self.agent.save(folder / "agent.pt")
+        for number, replay in enumerate(self.replays):
+            replay.save(folder / f"replay_{number}")
+        kept = {
+            "env_steps": self.env_steps,
+            "generators": [generator.bit_generator.state for generator in self._generators],
+            "observation": self._observation,
+            "trajectory": self._trajectory,
+            "environments": [mujoco_state(env) for env in self._environments.envs],
+        }
+        torch.save(kept, folder / "runs.pt")
+
+    def load(self, folder: Path) -> None:
+        """Reads what :meth:`save` wrote. Environments other than MuJoCo's begin a new episode."""
+        self.agent.load(folder / "agent.pt")
+        self.replays = [load_replay(folder / f"replay_{number}") for number in range(len(self.replays))]
+        kept = torch.load(folder / "runs.pt", weights_only=False)
+        self.env_steps, self._trajectory = kept["env_steps"], kept["trajectory"]
+        for generator, state in zip(self._generators, kept["generators"], strict=True):
+            generator.bit_generator.state = state
+        states = kept["environments"]
+        if None in states:
+            steps = self.env_steps
+            self._observation, _ = self._environments.reset(seed=[steps + run for run in range(len(states))])
+            self._trajectory += 1
+            return
+        self._observation = kept["observation"]
+        for env, state in zip(self._environments.envs, states, strict=True):
+            restore_mujoco_state(env, state)
+
+    def _step(self) -> tuple[np.ndarray, ...]:
+        observation = self._observation
+        if self.env_steps < self._warmup_steps:
+            shape = self._environments.single_action_space.shape
+            drawn = [generator.uniform(-1.0, 1.0, shape) for generator in self._generators]
+            action = np.stack(drawn, dtype=np.float32, casting="same_kind")
+        else:
+            action = self.agent.act(_floats(observation).unsqueeze(1), explore=True).squeeze(1).numpy()
+        following, reward, terminated, truncated, infos = self._environments.step(action)
+        done = terminated | truncated
+        last = following.copy()
+        if done.any():
+            last[done] = np.stack(list(infos["final_obs"][done]))
+        row = (observation, action, last, reward, terminated, truncated, self._trajectory.copy())
+        self._trajectory += done
+        self._observation = following
+        return row
+
+    def _store(self, columns: Sequence[np.ndarray]) -> None:
+        """Stores steps ``[R, N]`` of all runs, each in its replay."""
+        observation, action, following, reward, terminated, truncated, trajectory = columns
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        rows = TensorDict(
+            {
+                "observation": _floats(observation),
+                "action": _floats(action),
+                "next": {
+                    "observation": _floats(following),
+                    "reward": _floats(reward).unsqueeze(-1),
+                    **{name: torch.from_numpy(flag).unsqueeze(-1) for name, flag in flags.items()},
+                },
+                "trajectory": torch.from_numpy(trajectory),
+            },
+            reward.shape,
+        )
+        for replay, steps in zip(self.replays, rows.unbind(0), strict=True):
+            replay.extend(steps)
+
+    def _make(self, count: int) -> SyncVectorEnv:
+        """Environments with actions in [-1, 1]; those of one run in succession."""
+
+        def build() -> gymnasium.Env:
+            return RescaleAction(gymnasium.make(self._env, **self._env_kwargs), -1, 1)
+
+        return SyncVectorEnv([build] * count, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def mujoco_state(env: gymnasium.Env) -> dict[str, Any] | None:
+    """Returns all that decides how a MuJoCo environment goes on, or ``None`` for another environment."""
+    if not isinstance(env.unwrapped, MujocoEnv):
+        return None
+    import mujoco
+
+    model, data = env.unwrapped.model, env.unwrapped.data
+    physics = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
+    mujoco.mj_getState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+    elapsed, random = env.get_wrapper_attr("_elapsed_steps"), env.unwrapped.np_random.bit_generator.state
+    return {"physics": physics, "elapsed": elapsed, "random": random}
+
+
+def restore_mujoco_state(env: gymnasium.Env, state: dict[str, Any]) -> None:
+    """Puts a MuJoCo environment into a state of :func:`mujoco_state`."""
+    import mujoco
+
+    env.reset()
+    model, data = env.unwrapped.model, env.unwrapped.data
+    mujoco.mj_setState(model, data, state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
+    mujoco.mj_forward(model, data)  # derived quantities, which some rewards read
+    mujoco.mj_setState(model, data, state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
+    env.set_wrapper_attr("_elapsed_steps", state["elapsed"])
+    env.unwrapped.np_random.bit_generator.state = state["random"]
+
+
+def quiet_mujoco() -> None:
+    """Silences a deprecation in Gymnasium's model files, which MuJoCo prints for every environment."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(lambda text: None if "settotalmass" in text else print(text, file=sys.stderr))
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float32))

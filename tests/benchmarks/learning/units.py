@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of an experiment, an arm with a group of seeds: carried out once, kept in a folder, resumable."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.learning.experiment import Experiment, Settings, hash_of, slug
+from tests.benchmarks.learning.recorder import CHECKPOINT_SECONDS, OutOfTimeError, Recorder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An arm with a group of seeds.
+
+    Args:
+        experiment: which it is part of.
+        arm: its name.
+        seeds: stacked in one run.
+        state: folder of the experiment's units.
+    """
+
+    experiment: Experiment
+    arm: str
+    seeds: tuple[int, ...]
+    state: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept: ``settings.json``, ``checkpoints`` and, when finished, ``unit.json``."""
+        return self.state / slug(self.arm) / (str(self.seeds[0]) + (f"-{self.seeds[-1]}" if self.seeds[1:] else ""))
+
+    @property
+    def settings(self) -> Settings:
+        """What decides its results, besides the seeds."""
+        return self.experiment.settings_of(self.arm)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its results are kept."""
+        return (self.folder / "unit.json").exists()
+
+    def results(self) -> dict[str, Any]:
+        """What was recorded, with ``arm``, ``seeds``, ``settings_hash``, ``commit`` and ``seconds``."""
+        return json.loads((self.folder / "unit.json").read_text())
+
+    def check_settings(self) -> None:
+        """Refuses a unit that was begun with other settings or another group of seeds.
+
+        Raises:
+            ValueError: with the settings that differ.
+        """
+        path = self.folder / "settings.json"
+        if not path.exists():
+            return
+        kept, given = json.loads(path.read_text()), {"settings": self.settings, "seeds": list(self.seeds)}
+        if hash_of(kept) == hash_of(given):
+            return
+        kept, given = ({"seeds": each["seeds"], **each["settings"]} for each in (kept, given))
+        differ = sorted(key for key in kept | given if kept.get(key) != given.get(key))
+        words = ", ".join(f"{key} {kept.get(key)!r} (now {given.get(key)!r})" for key in differ)
+        raise ValueError(
+            f"{self.experiment.name}, {self.arm}: {self.folder} was begun with {words}. Restore these settings, or set "
+            "the kept units aside with --restart."
+        )
+
+    def carry_out(self, deadline: float = float("inf"), checkpoint_seconds: float = CHECKPOINT_SECONDS) -> None:
+        """Runs the unit, from its last checkpoint if there is one, and keeps its results.
+
+        Raises:
+            OutOfTimeError: the deadline, a ``time.time()``, passed; the unit can be resumed.
+        """
+        self.check_settings()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings, checkpoints = self.settings, self.folder / "checkpoints"
+        _write(self.folder / "settings.json", {"settings": settings, "seeds": list(self.seeds)})
+        out = Recorder(self.seeds, checkpoints, deadline, checkpoint_seconds)
+        self.experiment.run(settings, self.seeds, out)
+        made = {"arm": self.arm, "seeds": list(self.seeds), "settings_hash": hash_of(settings), "commit": commit()}
+        _write(self.folder / "unit.json", made | out.content)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        """Whether no other process runs this unit; until the end of the block none can."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+
+def units_of(experiment: Experiment, seeds: Sequence[int], arms: Sequence[str], state: Path) -> list[Unit]:
+    """Units of these seeds and arms, all arms of the first seeds before the next seeds."""
+    size = experiment.seeds_together
+    groups = [tuple(seeds[start : start + size]) for start in range(0, len(seeds), size)]
+    return [Unit(experiment, arm, group, state) for group in groups for arm in arms]
+
+
+def carry_out_all(units: Sequence[Unit], deadline: float, report: Callable[[str], None] = print) -> None:
+    """Carries out the units that are not finished and that no other process runs, until the deadline."""
+    for unit in units:
+        unit.check_settings()  # before hours are spent
+    for number, unit in enumerate(units, 1):
+        if unit.is_finished or time.time() >= deadline:
+            continue
+        with unit.claim() as is_ours:
+            if not is_ours or unit.is_finished:
+                continue
+            try:
+                unit.carry_out(deadline)
+            except OutOfTimeError:
+                report(f"{unit.experiment.name}: {unit.arm}, seeds {list(unit.seeds)}: to be resumed")
+                return
+            seconds = unit.results()["seconds"]
+            report(
+                f"[{number}/{len(units)}] {unit.experiment.name}: {unit.arm}, seeds {list(unit.seeds)}: {seconds:.1f} s"
+            )
+
+
+def set_aside(state: Path) -> None:
+    """Renames the folder of an experiment's units, so that it begins anew and nothing is lost."""
+    if state.exists():
+        number = 1 + len(list(state.parent.glob(f"{state.name}.old-*")))
+        state.rename(state.with_name(f"{state.name}.old-{number}"))
+
+
+def commit() -> str:
+    """Of the working tree, with ``+`` where files of the library or the experiments differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "lightning_replay", "tests/benchmarks/learning")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(content) + "\n")
+    os.replace(part, path)
