@@ -101,8 +101,12 @@ class RowLayout:
 
     def without(self, key: Key) -> RowLayout:
         """Returns the layout of the same rows whose :meth:`leaves` may lack ``key``: if no other has its dtype."""
+        kind = self.columns[key][0]
+        if any(dtype == kind for other, (dtype, _) in self.columns.items() if other != key):
+            return self
         layout = copy.copy(self)
-        layout._groups = [group for group in self._groups if [column[0] for column in group.columns] != [key]]
+        layout._groups = [group for group in self._groups if group.dtype != kind]
+        layout._order = [other for other in self._order if other != key]
         return layout
 
     def description(self) -> list[dict[str, Any]]:
