@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +77,8 @@ def allocate_rows(
             f"{other}"
         )
     if directory is None:
-        if device.type == "cpu":
-            return _aligned(np.empty if as_written else np.zeros, num_rows, row_words)
+        if device.type == "cpu" and not as_written:
+            return _zeros(num_rows, row_words)
         allocate = torch.empty if as_written else torch.zeros
         return allocate(num_rows, row_words, dtype=torch.int64, device=device)
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
@@ -92,11 +91,12 @@ def allocate_rows(
     return flat.view(num_rows, row_words)
 
 
-def _aligned(allocate: Callable[..., np.ndarray], num_rows: int, row_words: int) -> Tensor:
-    """Returns int64 ``[num_rows, row_words]`` that begins on a cache line, in huge pages where the system has them.
+def _zeros(num_rows: int, row_words: int) -> Tensor:
+    """Returns zeros that begin on a cache line, in huge pages where the system has them.
 
     NumPy requests huge pages from Linux and torch does not: a gather of rows at random takes a quarter less time.
+    Memory that is taken as rows are written stays in small pages, of which a partly filled one takes less.
     """
-    array = allocate(num_rows * row_words + _ALIGNMENT_BYTES // 8, np.int64)
+    array = np.zeros(num_rows * row_words + _ALIGNMENT_BYTES // 8, np.int64)
     first = -array.ctypes.data % _ALIGNMENT_BYTES // 8
     return torch.from_numpy(array[first : first + num_rows * row_words]).view(num_rows, row_words)
