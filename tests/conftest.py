@@ -12,6 +12,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ADDRESS", "local")  # a cluster of its own for each process, whatever else runs
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import logging
 import runpy
 import sys
 import time
@@ -97,10 +98,15 @@ def run_script(
 
     def run(name: str, *arguments: str) -> list[str]:
         path = str(Path(__file__).parents[1] / "examples" / name)
+        logger = logging.getLogger("lightning.pytorch")  # which an example silences
+        level = logger.level
         with monkeypatch.context() as patched:
             patched.chdir(tmp_path)
             patched.setattr(sys, "argv", [path, "--fast", *arguments])
-            runpy.run_path(path, run_name="__main__")
+            try:
+                runpy.run_path(path, run_name="__main__")
+            finally:
+                logger.setLevel(level)
         return capsys.readouterr().out.splitlines()
 
     return run
