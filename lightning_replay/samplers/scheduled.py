@@ -61,8 +61,8 @@ class ScheduledSampler(WithinTables):
 
     @property
     def refuses_unchanged(self) -> bool:  # type: ignore[override]
-        """Whether all that may raise an error comes before the generator is used: a user's scheduler may afterwards."""
-        return not self.uses_priorities and type(self.scheduler).__module__.startswith("lightning_replay.")
+        """Whether all that may raise an error comes before the generator is used; the scheduler declares its part."""
+        return not self.uses_priorities and self.scheduler.refuses_unchanged
 
     def ready(self, tables: Tables) -> np.ndarray:
         """Returns whether each task holds enough rows, bool ``[tasks]``."""

@@ -47,13 +47,13 @@ def measured() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_resident_size_is_within_five_percent_of_what_the_buffer_says(measured: dict[str, Any], recipe: str) -> None:
+def test_resident_size_is_within_five_percent_of_what_the_buffer_reports(measured: dict[str, Any], recipe: str) -> None:
     assert measured[recipe] == pytest.approx(1, abs=0.05)
 
 
 # Images larger than usual, so that 5 % are more than a batch; over several steps a batch is many rows that wait.
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_says(measured: dict[str, Any], kind: str) -> None:
+def test_at_its_peak_a_buffer_of_atari_frames_takes_what_it_reports(measured: dict[str, Any], kind: str) -> None:
     found = measured[f"frames, {kind}"]
     assert found["rows"] == 2_500 and found["frames"] > 1_000
     assert found["said"] > 50e6
