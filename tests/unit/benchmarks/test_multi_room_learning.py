@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_replay.levels import LevelBuffer, UniformLevels, scores
 from tests.benchmarks.learning.experiment import Experiment
-from tests.benchmarks.learning.experiments.multi_room import EXPERIMENTS
+from tests.benchmarks.learning.experiments.multi_room import EXPERIMENTS, levels_of
 from tests.benchmarks.learning.learners.multi_room_ppo import (
     Batch,
     Collector,
@@ -41,6 +41,7 @@ from tests.benchmarks.learning.learners.vector_multi_room import (
 )
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
 from tests.benchmarks.learning.runner import run_fast, runs_of
+from tests.level_steps import column, play
 
 (EXPERIMENT,) = EXPERIMENTS
 LEFT, RIGHT, FORWARD, TOGGLE = 0, 1, 2, 5
@@ -171,23 +172,22 @@ def test_rollouts_name_the_level_of_each_step_and_give_every_level_its_score(lev
 
 
 def test_scores_are_means_of_the_advantages_that_are_learned_from(levels) -> None:
-    sources = [LevelBuffer(24, score=scores.L1ValueLoss(0.999, 0.95), seed=3)]
-    collector, ppo = Collector(levels, sources, (3,), envs=3), StackedPPO((3,))
-    rollout = collector.rollout(ppo, 2 * MAX_STEPS)
-    magnitude = advantages(rollout, 0.999, 0.95).abs()[0]
+    sources = [LevelBuffer(24, score=scores.L1ValueLoss(0.999, 0.95), seed=seed) for seed in (3, 4)]
+    collector = Collector(levels, sources, (3, 4), envs=3)
+    rollout = collector.rollout(StackedPPO((3, 4)), 2 * MAX_STEPS)
+    magnitude = advantages(rollout, 0.999, 0.95).abs()
     collector.score(rollout)
-    expected = {}
-    for step in range(2 * MAX_STEPS):  # the later score of a level is kept; actors are scored one after another
-        for env in range(3):
-            if rollout["terminated"][0, step, env]:
-                start = step
-                while start > 0 and not rollout["terminated"][0, start - 1, env]:
-                    start -= 1
-                expected[env, step] = rollout["level_id"][0, step, env].item(), magnitude[start : step + 1, env].mean()
-    by_level = {level: score.item() for _, (level, score) in sorted(expected.items())}
-    distribution = sources[0].probabilities()
-    found = dict(zip(distribution["level_id"].tolist(), distribution["score"].tolist(), strict=True))
-    assert found == pytest.approx(by_level, rel=1e-4)
+    for run, source in enumerate(sources):
+        expected = {}
+        for env in range(3):  # the later score of a level is kept; actors are scored one after another
+            start = 0
+            for end in rollout["terminated"][run, :, env].nonzero().flatten().tolist():
+                level = rollout["level_id"][run, end, env].item()
+                expected[level] = magnitude[run, start : end + 1, env].mean().item()
+                start = end + 1
+        distribution = source.probabilities()
+        found = dict(zip(distribution["level_id"].tolist(), distribution["score"].tolist(), strict=True))
+        assert len(found) > 3 and found == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_limit_ends_the_task(levels) -> None:
@@ -260,10 +260,11 @@ def test_updates_of_stacked_runs_are_those_of_each_run_alone() -> None:
         ppo._update(drawn)
         for run, plain in enumerate(alone):
             plain.update({name: column[run] for name, column in drawn.items()})
-    for run, plain in enumerate(alone):
-        for layer, weight, bias in zip(plain.layers, ppo.parameters[::2], ppo.parameters[1::2], strict=True):
-            torch.testing.assert_close(weight[run].T, layer.weight, atol=2e-5, rtol=1e-3)
-            torch.testing.assert_close(bias[run].flatten(), layer.bias, atol=2e-5, rtol=1e-3)
+            for layer, weight, bias in zip(plain.layers, ppo.parameters[::2], ppo.parameters[1::2], strict=True):
+                for ours, theirs in ((weight[run].T, layer.weight), (bias[run].flatten(), layer.bias)):
+                    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-3)
+                for ours, theirs in ((weight.grad[run].T, layer.weight), (bias.grad[run].flatten(), layer.bias)):
+                    torch.testing.assert_close(ours, theirs.grad, atol=1e-5, rtol=2e-2)
 
 
 def test_every_step_of_a_run_is_in_one_minibatch_of_each_epoch() -> None:
@@ -325,7 +326,7 @@ def small(arm: str, **settings: object) -> Experiment:
 
 @pytest.mark.parametrize("arm", ["uniform", "level replay, temperature 0.1, not in flight"])
 def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -> None:
-    experiment = small(arm, env_steps=1_024)
+    experiment = small(arm, env_steps=1_024, test_every=256)
     settings = experiment.settings_of(arm)
     whole = Recorder((3, 4))
     experiment.run(settings, (3, 4), whole)
@@ -346,12 +347,20 @@ def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -
 
 
 def test_arms_differ_in_their_levels_only_and_all_run() -> None:
-    assert [set(settings) for settings in EXPERIMENT.arms.values()] == [
-        {"score_temperature"},
-        {"score_temperature"},
-        {"score_temperature"},
-        {"score_temperature", "replay_in_flight"},
-    ]
+    uniform, *replayed = (levels_of(EXPERIMENT.settings_of(arm), seed=0) for arm in EXPERIMENT.arms)
+    assert isinstance(uniform, UniformLevels) and {each.count for each in (uniform, *replayed)} == {4_000}
+    best = []
+    for source in replayed:
+        play(source, 7, 0.5)
+        play(source, 9, 0.2)
+        before = column(source, "probability")[7]  # by staleness 1, as level 9 was played since
+        source.start(1, 7)
+        best.append((before, column(source, "probability")[7]))  # by staleness 0
+    low = 1 / (1 + 0.5**10)
+    assert np.array(best) == pytest.approx(
+        np.array([(0.7 * 2 / 3 + 0.3, 0.7 * 2 / 3), (0.7 * low + 0.3, 0.7 * low), (0.7 * low + 0.3, 0.0)])
+    )
+    assert set().union(*EXPERIMENT.arms.values()) == {"score_temperature", "replay_in_flight"}
     page = run_fast(EXPERIMENT, list(EXPERIMENT.arms))
     assert all(f"| {arm} | 2 |" in page for arm in EXPERIMENT.arms)
 
