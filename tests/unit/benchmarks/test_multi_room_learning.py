@@ -226,8 +226,8 @@ class PlainPPO(nn.Module):
             layer.weight.data, layer.bias.data = weight.T.clone(), bias.flatten().clone()
         self.optimizer = torch.optim.Adam(self.parameters(), lr=7e-4, eps=1e-5)
 
-    def update(self, batch: Batch) -> None:
-        """Changes the weights by a minibatch ``[B]``."""
+    def update(self, batch: Batch) -> float:
+        """Changes the weights by a minibatch ``[B]``; returns the norm of the gradient before it is clipped."""
         hidden = batch["features"]
         for layer in self.layers[:-1]:
             hidden = layer(hidden).relu()
@@ -242,8 +242,9 @@ class PlainPPO(nn.Module):
         loss = 0.5 * value_loss - objective - 0.01 * policy.entropy().mean()
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm_(self.parameters(), 0.5)
         self.optimizer.step()
+        return float(norm)
 
 
 def test_updates_of_stacked_runs_are_those_of_each_run_alone() -> None:
@@ -251,15 +252,18 @@ def test_updates_of_stacked_runs_are_those_of_each_run_alone() -> None:
     ppo = StackedPPO((5, 6))
     alone = [PlainPPO([parameter[run].detach() for parameter in ppo.parameters]) for run in range(2)]
     for _ in range(3):
-        drawn = {name: torch.randn(2, 32, generator=generator) for name in ("advantage", "state_value")}
-        # far apart for the first run, so that its gradient is clipped and the other's is not
-        drawn["return"] = drawn["state_value"] + torch.tensor([[30.0], [0.1]]) * torch.randn(2, 32, generator=generator)
+        scale = torch.tensor([[3.0], [0.02]])  # the gradient of the first run is clipped, the other's is not
+        names = ("advantage", "state_value", "return")
+        drawn = {name: scale * torch.randn(2, 32, generator=generator) for name in names}
+        drawn["features"] = (torch.rand(2, 32, 344, generator=generator) < 0.3).float()
+        value = ppo.predict(drawn["features"])[1]
+        drawn |= {name: value + drawn[name] for name in names[1:]}
         drawn["log_probability"] = -torch.rand(2, 32, generator=generator) - 1.5
         drawn["action"] = torch.randint(NUM_ACTIONS, (2, 32), generator=generator)
-        drawn["features"] = (torch.rand(2, 32, 344, generator=generator) < 0.3).float()
         ppo._update(drawn)
         for run, plain in enumerate(alone):
-            plain.update({name: column[run] for name, column in drawn.items()})
+            norm = plain.update({name: values[run] for name, values in drawn.items()})
+            assert (norm > 0.6) == (run == 0)
             for layer, weight, bias in zip(plain.layers, ppo.parameters[::2], ppo.parameters[1::2], strict=True):
                 for ours, theirs in ((weight[run].T, layer.weight), (bias[run].flatten(), layer.bias)):
                     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-3)
