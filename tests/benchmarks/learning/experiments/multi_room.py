@@ -42,7 +42,6 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     from tests.benchmarks.learning.learners.multi_room_ppo import Collector, StackedPPO, held_out_returns
     from tests.benchmarks.learning.learners.vector_multi_room import training_and_held_out
 
-    torch.set_flush_denormal(True)  # moments of weights whose input is rare, which are slow to compute with
     # That nearly one level is replayed at a low temperature is part of what is measured.
     warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
     training, held_out = training_and_held_out(settings["levels"], settings["held_out"])
