@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prioritized Level Replay around any Gymnasium environment and a PPO loop of plain PyTorch.
 
-python examples/plr_any_gymnasium_env.py [--fast] [--uniform]
+python examples/plr_any_gymnasium_env.py [--fast] [--uniform | --no-replay-in-flight]
 
 A level is the number of a maze. 32 are played at once; the level buffer chooses the next when an episode ends, and is
 updated with the steps before each policy update. Prints returns on held-out mazes; draws each score against the
@@ -170,6 +170,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="half a minute")
     parser.add_argument("--uniform", action="store_true", help="every level with the same chance")
+    in_flight = {"action": argparse.BooleanOptionalAction, "default": True}
+    parser.add_argument("--replay-in-flight", **in_flight, help="whether a maze that is being played may be replayed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=Path("runs/plr_any_gymnasium_env"))
     options = parser.parse_args()
@@ -177,8 +179,14 @@ def main() -> None:
 
     levels: LevelSelector = UniformLevels(TRAINING_LEVELS, seed=options.seed)
     if not options.uniform:
-        settings = {"score_temperature": 0.5, "staleness_weight": 0.3, "seed": options.seed}
-        levels = LevelBuffer(TRAINING_LEVELS, score=scores.L1ValueLoss(DISCOUNT, GAE_LAMBDA), **settings)
+        levels = LevelBuffer(
+            TRAINING_LEVELS,
+            score=scores.L1ValueLoss(DISCOUNT, GAE_LAMBDA),
+            score_temperature=0.5,
+            staleness_weight=0.3,
+            replay_in_flight=options.replay_in_flight,
+            seed=options.seed,
+        )
     envs = make_level_vector(Maze, ENVS, levels)
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, eps=1e-5)

@@ -59,11 +59,11 @@ def test_ppo_learns_and_generalises(tmp_path: Path, levels) -> None:
     assert before < 2.5 < 3.3 < after and abs(gap.gap) < 0.5  # of 4; chance is 4/3
 
 
-def run_tiny(*more: str) -> None:
+def run_tiny(*more: str, file: str = FILE) -> None:
     main(
         [
             "fit",
-            f"-c={config_directory() / FILE}",
+            f"-c={config_directory() / file}",
             "--data.init_args.env_steps=128",
             "--data.init_args.num_envs=4",
             "--data.init_args.rollout_length=16",
@@ -87,6 +87,17 @@ def test_the_file_trains_resumes_and_leaves_pictures(tmp_path: Path) -> None:
     again = tmp_path / "lightning_logs" / "version_1"
     agent = PPO.load_from_checkpoint(again / "checkpoints" / "last.ckpt")
     assert list(agent.hparams["observation_shape"]) == [14, 14, 3] and agent.is_built
+
+
+def test_the_file_without_levels_in_flight_trains_and_differs_in_little(tmp_path: Path) -> None:
+    file = "lightning/plr_not_in_flight_ppo_multiroom.yaml"
+    run_tiny(file=file)
+    used = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
+    assert used["data"]["init_args"]["levels"]["init_args"]["replay_in_flight"] is False
+    plain, changed = (yaml.safe_load((config_directory() / name).read_text()) for name in (FILE, file))
+    plain["data"]["init_args"] |= {"num_envs": 64, "rollout_length": 128}
+    plain["data"]["init_args"]["levels"]["init_args"]["replay_in_flight"] = False
+    assert changed == plain
 
 
 def test_one_word_swaps_the_levels(tmp_path: Path) -> None:

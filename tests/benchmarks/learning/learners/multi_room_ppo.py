@@ -1,180 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO on many MultiRoom environments, whose levels are chosen and scored by a source of levels."""
+"""PPO of several seeds at once on MultiRoom, whose levels are chosen and scored by a source of levels for each seed.
+
+Seeds share nothing but the time they take: each has its own weights, random numbers, environments and levels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from minigrid.core.constants import OBJECT_TO_IDX
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from lightning_replay.levels import LevelSelector, update_rollout
+from tests.benchmarks.learning.learners.stacked_networks import backward, clip_gradients, forward
 from tests.benchmarks.learning.learners.vector_multi_room import (
-    AGENT,
-    DOOR,
-    GOAL,
     MAX_STEPS,
     NUM_ACTIONS,
-    OPEN,
-    SIDE,
-    Grids,
+    NUM_FEATURES,
+    MultiRoomLevels,
     VectorMultiRoom,
 )
 
-VIEW = 7  # cells that are seen in each direction
-WALL, OPEN_DOOR = OBJECT_TO_IDX["wall"], 255  # a shut door keeps MiniGrid's number
-KINDS = (WALL, DOOR, OPEN_DOOR, GOAL)
+Batch = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of PPO; those of the paper (Jiang et al. 2021, appendix A) but for the sizes, which a run is given.
+class StackedPPO:
+    """Clipped policy gradients (Schulman et al. 2017, https://arxiv.org/abs/1707.06347) of R runs.
+
+    Policy and critic of a run are one network with two hidden layers, ReLU between, a logit of each action and a value.
 
     Args:
-        envs: N.
-        rollout_steps: T, of each environment between two updates.
-        minibatches: a rollout is cut into.
+        seeds: of weights and minibatches, one for each run.
+        hidden_size: of both layers.
         epochs: how often each step of a rollout is learned from.
-    """
-
-    envs: int
-    rollout_steps: int
-    minibatches: int = 8
-    epochs: int = 4
-    learning_rate: float = 7e-4
-    discount: float = 0.999
-    gae_lambda: float = 0.95
-    clip: float = 0.2
-    value_weight: float = 0.5
-    entropy_weight: float = 0.01
-    max_gradient_norm: float = 0.5
-
-    @property
-    def steps(self) -> int:
-        """Environment steps between two updates."""
-        return self.envs * self.rollout_steps
-
-
-class ActorCritic(nn.Module):
-    """Layers of 128 and 64 units over the cells around the agent, for logits of the actions and a value.
-
-    The full observation comes in; what the first layer gets is the 15 x 15 cells with the agent in their middle, a
-    plane for each kind of thing, and the agent's direction. A tenth of the paper's convolutions in work, and what is
-    learned in one place holds in all; cells more than 7 away are not seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("window", window())
-        inputs = len(KINDS) * self.window.shape[1] + 4
-        self.features = nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
-        self.policy, self.critic = nn.Linear(64, NUM_ACTIONS), nn.Linear(64, 1)
-        gains = {self.features[0]: 2.0**0.5, self.features[2]: 2.0**0.5, self.policy: 0.01, self.critic: 1.0}
-        for layer, gain in gains.items():
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Full observations, uint8 ``[B, 14, 14, 3]``, to logits ``[B, 4]`` and values ``[B]``."""
-        features = self.features(self._surroundings(image))
-        return self.policy(features), self.critic(features).squeeze(1)
-
-    def _surroundings(self, image: Tensor) -> Tensor:
-        """What is around the agent and where it looks, float32 ``[B, 904]``."""
-        thing, state = image[..., 0].flatten(1), image[..., 2].flatten(1)
-        agent = (thing == AGENT).to(torch.uint8).argmax(1, keepdim=True)
-        direction = state.gather(1, agent)
-        kind = torch.where((thing == DOOR) & (state == OPEN), OPEN_DOOR, thing)
-        kind = nn.functional.pad(kind, (0, 1))  # what lies outside the grid
-        around = kind.gather(1, self.window[agent.squeeze(1)])
-        planes = [around == kind_of for kind_of in KINDS]
-        facing = direction == torch.arange(4, device=image.device)
-        return torch.cat([*planes, facing], dim=1).float()
-
-
-def window() -> Tensor:
-    """Cells around each cell, int64 ``[196, 225]``, as places in the flattened grid; 196 is outside of it."""
-    offset = torch.arange(-VIEW, VIEW + 1)
-    x, y = (torch.arange(SIDE).reshape(shape) for shape in ((-1, 1, 1, 1), (1, -1, 1, 1)))
-    x, y = x + offset.reshape(-1, 1), y + offset
-    is_inside = (x >= 0) & (x < SIDE) & (y >= 0) & (y < SIDE)
-    return torch.where(is_inside, x * SIDE + y, SIDE * SIDE).reshape(SIDE * SIDE, -1)
-
-
-class Collector:
-    """Plays levels that a source chooses.
-
-    80 steps end an episode for good: the reward counts them, so the limit is of the task, as in the paper's code.
-
-    Args:
-        env: whose rows are the actors.
-        num_envs: of them.
-        levels: chooses; its level ids are rows of the environment's grids.
-        seed: of the actions.
-        device: of the environment.
+        minibatch: steps of a run in an update.
+        learning_rate: Adam's.
+        discount: γ.
+        gae_lambda: λ.
+        clip: of the ratio of probabilities, and of how far a value moves.
+        value_weight: of half the squared error of the value.
+        entropy_weight: of the entropy of the policy.
+        max_gradient_norm: of each run.
     """
 
     def __init__(
-        self, env: VectorMultiRoom, num_envs: int, levels: LevelSelector, seed: int, device: torch.device
+        self,
+        seeds: Sequence[int],
+        *,
+        hidden_size: int = 64,
+        epochs: int = 4,
+        minibatch: int = 1_024,
+        learning_rate: float = 7e-4,
+        discount: float = 0.999,
+        gae_lambda: float = 0.95,
+        clip: float = 0.2,
+        value_weight: float = 0.5,
+        entropy_weight: float = 0.01,
+        max_gradient_norm: float = 0.5,
     ) -> None:
-        self._env, self._levels, self._device = env, levels, device
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._level_id = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        self._next_levels(torch.arange(num_envs, device=device))
-        self._image = env.observation()
-        self.returns: list[float] = []
+        self.parameters = nn.ParameterList(first_weights(seeds, hidden_size))
+        self._parameters = list(self.parameters)  # faster to read than torch's ParameterList
+        self._optimizer = torch.optim.Adam(self._parameters, lr=learning_rate, eps=1e-5, fused=True)
+        self._generators = [Generator().manual_seed(seed + 2_000_000) for seed in seeds]
+        self._epochs, self._minibatch = epochs, minibatch
+        self._discount, self._gae_lambda, self._clip = discount, gae_lambda, clip
+        self._value_weight, self._entropy_weight = value_weight, entropy_weight
+        self._max_gradient_norm = max_gradient_norm
 
     @torch.no_grad()
-    def rollout(self, network: ActorCritic, steps: int) -> TensorDict:
-        """The next steps of all environments, TensorDict ``[N, T]``, with the values the network gives now."""
-        rows: list[dict[str, Tensor]] = []
-        for _ in range(steps):
-            logits, value = network(self._image)
-            log_probabilities = logits.log_softmax(1)
-            action = torch.multinomial(log_probabilities.exp(), 1, generator=self._generator)
-            row = {"image": self._image, "level_id": self._level_id.clone(), "state_value": value, "logits": logits}
-            row |= {"action": action.squeeze(1), "log_probability": log_probabilities.gather(1, action).squeeze(1)}
-            reward, terminated, truncated = self._env.step(action.squeeze(1))
-            done = terminated | truncated
-            rows.append(row | {"reward": reward, "done": done})
-            ended = done.nonzero().squeeze(1)
-            if len(ended):
-                self.returns += reward[ended].tolist()
-                self._next_levels(ended)
-            self._image = self._env.observation()
-        columns = {key: torch.stack([row[key] for row in rows], dim=1) for key in rows[0]}
-        value, done = columns["state_value"], columns.pop("done")
-        after = {
-            "reward": columns.pop("reward"),
-            # at an end it is of the next level's start, and counts for nothing
-            "state_value": torch.cat([value[:, 1:], network(self._image)[1].unsqueeze(1)], dim=1),
-            "terminated": done,
-            "truncated": torch.zeros_like(done),
-            "done": done,
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities ``[R, N, 7]`` and values ``[R, N]`` for features ``[R, N, 344]``."""
+        output = forward(self._parameters, features)[-1]
+        return output[..., :NUM_ACTIONS].log_softmax(-1), output[..., NUM_ACTIONS]
+
+    def learn(self, rollout: Batch) -> None:
+        """Makes all updates from the rollouts of all runs, each with columns ``[R, T, N]``."""
+        value = rollout["state_value"]
+        advantage = advantages(rollout, self._discount, self._gae_lambda)
+        spread = advantage.std((1, 2), keepdim=True) + 1e-5
+        columns = {key: rollout[key] for key in ("features", "action", "log_probability", "state_value")}
+        columns |= {
+            "return": advantage + value,
+            "advantage": (advantage - advantage.mean((1, 2), keepdim=True)) / spread,
         }
-        return TensorDict({**columns, "next": TensorDict(after, batch_size=done.shape)}, batch_size=done.shape)
+        runs, steps = len(value), value[0].numel()
+        rows = {key: column.view(runs * steps, *column.shape[3:]) for key, column in columns.items()}
+        for index in self._minibatches(runs, steps):
+            drawn = {key: column.index_select(0, index) for key, column in rows.items()}
+            self._update({key: column.view(runs, -1, *column.shape[1:]) for key, column in drawn.items()})
 
-    def _next_levels(self, ended: Tensor) -> None:
-        chosen = torch.tensor([self._levels.next_level(actor) for actor in ended.tolist()], device=self._device)
-        self._level_id[ended] = chosen
-        self._env.reset(ended, chosen)
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser and random generators."""
+        return {
+            "parameters": self.parameters.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "generators": [generator.get_state() for generator in self._generators],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from :meth:`state_dict`."""
+        self.parameters.load_state_dict(state["parameters"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for generator, kept in zip(self._generators, state["generators"], strict=True):
+            generator.set_state(kept)
+
+    def _minibatches(self, runs: int, steps: int) -> Iterator[Tensor]:
+        """Rows ``[R * B]`` of all runs one after another; the minibatches of a run have each step once."""
+        first = torch.arange(runs).unsqueeze(1) * steps
+        for _ in range(self._epochs):
+            order = torch.stack([torch.randperm(steps, generator=generator) for generator in self._generators])
+            for index in (order + first).split(self._minibatch, dim=1):
+                yield index.flatten()
+
+    @torch.no_grad()
+    def _update(self, batch: Batch) -> None:
+        outputs = forward(self._parameters, batch["features"])
+        output = outputs[-1].requires_grad_()
+        with torch.enable_grad():
+            self._loss(output, batch).backward()
+        assert output.grad is not None
+        backward(self._parameters, outputs, output.grad)
+        clip_gradients(self._parameters, self._max_gradient_norm)
+        self._optimizer.step()
+
+    def _loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Of outputs ``[R, B, 8]``, a sum over runs, whose gradients are thereby their own."""
+        log_probabilities, value = output[..., :NUM_ACTIONS].log_softmax(-1), output[..., NUM_ACTIONS]
+        log_probability = log_probabilities.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        ratio = (log_probability - batch["log_probability"]).exp()
+        clipped = ratio.clamp(1 - self._clip, 1 + self._clip)
+        gain = torch.minimum(ratio * batch["advantage"], clipped * batch["advantage"])
+        near = batch["state_value"] + (value - batch["state_value"]).clamp(-self._clip, self._clip)
+        error = torch.maximum((value - batch["return"]).square(), (near - batch["return"]).square())
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+        loss = self._value_weight * 0.5 * error - gain - self._entropy_weight * entropy
+        return loss.mean(1).sum()
 
 
-def score(levels: LevelSelector, rollout: TensorDict) -> None:
-    """Gives the levels of a rollout their scores."""
-    seen = rollout.select("state_value", "logits", "next").cpu()
-    update_rollout(levels, seen, rollout["level_id"].cpu())
+def first_weights(seeds: Sequence[int], hidden_size: int) -> list[Tensor]:
+    """Orthogonal weights ``[R, inputs, outputs]`` and zero biases of the layers in turn; logits are nearly equal."""
+
+    def weights(generator: Generator, inputs: int, outputs: int, gain: float = 2.0**0.5) -> Tensor:
+        return nn.init.orthogonal_(torch.empty(inputs, outputs), gain, generator)
+
+    drawn: list[list[Tensor]] = []
+    for generator in (Generator().manual_seed(seed) for seed in seeds):
+        layers = [weights(generator, inputs, hidden_size) for inputs in (NUM_FEATURES, hidden_size)]
+        heads = weights(generator, hidden_size, NUM_ACTIONS, 0.01), weights(generator, hidden_size, 1, 1.0)
+        layers.append(torch.cat(heads, dim=1))
+        drawn.append([each for weight in layers for each in (weight, torch.zeros(1, weight.shape[1]))])
+    return [torch.stack(parameters) for parameters in zip(*drawn, strict=True)]
 
 
-def advantages(rollout: TensorDict, settings: Settings) -> Tensor:
-    """Generalised advantages, ``[N, T]``."""
-    following = rollout["next"]
-    going_on = (~following["terminated"]).float()
-    td_error = following["reward"] + settings.discount * going_on * following["state_value"] - rollout["state_value"]
-    decay = settings.discount * settings.gae_lambda * going_on
+def advantages(rollout: Batch, discount: float, gae_lambda: float) -> Tensor:
+    """Generalised advantages ``[R, T, N]``."""
+    going_on = (~rollout["terminated"]).float()
+    td_error = rollout["reward"] + discount * going_on * rollout["next_state_value"] - rollout["state_value"]
+    decay = discount * gae_lambda * going_on
     advantage, ahead = torch.empty_like(td_error), torch.zeros_like(td_error[:, 0])
     for step in reversed(range(td_error.shape[1])):
         ahead = td_error[:, step] + decay[:, step] * ahead
@@ -182,64 +168,120 @@ def advantages(rollout: TensorDict, settings: Settings) -> Tensor:
     return advantage
 
 
-class PPO:
-    """Clipped policy gradients (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
+def drawn_actions(log_probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Actions ``[R, N]`` from log-probabilities ``[R, N, 7]`` and numbers in [0, 1) ``[R, N]``."""
+    passed = log_probabilities.exp().cumsum(-1) <= uniform.unsqueeze(-1)
+    return passed.sum(-1).clamp_(max=NUM_ACTIONS - 1)
 
-    def __init__(self, settings: Settings, seed: int, device: torch.device) -> None:
-        torch.manual_seed(seed)
-        self.network = ActorCritic().to(device)
-        self.settings = settings
-        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate, eps=1e-5, fused=True)
-        self._generator = torch.Generator(device).manual_seed(seed)
 
-    def learn(self, rollout: TensorDict) -> None:
-        """All updates of one rollout."""
-        advantage = advantages(rollout, self.settings)
-        rollout.set("return", advantage + rollout["state_value"])
-        rollout.set("advantage", (advantage - advantage.mean()) / (advantage.std() + 1e-5))
-        columns = {key: column.flatten(0, 1) for key, column in rollout.items() if key != "next"}
-        for index in self._minibatches(len(columns["action"])):
-            self._update({key: column[index] for key, column in columns.items()})
+class Collector:
+    """Plays levels that sources choose, with N environments for each of R runs.
 
-    def _minibatches(self, rows: int) -> Iterator[Tensor]:
-        for _ in range(self.settings.epochs):
-            order = torch.randperm(rows, generator=self._generator, device=self._generator.device)
-            yield from order.chunk(self.settings.minibatches)
+    120 steps terminate an episode: the reward counts them and the agent sees them, so the limit is of the task.
 
-    def _update(self, batch: dict[str, Tensor]) -> None:
-        settings = self.settings
-        logits, value = self.network(batch["image"])
-        log_probabilities = logits.log_softmax(1)
-        log_probability = log_probabilities.gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        ratio = (log_probability - batch["log_probability"]).exp()
-        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-        gain = torch.minimum(ratio * batch["advantage"], clipped * batch["advantage"]).mean()
-        near = batch["state_value"] + (value - batch["state_value"]).clamp(-settings.clip, settings.clip)
-        errors = (value - batch["return"]).square(), (near - batch["return"]).square()
-        entropy = -(log_probabilities.exp() * log_probabilities).sum(1).mean()
-        loss = settings.value_weight * 0.5 * torch.maximum(*errors).mean() - gain - settings.entropy_weight * entropy
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), settings.max_gradient_norm)
-        self._optimizer.step()
+    Args:
+        training: levels by id.
+        levels: a source for each run.
+        seeds: of the actions, one for each run.
+        envs: N.
+    """
+
+    def __init__(
+        self, training: MultiRoomLevels, levels: Sequence[LevelSelector], seeds: Sequence[int], envs: int
+    ) -> None:
+        self.levels = list(levels)
+        self._envs, self._env = envs, VectorMultiRoom(training, envs * len(levels))
+        self._generators = [Generator().manual_seed(seed + 1_000_000) for seed in seeds]
+        self._level_id = torch.zeros(envs * len(levels), dtype=torch.int64)
+        self._begun: list[Counter[int]] = [Counter() for _ in levels]
+        self._next_levels(torch.arange(len(self._level_id)))
+
+    @torch.no_grad()
+    def rollout(self, ppo: StackedPPO, steps: int) -> Batch:
+        """The next T steps of all environments, columns ``[R, T, N]``, with the values the networks give now."""
+        shape = (len(self.levels), steps, self._envs)
+        self._begun = [Counter() for _ in self.levels]
+        uniform = torch.stack([torch.rand(steps, self._envs, generator=each) for each in self._generators])
+        rollout = {"features": torch.empty(*shape, NUM_FEATURES)}
+        rollout |= {key: torch.empty(shape) for key in ("log_probability", "state_value", "reward")}
+        rollout |= {key: torch.empty(shape, dtype=torch.int64) for key in ("action", "level_id")}
+        rollout["terminated"] = torch.empty(shape, dtype=torch.bool)
+        for step in range(steps):
+            features = self._env.observe().view(shape[0], self._envs, -1)
+            log_probabilities, value = ppo.predict(features)
+            action = drawn_actions(log_probabilities, uniform[:, step])
+            row = {"features": features, "action": action, "state_value": value}
+            row["log_probability"] = log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            row["level_id"] = self._level_id.view(action.shape)
+            reward, terminated, truncated = self._env.step(action.flatten())
+            done = terminated | truncated
+            row |= {"reward": reward.view(action.shape), "terminated": done.view(action.shape)}
+            for key, column in row.items():
+                rollout[key][:, step] = column
+            self._next_levels(done.nonzero().squeeze(1))
+        value = ppo.predict(self._env.observe().view(shape[0], self._envs, -1))[1].unsqueeze(1)
+        # at an end it is of the next level's start, and counts for nothing
+        rollout["next_state_value"] = torch.cat([rollout["state_value"][:, 1:], value], dim=1)
+        return rollout
+
+    def score(self, rollout: Batch) -> None:
+        """Gives the levels of a rollout their scores."""
+        done = rollout["terminated"].transpose(1, 2)
+        after = {"reward": rollout["reward"], "state_value": rollout["next_state_value"]}
+        following = {key: column.transpose(1, 2) for key, column in after.items()}
+        following |= {"terminated": done, "truncated": torch.zeros_like(done), "done": done}
+        for run, levels in enumerate(self.levels):
+            columns = {"state_value": rollout["state_value"][run].T}
+            columns["next"] = TensorDict({key: column[run] for key, column in following.items()}, done[run].shape)
+            update_rollout(levels, TensorDict(columns, done[run].shape), rollout["level_id"][run].T)
+
+    def largest_shares(self) -> list[float]:
+        """Share of the episodes begun in the last rollout that were on one level, for each run."""
+        return [max(begun.values(), default=0) / max(1, begun.total()) for begun in self._begun]
+
+    def save(self, folder: Path) -> None:
+        """Writes levels, environments and random generators."""
+        for run, levels in enumerate(self.levels):
+            levels.save(folder / f"levels_{run}")
+        kept = {"env": self._env.state_dict(), "level_id": self._level_id}
+        kept["generators"] = [generator.get_state() for generator in self._generators]
+        torch.save(kept, folder / "collector.pt")
+
+    def load(self, folder: Path) -> None:
+        """Goes on from what :meth:`save` wrote."""
+        for run, levels in enumerate(self.levels):
+            levels.load(folder / f"levels_{run}")
+        kept = torch.load(folder / "collector.pt")
+        self._env.load_state_dict(kept["env"])
+        self._level_id = kept["level_id"]
+        for generator, state in zip(self._generators, kept["generators"], strict=True):
+            generator.set_state(state)
+
+    def _next_levels(self, ended: Tensor) -> None:
+        if not len(ended):
+            return
+        chosen = []
+        for row in ended.tolist():
+            run, actor = divmod(row, self._envs)
+            chosen.append(self.levels[run].next_level(actor))
+            self._begun[run][chosen[-1]] += 1
+        self._level_id[ended] = torch.tensor(chosen)
+        self._env.reset(ended, self._level_id[ended])
 
 
 @torch.no_grad()
-def test_returns(network: ActorCritic, grids: Grids, seed: int) -> Tensor:
-    """Returns of one episode on each level ``[L]``, actions drawn from the policy, as in the paper."""
-    device = grids.image.device
-    generator = torch.Generator(device).manual_seed(seed)
-    playing = torch.arange(len(grids.rooms), device=device)
-    env = VectorMultiRoom(grids, len(playing))
-    env.reset(playing, playing)
-    returns = torch.zeros(len(playing), device=device)
+def held_out_returns(ppo: StackedPPO, levels: MultiRoomLevels, seeds: Sequence[int]) -> Tensor:
+    """Returns ``[R, L]`` of an episode of each run on each level, actions drawn from the policy, as in the paper."""
+    runs, count = len(seeds), len(levels)
+    generators = [Generator().manual_seed(seed) for seed in seeds]
+    env = VectorMultiRoom(levels, runs * count)
+    env.reset(torch.arange(runs * count), torch.arange(count).repeat(runs))
+    returns, is_playing = torch.zeros(runs, count), torch.ones(runs, count, dtype=torch.bool)
     for _ in range(MAX_STEPS):
-        action = torch.zeros_like(env.direction)
-        logits, _ = network(env.observation()[playing])
-        action[playing] = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
-        reward, terminated, truncated = env.step(action)
-        returns[playing] += reward[playing]
-        playing = playing[~(terminated | truncated)[playing]]
-        if not len(playing):
-            break
+        log_probabilities, _ = ppo.predict(env.observe().view(runs, count, -1))
+        uniform = torch.stack([torch.rand(count, generator=generator) for generator in generators])
+        ended = env.step(drawn_actions(log_probabilities, uniform).flatten())
+        reward, terminated, truncated = (column.view(runs, count) for column in ended)
+        returns += reward * is_playing
+        is_playing &= ~(terminated | truncated)
     return returns
