@@ -18,7 +18,7 @@ OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}
 
 
-def batches(runs: int) -> TensorDict:
+def batches(runs: int, is_weighted: bool = False) -> TensorDict:
     size = [runs, UPDATES, BATCH]
     following = {
         "observation": torch.randn(*size, OBSERVATION),
@@ -26,13 +26,22 @@ def batches(runs: int) -> TensorDict:
         "terminated": torch.rand(*size, 1) < 0.2,
     }
     columns = {"observation": torch.randn(*size, OBSERVATION), "action": torch.rand(*size, ACTION) * 2 - 1}
+    if is_weighted:
+        columns["priority_weight"] = torch.rand(size)
     return TensorDict(columns | {"next": following}, size)
 
 
-def fit(agent: L.LightningModule, steps: list[TensorDict]) -> None:
+def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
+    td_errors: list[torch.Tensor] = []
+
+    class Collect(L.Callback):
+        def on_train_batch_end(self, trainer, agent, outputs, *_) -> None:
+            td_errors.append(outputs["td_error"].clone())
+
+    trainer = L.Trainer(callbacks=[Collect()], max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
     trainer.fit(agent, train_dataloaders=_Plain(steps))
+    return td_errors
 
 
 class _Plain(list):
@@ -45,7 +54,8 @@ def weights_of(network: torch.nn.ParameterList, run: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # played for a data module alone
-def test_a_run_learns_what_the_agent_learns() -> None:
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
     stacked = StackedTD3(OBSERVATION, ACTION, seeds=(4, 9), learning_rate=1e-2, **OPTIONS)
     agent = TD3(OBSERVATION, [-1.0], [1.0], actor_learning_rate=1e-2, critic_learning_rate=1e-2, **OPTIONS)
     run = 1
@@ -58,11 +68,11 @@ def test_a_run_learns_what_the_agent_learns() -> None:
             parameter.copy_(torch.stack(pair))
         for name in ("actor", "qvalue"):
             getattr(agent.loss, f"target_{name}_network_params").update_(getattr(agent.loss, f"{name}_network_params"))
-    given = batches(2)
+    given = batches(2, is_weighted)
     flat = given.clone()
     flat["next", "done"] = flat["next", "terminated"]
-    stacked.learn(given)
-    fit(agent, list(flat[run].unbind(0)))
+    td_errors = stacked.learn(given)
+    torch.testing.assert_close(torch.stack(fit(agent, list(flat[run].unbind(0)))), td_errors[run], atol=1e-4, rtol=1e-4)
     for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), atol=1e-5, rtol=1e-4)
     learned = zip(weights_of(stacked.critics, run), weights_of(stacked.critics, 2 + run), strict=True)
@@ -73,10 +83,15 @@ def test_a_run_learns_what_the_agent_learns() -> None:
         torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
 
 
-def build(seeds: tuple[int, ...], env: str = "Pendulum-v1", sizes: tuple[int, int] = (3, 1)) -> StackedRuns:
-    replays = [recipes.neighborhood_mixup(200, 8, num_neighbors=3, seed=seed) for seed in seeds]
+def build(
+    seeds: tuple[int, ...], env: str = "Pendulum-v1", sizes: tuple[int, int] = (3, 1), is_prioritized: bool = False
+) -> StackedRuns:
+    if is_prioritized:
+        replays = [recipes.prioritized(200, 4, seed=seed) for seed in seeds]
+    else:
+        replays = [recipes.neighborhood_mixup(200, 8, num_neighbors=3, seed=seed) for seed in seeds]
     agent = StackedTD3(*sizes, seeds, hidden_sizes=(8,))
-    return StackedRuns(agent, env, replays, seeds, 50, 4, {"max_episode_steps": 20})
+    return StackedRuns(agent, env, replays, seeds, 50, 4, 2 if is_prioritized else 4, {"max_episode_steps": 20})
 
 
 def train(seeds: tuple[int, ...]) -> tuple[StackedRuns, np.ndarray]:
@@ -101,9 +116,10 @@ def test_a_run_is_the_same_beside_others() -> None:
     assert not torch.equal(both.replays[0].storage[:]["action"], both.replays[1].storage[:]["action"])
 
 
+@pytest.mark.parametrize("is_prioritized", [False, True])
 @pytest.mark.parametrize("saved_at", [30, 65])
-def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(saved_at: int, tmp_path) -> None:
-    seeds, options = (3, 5), {"env": "Reacher-v5", "sizes": (10, 2)}
+def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(saved_at: int, is_prioritized: bool, tmp_path) -> None:
+    seeds, options = (3, 5), {"env": "Reacher-v5", "sizes": (10, 2), "is_prioritized": is_prioritized}
     whole = build(seeds, **options)
     whole.play(saved_at)
     whole.save(tmp_path)
@@ -117,6 +133,31 @@ def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(saved_at: int, tmp_pa
     for ours, theirs in zip(resumed.agent.parameters(), whole.agent.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert resumed.evaluate(2, seed=7).tolist() == whole.evaluate(2, seed=7).tolist()
+
+
+def test_td_errors_return_to_the_rows_of_their_own_run_after_every_draw() -> None:
+    runs = build((3, 5), is_prioritized=True)
+    given: list[torch.Tensor] = []
+    learn = runs.agent.learn
+
+    def learn_and_keep(batch: TensorDict) -> torch.Tensor:
+        given.append(learn(batch))
+        return given[-1]
+
+    runs.agent.learn = learn_and_keep
+    updates: list[list[torch.Tensor]] = [[], []]
+    for replay, kept in zip(runs.replays, updates, strict=True):
+        update = replay.update_priority
+
+        def update_and_keep(batch: TensorDict, td_error: torch.Tensor, update=update, kept=kept) -> None:
+            kept.append(td_error)
+            update(batch, td_error)
+
+        replay.update_priority = update_and_keep
+    runs.play(53)
+    assert len(given) == 3 * 2  # two draws of two updates at every step
+    for run, kept in enumerate(updates):
+        assert torch.equal(torch.stack(kept), torch.stack([errors[run].flatten() for errors in given]))
 
 
 def test_runs_without_a_readable_environment_begin_a_new_episode(tmp_path) -> None:

@@ -24,7 +24,8 @@ from torch import Generator, Tensor, nn
 from lightning_replay import Replay, load_replay
 from tests.benchmarks.learning.learners.stacked_networks import backward, forward, input_gradient, stacked_parameters
 
-_LEARNED = ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated"))
+_NEXT = tuple(("next", name) for name in ("observation", "reward", "terminated"))
+_LEARNED = ("observation", "action", *_NEXT, "priority_weight")  # the last of prioritized draws alone
 
 
 class StackedTD3(nn.Module):
@@ -88,14 +89,23 @@ class StackedTD3(nn.Module):
                 action = (action + self._exploration_noise * self._draw(action.shape[1:])).clamp_(-1.0, 1.0)
         return action
 
-    def learn(self, batch: TensorDict) -> None:
-        """Makes one update of every run from each of the batches ``[R, updates, B]``."""
+    def learn(self, batch: TensorDict) -> Tensor:
+        """Makes one update of every run from each of the batches ``[R, updates, B]``.
+
+        ``priority_weight`` multiplies each row of the critics' loss, where the batches have one.
+
+        Returns:
+            TD errors ``[R, updates, B]`` before the update of each batch, the larger magnitude of the two critics'.
+        """
         clip = self._target_noise_clip
         noise = self._target_noise * self._draw(batch["action"].shape[1:])
         columns = [batch["observation"], batch["action"], batch["next", "observation"]]
         columns += [batch["next", key].float() for key in ("reward", "terminated")]
-        for rows in zip(*(column.unbind(1) for column in (*columns, noise.clamp_(-clip, clip))), strict=True):
-            self._update(*rows)
+        columns += [noise.clamp_(-clip, clip)]
+        if (weight := batch.get("priority_weight", None)) is not None:
+            columns += [weight.unsqueeze(-1)]
+        rows = zip(*(column.unbind(1) for column in columns), strict=True)
+        return torch.stack([self._update(*columns).squeeze(-1) for columns in rows], 1)
 
     def save(self, path: Path) -> None:
         """Writes networks, optimisers and the states of the noise."""
@@ -128,14 +138,18 @@ class StackedTD3(nn.Module):
         reward: Tensor,
         terminated: Tensor,
         noise: Tensor,
-    ) -> None:
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Returns TD errors ``[R, B, 1]``; all arguments are ``[R, B, ...]``."""
         critic_optimizer, policy_optimizer = self._optimizers
         next_action = (torch.tanh(forward(self._target_policy, following)[-1]) + noise).clamp_(-1.0, 1.0)
         first, second = forward(self._target_critics, _twice(following, next_action))[-1].chunk(2)
         target = reward + self._discount * (1.0 - terminated) * torch.minimum(first, second)
         outputs = forward(self._critics, _twice(observation, action))
         error = outputs[-1] - torch.cat([target, target])
-        backward(self._critics, outputs, error.mul_(2.0 / error.shape[1]))
+        td_error = torch.maximum(*error.abs().chunk(2))
+        error.mul_(2.0 / error.shape[1])
+        backward(self._critics, outputs, error if weight is None else error.mul_(torch.cat([weight, weight])))
         critic_optimizer.step()
         self._updates += 1
         if self._updates % self._policy_delay == 0:
@@ -148,6 +162,7 @@ class StackedTD3(nn.Module):
             backward(self._policy, policy_outputs, gradient * (1.0 - taken.square()))
             policy_optimizer.step()
             torch._foreach_lerp_(self._targets, self._sources, self._target_update_rate)
+        return td_error
 
     def _draw(self, shape: Sequence[int]) -> Tensor:
         return torch.stack([torch.randn(*shape, generator=generator) for generator in self._noise])
@@ -165,10 +180,12 @@ class StackedRuns:
     Args:
         agent: of all runs.
         env: Gymnasium id of an environment with a bounded action space.
-        replays: one for each run; a batch holds the rows of all updates of one environment step.
+        replays: one for each run; a batch holds the rows of ``updates_per_draw`` updates.
         seeds: of the environments and the random actions, one for each run. Runs of one seed start with equal rows.
         warmup_steps: steps with random actions before the first update.
-        updates_per_env_step: replay ratio; the replays' batch size is a multiple of it.
+        updates_per_env_step: replay ratio.
+        updates_per_draw: updates whose rows are drawn together, which divides the replay ratio and the replays' batch
+            size. More than 1 makes no difference to uniform draws; priorities are then updated once a draw.
         env_kwargs: further arguments of the environment.
     """
 
@@ -180,6 +197,7 @@ class StackedRuns:
         seeds: Sequence[int],
         warmup_steps: int,
         updates_per_env_step: int,
+        updates_per_draw: int,
         env_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.agent = agent
@@ -187,7 +205,7 @@ class StackedRuns:
         self.env_steps = 0
         self._env, self._env_kwargs = env, env_kwargs or {}
         self._warmup_steps = warmup_steps
-        self._updates = updates_per_env_step
+        self._draws, self._updates_per_draw = updates_per_env_step // updates_per_draw, updates_per_draw
         self._environments = self._make(len(seeds))
         self._generators = [np.random.default_rng(seed) for seed in seeds]
         self._observation, _ = self._environments.reset(seed=list(seeds))
@@ -203,8 +221,8 @@ class StackedRuns:
                 self._store([np.stack(column, 1) for column in zip(*waiting, strict=True)])
                 waiting.clear()
             if self.env_steps > self._warmup_steps:
-                batches = [replay.sample().select(*_LEARNED) for replay in self.replays]
-                self.agent.learn(torch.stack([batch.view(self._updates, -1) for batch in batches]))
+                for _ in range(self._draws):
+                    self._learn()
 
     def evaluate(self, episodes: int, seed: int) -> np.ndarray:
         """Mean return ``[R]`` of episodes without exploration; their first states are the same for every run."""
@@ -270,6 +288,15 @@ class StackedRuns:
         self._trajectory += done
         self._observation = following
         return row
+
+    def _learn(self) -> None:
+        """Makes the updates of one draw; TD errors go back to replays that draw by them."""
+        batches = [replay.sample() for replay in self.replays]
+        rows = [batch.select(*_LEARNED, strict=False).view(self._updates_per_draw, -1) for batch in batches]
+        td_errors = self.agent.learn(torch.stack(rows)).flatten(1)
+        for replay, batch, td_error in zip(self.replays, batches, td_errors, strict=True):
+            if replay.awaits_priorities:
+                replay.update_priority(batch, td_error)
 
     def _store(self, columns: Sequence[np.ndarray]) -> None:
         """Stores steps ``[R, N]`` of all runs, each in its replay."""
