@@ -96,7 +96,7 @@ class PrioritizedSampler(TorchRLNames):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives rows written just now the largest priority so far; called by the writers."""
         self._attach_storage(storage)
-        if _is_plain(index, torch.int64) and index.numel() == 1:  # type: ignore[union-attr]
+        if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
             index = int(index)  # a third of the time
         if not isinstance(index, int):
             index = flat_index(index, self._tree.device, storage)
