@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Double DQN of several seeds learns what the library's learns, and the table of three rooms is the environment."""
+
+from __future__ import annotations
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.agents import DQN
+from lightning_replay.agents.perceptrons import tensors_of
+from lightning_replay.envs.grids import ThreeRooms
+from tests.benchmarks.learning.learners.grids import state_of
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
+from tests.benchmarks.learning.learners.three_rooms import (
+    ONE_HOT,
+    PLACES,
+    STATE_OF_ONE_HOT,
+    OneHot,
+    Table,
+    in_a_gap,
+    near_start,
+)
+
+OPTIONS = {"hidden_sizes": (8, 8), "learning_rate": 1e-2, "discount": 0.9, "target_update_rate": 0.1}
+BATCH, UPDATES, RUNS = 8, 5, 2
+
+
+class _Plain(list):
+    """Lightning takes an iterable with a length for a loader."""
+
+
+def batches() -> TensorDict:
+    """Rows ``[R, updates * B]``; rewards beyond 1 reach the linear part of smooth L1."""
+    size = [RUNS, UPDATES * BATCH]
+    states, following = torch.randint(len(PLACES), (2, *size))
+    terminated = torch.rand(*size, 1) < 0.3
+    after = {"observation": ONE_HOT[following], "reward": 3 * torch.rand(*size, 1), "terminated": terminated}
+    columns = {"observation": ONE_HOT[states], "action": torch.randint(3, size), "next": after | {"done": terminated}}
+    return TensorDict(columns | {"priority_weight": torch.rand(size)}, size)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # played for a data module alone
+def test_a_run_learns_what_the_agent_learns() -> None:
+    torch.manual_seed(0)
+    run, stacked = 1, StackedDQN(ONE_HOT, (4, 9), **OPTIONS)
+    agent = DQN(ONE_HOT.shape[1], 3, **OPTIONS)
+    with torch.no_grad():
+        for parameter, source in zip(tensors_of(agent.layers), stacked.network.parameters(), strict=True):
+            parameter.copy_(source[run].T.squeeze(-1))
+    for parameter, source in zip(tensors_of(agent.target_layers), tensors_of(agent.layers), strict=True):
+        parameter.data.copy_(source.data)
+    given = batches()
+    errors = stacked.learn(given, UPDATES)
+    found: list[torch.Tensor] = []
+    update = agent.update
+
+    def kept(batch: TensorDict) -> dict[str, torch.Tensor]:
+        outputs = update(batch)
+        found.append(outputs["td_error"])
+        return outputs
+
+    agent.update = kept  # type: ignore[method-assign]
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
+    trainer.fit(agent, train_dataloaders=_Plain(given[run].split(BATCH)))
+    torch.testing.assert_close(errors[run], torch.cat(found), atol=1e-5, rtol=1e-4)
+    for parameter, learned in zip(tensors_of(agent.layers), stacked.network.parameters(), strict=True):
+        torch.testing.assert_close(parameter.data, learned[run].detach().T.squeeze(-1), atol=1e-5, rtol=1e-4)
+
+
+def test_a_run_does_not_change_another() -> None:
+    both, alone = StackedDQN(ONE_HOT, (4, 9), **OPTIONS), StackedDQN(ONE_HOT, (9,), **OPTIONS)
+    given = batches()
+    both.learn(given, UPDATES)
+    alone.learn(given[1:], UPDATES)
+    for parameter, single in zip(both.network.parameters(), alone.network.parameters(), strict=True):
+        torch.testing.assert_close(parameter[1:], single, atol=1e-6, rtol=1e-5)
+
+
+def test_the_table_walks_as_the_environment() -> None:
+    env, table = OneHot(ThreeRooms(max_steps=50)), Table.of(ThreeRooms())
+    generator = np.random.default_rng(0)
+    observation, _ = env.reset()
+    assert state_of(env.unwrapped) == table.start
+    for _ in range(3_000):
+        state, action = state_of(env.unwrapped), int(generator.integers(3))
+        assert (observation @ STATE_OF_ONE_HOT.numpy()) == state
+        observation, reward, terminated, truncated, _ = env.step(action)
+        assert (state_of(env.unwrapped), terminated) == (table.following[state, action], table.is_goal[state, action])
+        assert reward == float(terminated)
+        if terminated or truncated:
+            observation, _ = env.reset()
+
+
+def test_a_walk_ends_with_the_first_goal_and_its_events_are_where_they_are() -> None:
+    walk = Table.of(ThreeRooms()).walk_to_goal(seed=1, episode_steps=200)
+    assert walk["next", "reward"].nonzero()[:, 0].tolist() == [len(walk) - 1]
+    assert walk["next", "truncated"].flatten().nonzero().flatten().tolist() == list(range(199, len(walk) - 1, 200))
+    places = [PLACES[int(number)] for number in walk["next", "observation"] @ STATE_OF_ONE_HOT]
+    assert in_a_gap(walk).tolist() == [(x, y) in ThreeRooms.GAPS for x, y, _ in places]
+    assert near_start(walk).tolist() == [(x, y) == (2, 2) for x, y, _ in places]
