@@ -17,7 +17,7 @@ from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly, SurpriseOnPolicyness
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedPlayers
+from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN, StackedPlayers
 from tests.benchmarks.learning.recorder import Recorder
 
 RULES = {rule.__name__: rule for rule in (SurpriseOnPolicyness, SurpriseOnly, OnPolicynessOnly)}

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tests.benchmarks.learning.experiments import retention
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
+from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
 
 SIZES, ROWS = (6, 8, 8, 3), 16
