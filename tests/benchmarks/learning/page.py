@@ -198,9 +198,9 @@ def mean_text(values: np.ndarray, digits: int) -> str:
     return f"{values.mean():{form}} [{low:{form}}, {high:{form}}]"
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, the first column to the left and the others to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, others: str = "---:") -> str:
+    """A table, the first column to the left and the others to the right, or as given."""
+    lines = [header, ["---", *[others] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from tests.benchmarks.learning.evidence import write_table
 from tests.benchmarks.learning.experiment import Experiment, Settings
 from tests.benchmarks.learning.page import Results, provenance, write
 from tests.benchmarks.learning.recorder import Recorder, SeedRun, seed_runs
@@ -91,6 +92,8 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
             redraw(experiments[name], options.results)
         else:
             unfinished += not run(experiments[name], options, deadline)
+    if options.results == RESULTS and not (options.list or options.worker):
+        write_table(all_experiments(), RESULTS)
     return int(unfinished > 0)
 
 

@@ -154,7 +154,7 @@ RETURN = mean_of("episode_return", "return over the run, means of the last 50 ep
 
 EXPERIMENTS = (
     Experiment(
-        name="retention",
+        name="retention-breakout",
         title="MinAtar's Breakout without sticky actions: retention with room for 500 of 32,000 transitions",
         claim=PAPER,
         task="Double DQN, networks of 64 and 64 units, one-step returns, prioritized draws; who leaves the full buffer "
@@ -197,7 +197,7 @@ EXPERIMENTS = (
         name="retention-sticky",
         title="MinAtar's Breakout with sticky actions and returns of five steps: where retention fails",
         claim=PAPER,
-        task="As in the experiment `retention`, but a tenth of the actions stick and returns are of five steps without "
+        task="As in the experiment `retention-breakout`, but a tenth of the actions stick and returns are of five steps without "
         "correction, so that a part of the TD error is chance that no training removes.",
         arms={"FIFO": {}, "retention": {"rule": "SurpriseOnPolicyness"}, "surprise alone": {"rule": "SurpriseOnly"}},
         settings=SETTINGS | {"sticky_action_probability": 0.1, "n_steps": 5},
