@@ -22,7 +22,7 @@ def test_the_page_has_the_table_of_the_kept_results() -> None:
 
 
 def test_the_effects_in_the_readme_are_figures_of_the_page() -> None:
-    effects = [line for line in README.read_text().splitlines() if line.startswith("|") and "recipes." in line]
+    effects = [line for line in README.read_text().splitlines() if re.match(r"\| .*(recipes|levels)\.", line)]
     figures = [figure for line in effects for figure in FIGURE.findall(line)]
     assert len(figures) >= len(METHODS) - 1
     assert [figure for figure in figures if figure not in PAGE.read_text()] == []

@@ -197,8 +197,8 @@ EXPERIMENTS = (
         name="retention-sticky",
         title="MinAtar's Breakout with sticky actions and returns of five steps: where retention fails",
         claim=PAPER,
-        task="As in the experiment `retention-breakout`, but a tenth of the actions stick and returns are of five steps without "
-        "correction, so that a part of the TD error is chance that no training removes.",
+        task="As in the experiment `retention-breakout`, but a tenth of the actions stick and returns are of five "
+        "steps without correction, so that a part of the TD error is chance that no training removes.",
         arms={"FIFO": {}, "retention": {"rule": "SurpriseOnPolicyness"}, "surprise alone": {"rule": "SurpriseOnly"}},
         settings=SETTINGS | {"sticky_action_probability": 0.1, "n_steps": 5},
         fast=FAST,
