@@ -136,7 +136,7 @@ class CurriculumRuns:
         self._progress = [MeanReturn(low=0.0, high=GOAL_REWARD, every=1) for _ in seeds]
         self._signals: list[dict[int, float]] = [{} for _ in seeds]
         self._field = VectorHalfField(len(seeds) * settings.fields, settings.frame_skip)
-        self._trajectory = np.arange(len(seeds) * settings.fields)
+        self._trajectory = np.tile(np.arange(settings.fields), len(seeds))
         self._rounds: list[dict[str, np.ndarray]] = []
         self._rounds_played = 0
         self._restart()
@@ -225,7 +225,7 @@ class CurriculumRuns:
         tasks = {number: self.replays[number].actor_tasks(self.settings.fields) for number in set(run.tolist())}
         task = np.array([tasks[number][place] for number, place in zip(run.tolist(), actor.tolist(), strict=True)])
         self._field.reset(ended, task, np.stack([self._random[number].random(DRAWS) for number in run.tolist()]))
-        self._trajectory[ended] += len(self._trajectory)  # a number that no other episode has
+        self._trajectory[ended] += self.settings.fields  # a number that no other episode of the run has
 
     def _greedy(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = torch.from_numpy(observation).view(len(self.seeds), -1, OBSERVATION_SIZE)

@@ -141,9 +141,7 @@ class StackedMPDQN(nn.Module):
         parameters, actions = own[-1], len(self._masks)
         outputs, values = self._passes(self._values, observation, parameters)
         gradient = torch.eye(actions).repeat(outputs[-1].shape[0], values.shape[1], 1).mul_(-1.0 / values.shape[1])
-        gradient = before_activation(
-            input_gradient(self._values[2:], outputs, gradient, _SLOPE), outputs[0], _SLOPE
-        )
+        gradient = before_activation(input_gradient(self._values[2:], outputs, gradient, _SLOPE), outputs[0], _SLOPE)
         of_parameters = self._values[0][:, observation.shape[-1] :].transpose(1, 2)
         each = torch.bmm(gradient, of_parameters).view(*values.shape, -1)
         gradient = (each * self._masks).sum(2)

@@ -60,7 +60,10 @@ class VectorHalfField:
         away = np.arctan2(y, x - soccer.FIELD_LENGTH) + math.pi * (draw_side - 0.5)
         state = np.zeros((len(rows), 9))
         state[:, _BALL_X], state[:, _BALL_Y] = x, y
-        state[:, _X], state[:, _Y] = x + behind * draw_distance * np.cos(away), y + behind * draw_distance * np.sin(away)
+        state[:, _X], state[:, _Y] = (
+            x + behind * draw_distance * np.cos(away),
+            y + behind * draw_distance * np.sin(away),
+        )
         state[:, _HEADING] = math.pi * (2.0 * draw_heading - 1.0)
         _keep_player_on_field(state)
         self._state[rows] = state
