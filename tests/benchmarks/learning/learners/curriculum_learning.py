@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half-field soccer of several seeds at once: fields in lock-step, a buffer with a scheduler for each, stacked MP-DQN."""
+"""Half-field soccer of several seeds at once: fields in lock-step, a buffer and a scheduler each, stacked MP-DQN."""
 
 from __future__ import annotations
 
