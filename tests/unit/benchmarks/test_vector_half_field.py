@@ -75,16 +75,20 @@ def test_fields_play_as_the_environment(frame_skip: int) -> None:
     assert min(seen.values()) >= 10, seen
 
 
-def test_a_saved_state_goes_on_alike() -> None:
+@pytest.mark.parametrize("limits", [(16, 100), (200, 16)])
+def test_a_saved_state_goes_on_alike(limits: tuple[int, int]) -> None:
     random = np.random.default_rng(1)
-    field, other = VectorHalfField(4, 2), VectorHalfField(4, 2)
+    field, other = VectorHalfField(4, 2, *limits), VectorHalfField(4, 2, *limits)
     field.reset(np.arange(3), np.arange(3), random.random((3, DRAWS)))
-    actions = [(random.integers(3, size=4), random.uniform(PARAMETER_LOW, PARAMETER_HIGH, (4, 5))) for _ in range(9)]
+    actions = [(random.integers(2, size=4), random.uniform(PARAMETER_LOW, PARAMETER_HIGH, (4, 5))) for _ in range(9)]
     for action in actions[:4]:
         field.step(*action)
     other.load_state_dict(field.state_dict())
+    assert other.is_running.tolist() == [True, True, True, False] and other.task[:3].tolist() == [0, 1, 2]
+    truncations = 0
     for action in actions[4:]:
         for ours, theirs in zip(field.step(*action), other.step(*action), strict=True):
             assert np.array_equal(ours, theirs)
         assert np.array_equal(field.observation, other.observation)
-    assert other.is_running.tolist() == [True, True, True, False]
+        truncations += np.count_nonzero(~other.is_running[:3])
+    assert truncations == 2 * 3  # after the eighth step, and still after the ninth

@@ -86,13 +86,13 @@ class Settings:
 
 def scheduler_of(settings: Settings) -> Scheduler:
     """The library's scheduler of an arm."""
-    order, stages = tuple(reversed(TASKS)), {"advance_at": settings.advance_at, "max_signals": settings.max_signals}
+    order = tuple(reversed(TASKS))
     if settings.scheduler == "exp3":
         return Exp3(exploration=settings.scheduler_exploration)
     if settings.scheduler == "easy to hard":
-        return EasyToHard(order, **stages)
+        return EasyToHard(order, settings.advance_at, settings.max_signals)
     if settings.scheduler == "reverse curriculum":
-        return ReverseCurriculum(order, **stages)
+        return ReverseCurriculum(order, settings.advance_at, settings.max_signals)
     return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[settings.scheduler]
 
 
