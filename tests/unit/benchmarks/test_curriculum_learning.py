@@ -129,17 +129,25 @@ def test_time_outs_are_truncations_where_they_do_not_terminate() -> None:
     assert torch.equal(rows["done"], rows["truncated"] | rows["terminated"])
 
 
-def test_signals_are_mean_returns_and_reach_the_scheduler_at_their_rate() -> None:
-    runs = build((3,), updates_per_signal=40)
-    sent: list[tuple[int, str, float]] = []
-    runs.replays[0].progress = lambda task, value: sent.append((runs.updates, task, value))  # type: ignore[method-assign]
+@pytest.mark.parametrize("every", [4, 40])
+def test_signals_are_mean_returns_and_reach_the_scheduler_at_their_rate(every: int) -> None:
+    runs = build((3,), updates_per_signal=every)
+    sent: dict[tuple[int, str], float] = {}
+    ended: dict[tuple[int, str], float] = {}
+    progress, returns = runs._progress[0], {task: [] for task in range(4)}
+    episode = progress.episode
+
+    def keep_episode(task: int, paid: float) -> float | None:
+        returns[task].append(paid)
+        synchronisation = every * max(1, -(-runs.updates // every))
+        ended[synchronisation, TASKS[task]] = np.mean(returns[task][-100:]) / 5.0
+        return episode(task, paid)
+
+    progress.episode = keep_episode  # type: ignore[method-assign]
+    runs.replays[0].progress = lambda task, value: sent.update({(runs.updates, task): value})  # type: ignore
     runs.play(80)
-    assert {updates for updates, _, _ in sent} == {40, 80}
-    assert len(sent) == len(set(sent)) and {task for _, task, _ in sent} == set(TASKS)
-    returns = {int(task): values for task, values in runs._progress[0].state_dict()["returns"].items()}
-    last = {task: value for updates, task, value in sent if updates == 80}
-    for task, values in returns.items():
-        assert last[TASKS[task]] == pytest.approx(np.mean(values) / 5.0)
+    assert sent == pytest.approx(ended)  # of tasks without a new episode nothing is sent
+    assert len(sent) < 4 * 80 // 4 and {task for _, task in sent} == set(TASKS) and any(sent.values())
 
 
 def test_each_draw_is_dealt_to_its_updates() -> None:
@@ -162,6 +170,14 @@ def test_each_draw_is_dealt_to_its_updates() -> None:
         observation = torch.cat([batch["observation"][run] for batch in given])
         assert torch.equal(observation, drawn[run]["observation"])
         assert len(drawn[run]["task"].unique()) == 1
+
+
+def test_learning_rates_fall_linearly_to_their_end() -> None:
+    runs = build((3,))
+    factors: list[float] = []
+    runs.agent.scale_learning_rates = factors.append  # type: ignore[method-assign]
+    runs.play(80)
+    np.testing.assert_allclose(factors, np.linspace(1.0, 0.1, 21)[1:])
 
 
 def test_exploration_ends_at_its_share() -> None:
