@@ -49,7 +49,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "Parallel curriculum": (
         "half-field offense, 1v0: 99.5 % goals with EXP3, a direct buffer fails",
-        {"half-field": "90,000 updates", "point-maze": "10,000 updates"},
+        {"half-field": "120,000 updates"},
     ),
     "Retention by surprise and on-policyness": (
         "Atari, 1M steps, 10,000 transitions: better than FIFO in 39 of 52 games",

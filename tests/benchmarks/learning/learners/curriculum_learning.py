@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning of tasks from task tables: environments in lock-step, the buffer, progress signals and tests of success."""
+"""Half-field soccer of several seeds at once: fields in lock-step, a buffer and a scheduler each, stacked MP-DQN."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import recipes
+from lightning_replay import load_replay, recipes
+from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
 from lightning_replay.schedulers import (
     EasyToHard,
     Exp3,
@@ -23,246 +23,270 @@ from lightning_replay.schedulers import (
     Scheduler,
     UniformTasks,
 )
+from tests.benchmarks.learning.learners.stacked_mpdqn import StackedMPDQN
+from tests.benchmarks.learning.learners.vector_half_field import (
+    DRAWS,
+    OBSERVATION_SIZE,
+    PARAMETER_HIGH,
+    PARAMETER_LOW,
+    VectorHalfField,
+)
 from tests.benchmarks.learning.recorder import Recorder
 
-FAST = {"updates": 40, "warmup_rounds": 30, "updates_per_test": 20, "way_episodes": 1, "test_episodes": 1}
-ARMS = {
-    "no curriculum": {"scheduler": "db"},
-    "uniform schedule": {"scheduler": "us"},
-    "EXP3": {"scheduler": "exp3"},
-}
-
-Columns = dict[str, np.ndarray]
+TASKS = HalfField.TASKS
+_LEARNED = ("observation", "action", "discount", *(("next", name) for name in ("observation", "reward", "terminated")))
 
 
 @dataclass(frozen=True)
-class LearningSettings:
-    """Of every run.
+class Settings:
+    """Of a run.
 
-    A round is a step of every environment; rows are stored ``rounds_per_extend`` rounds at a time, which costs less.
-    The newest progress signals reach the scheduler every ``updates_per_signal`` updates, so that tasks with short
-    episodes send no more of them. ``test_episodes`` of each task measure the success at the end, ``way_episodes`` along
-    the way. A task's episode that runs out of time ends for good where ``time_outs_terminate``: nothing else tells the
-    values of a policy that walks in circles that they are too high.
+    A round is a step of every field; rows are stored ``rounds_per_extend`` rounds at a time, which costs less. A draw
+    is dealt as the batches of ``updates_per_draw`` updates, all of one task, after the rounds that belong to them. The
+    newest progress signals reach the scheduler every ``updates_per_signal`` updates, so that tasks with short episodes
+    send no more of them. An episode that runs out of time terminates where ``time_outs_terminate``: otherwise
+    nothing lowers the values of a policy that walks in circles.
     """
 
-    updates: int = 20_000
-    updates_per_round: int = 2
-    environments: int = 12
-    batch_size: int = 64
-    capacity_per_task: int = 60_000
-    n_steps: int = 1
-    discount: float = 0.99
-    time_outs_terminate: bool = False
-    warmup_rounds: int = 200
-    rounds_per_extend: int = 10
-    scheduler_exploration: float = 0.2
-    updates_per_signal: int = 500
-    updates_per_test: int = 5_000
-    way_episodes: int = 20
-    test_episodes: int = 100
+    scheduler: str
+    updates: int
+    updates_per_round: int
+    updates_per_draw: int
+    fields: int
+    frame_skip: int
+    batch_size: int
+    capacity_per_task: int
+    n_steps: int
+    discount: float
+    time_outs_terminate: bool
+    warmup_rounds: int
+    rounds_per_extend: int
+    scheduler_exploration: float
+    advance_at: float
+    max_signals: int | None
+    updates_per_signal: int
+    updates_per_test: int
+    test_episodes: int
+    hidden_sizes: tuple[int, ...]
+    value_learning_rate: float
+    parameter_learning_rate: float
+    learning_rate_end: float
+    target_update_rate: float
+    gradient_clip: float
+    exploration_end: float
+    exploration_rounds: int
+    parameter_noise: float
+
+    def __post_init__(self) -> None:
+        for name in ("updates_per_round", "updates_per_signal", "updates_per_test"):
+            larger, smaller = sorted((getattr(self, name), self.updates_per_draw), reverse=True)
+            if larger % smaller:
+                raise ValueError(f"{name} is {getattr(self, name)} and updates_per_draw {smaller}; one must divide.")
 
 
-def scheduler_of(method: str, tasks: Sequence[str], settings: LearningSettings) -> Scheduler:
-    """The scheduler of a method; tasks are given from hard to easy."""
-    order = tuple(reversed(tasks))
-    return {
-        "us": UniformTasks(),
-        "exp3": Exp3(exploration=settings.scheduler_exploration),
-        "db": OneTask(tasks[0]),
-        "dbc": EasyToHard(order=order),
-        "drc": ReverseCurriculum(order=order),
-    }[method]
+def scheduler_of(settings: Settings) -> Scheduler:
+    """The library's scheduler of an arm."""
+    order = tuple(reversed(TASKS))
+    if settings.scheduler == "exp3":
+        return Exp3(exploration=settings.scheduler_exploration)
+    if settings.scheduler == "easy to hard":
+        return EasyToHard(order, settings.advance_at, settings.max_signals)
+    if settings.scheduler == "reverse curriculum":
+        return ReverseCurriculum(order, settings.advance_at, settings.max_signals)
+    return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[settings.scheduler]
 
 
-class Field:
-    """Environments in lock-step.
-
-    Args:
-        make: an environment from the name of its task.
-        names: of the tasks.
-        tasks: the task of each environment.
-        seeds: of each.
-    """
-
-    def __init__(
-        self, make: Callable[[str], Any], names: Sequence[str], tasks: Sequence[int], seeds: Sequence[int]
-    ) -> None:
-        self.names = names
-        self.environments = [make(names[task]) for task in tasks]
-        starts = [each.reset(seed=seed)[0] for each, seed in zip(self.environments, seeds, strict=True)]
-        self.observations = np.stack(starts)
-        self.task = np.array(tasks)
-        self.trajectory = np.arange(len(tasks))
-        self.running = np.ones(len(tasks), bool)
-        self._next_trajectory = len(tasks)
-
-    def step(self, actions: Sequence[Any]) -> Columns:
-        """Steps those whose episode runs; the columns of all. Episodes that ended wait for :meth:`restart`."""
-        count = len(self.environments)
-        before, following = self.observations, self.observations.copy()
-        reward = np.zeros((count, 1), np.float32)
-        terminated, truncated = np.zeros((2, count, 1), bool)
-        for number in np.flatnonzero(self.running).tolist():
-            outcome = self.environments[number].step(actions[number])
-            following[number], reward[number], terminated[number], truncated[number], _ = outcome
-        self.observations = following.copy()
-        self.running = self.running & ~(terminated | truncated).ravel()
-        columns = {"observation": before, "following": following, "reward": reward}
-        columns |= {"terminated": terminated, "truncated": truncated}
-        return columns | {"task": self.task.copy(), "trajectory": self.trajectory.copy()}
-
-    def restart(self, number: int, task: int) -> None:
-        """Begins an episode of a task in one of the environments."""
-        environment = self.environments[number]
-        environment.task = self.names[task]
-        self.observations[number], _ = environment.reset()
-        self.task[number] = task
-        self.trajectory[number] = self._next_trajectory
-        self.running[number] = True
-        self._next_trajectory += 1
-
-    def close(self) -> None:
-        """Closes the environments."""
-        for environment in self.environments:
-            environment.close()
-
-
-class Run:
-    """What a run has of its own: the buffer with its scheduler, the progress signals, the random numbers."""
-
-    def __init__(self, method: str, seed: int, tasks: Sequence[str], greatest: float, settings: LearningSettings):
-        self.method, self.seed, self.tasks = method, seed, tasks
-        self.replay = recipes.parallel_curriculum(
-            tasks=list(tasks),
-            capacity_per_task=settings.capacity_per_task,
-            batch_size=settings.batch_size,
-            scheduler=scheduler_of(method, tasks, settings),
-            n_steps=settings.n_steps,
-            discount=settings.discount,
-            seed=seed,
-        )
-        self.progress = MeanReturn(low=0.0, high=greatest, every=1)
-        self.signals: dict[int, float] = {}
-        self.random = np.random.default_rng(seed)
-
-    def episode(self, task: int, paid: float) -> None:
-        """Takes the return of an episode that ended."""
-        self.signals[task] = self.progress.episode(task, paid) or 0.0
-
-    def send_signals(self) -> None:
-        """The actors' synchronisation: the newest signal of every task that has a new one."""
-        for task, signal in self.signals.items():
-            self.replay.progress(self.tasks[task], signal)
-        self.signals.clear()
-
-
-class Learner(ABC):
-    """Runs that learn side by side in one process; rows are those of the first run, then of the next.
+class CurriculumRuns:
+    """R runs, each with its own fields, buffer, scheduler and random numbers by its seed.
 
     Args:
-        jobs: method and seed of each run.
-        make: an environment from the name of its task; a goal ends its episodes and is all that they pay.
-        tasks: their names, from hard to easy.
-        greatest: what a goal pays.
         settings: of every run.
+        seeds: one for each run.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[tuple[str, int]],
-        make: Callable[[str], gymnasium.Env],
-        tasks: Sequence[str],
-        greatest: float,
-        settings: LearningSettings,
-    ) -> None:
-        torch.set_num_threads(1)
-        self.make, self.tasks, self.settings = make, tasks, settings
-        self.runs = [Run(method, seed, tasks, greatest, settings) for method, seed in jobs]
-        count = settings.environments
-        played = [task for run in self.runs for task in run.replay.actor_tasks(count)]
-        seeds = [1_000 * run.seed + actor for run in self.runs for actor in range(count)]
-        self.field = Field(make, tasks, played, seeds)
-        self.rounds: list[Columns] = []
-        self.rounds_played = 0
+    def __init__(self, settings: Settings, seeds: Sequence[int]) -> None:
+        self.settings, self.seeds, self.updates = settings, seeds, 0
+        self.agent = StackedMPDQN(
+            OBSERVATION_SIZE,
+            [2, 1, 2],
+            PARAMETER_LOW,
+            PARAMETER_HIGH,
+            seeds,
+            hidden_sizes=settings.hidden_sizes,
+            value_learning_rate=settings.value_learning_rate,
+            parameter_learning_rate=settings.parameter_learning_rate,
+            discount=settings.discount,
+            target_update_rate=settings.target_update_rate,
+            target_high=GOAL_REWARD,
+            gradient_clip=settings.gradient_clip,
+        )
+        self.replays = [
+            recipes.parallel_curriculum(
+                tasks=list(TASKS),
+                capacity_per_task=settings.capacity_per_task,
+                batch_size=settings.batch_size * settings.updates_per_draw,
+                scheduler=scheduler_of(settings),
+                n_steps=settings.n_steps,
+                discount=settings.discount,
+                seed=seed,
+            )
+            for seed in seeds
+        ]
+        self._random = [np.random.default_rng(seed) for seed in seeds]
+        self._progress = [MeanReturn(low=0.0, high=GOAL_REWARD, every=1) for _ in seeds]
+        self._signals: list[dict[int, float]] = [{} for _ in seeds]
+        self._field = VectorHalfField(len(seeds) * settings.fields, settings.frame_skip)
+        self._trajectory = np.tile(np.arange(settings.fields), len(seeds))
+        self._rounds: list[dict[str, np.ndarray]] = []
+        self._rounds_played = 0
+        self._restart()
 
-    @abstractmethod
-    def act(self, observations: np.ndarray, explore: bool) -> Columns:
-        """The columns of the actions, those of the first run first."""
-
-    @abstractmethod
-    def actions(self, columns: Columns) -> Sequence[Any]:
-        """What each environment is given."""
-
-    @abstractmethod
-    def action(self, column: dict[str, torch.Tensor]) -> Any:
-        """Takes the columns of the actions out and returns what the buffer stores."""
-
-    @abstractmethod
-    def update(self) -> None:
-        """One update of every run, each from a batch of the task that its scheduler chose."""
-
-    def play_round(self) -> None:
-        """One step of every environment."""
-        count = self.settings.environments
-        chosen = self.act(self.field.observations, explore=True)
-        columns = self.field.step(self.actions(chosen)) | chosen
-        self.rounds.append(columns)
-        for number in np.flatnonzero(~self.field.running).tolist():
-            run = self.runs[number // count]
-            run.episode(int(self.field.task[number]), columns["reward"][number].item())
-            self.field.restart(number, run.replay.actor_tasks(count)[number % count])
-        self.rounds_played += 1
-        if len(self.rounds) == self.settings.rounds_per_extend:
-            for number, run in enumerate(self.runs):
-                run.replay.extend(self._transitions(self.rows_of(number)))
-            self.rounds.clear()
+    def play(self, updates: int) -> None:
+        """Plays and learns until this many updates have been made."""
+        settings = self.settings
+        while self._rounds_played < settings.warmup_rounds:
+            self._play_round()
+        while self.updates < updates:
+            self.updates += settings.updates_per_draw
+            while self._rounds_played - settings.warmup_rounds < self.updates // settings.updates_per_round:
+                self._play_round()
+            done = self.updates / settings.updates
+            self.agent.scale_learning_rates(1.0 + (settings.learning_rate_end - 1.0) * done)
+            self._learn()
+            if self.updates % settings.updates_per_signal == 0:
+                self._send_signals()
 
     def success(self, episodes: int) -> np.ndarray:
         """Share of goals of the greedy policies ``[R, tasks]``, from the same starts at every call."""
-        tasks = [task for _ in self.runs for task in range(len(self.tasks)) for _ in range(episodes)]
-        own = range(len(self.tasks) * episodes)
-        seeds = [1_000_000 + 10_000 * run.seed + number for run in self.runs for number in own]
-        field = Field(self.make, self.tasks, tasks, seeds)
-        scored = np.zeros(len(tasks), bool)
-        while field.running.any():
-            scored |= field.step(self.actions(self.act(field.observations, explore=False)))["reward"].ravel() > 0
-        field.close()
-        return scored.reshape(len(self.runs), len(self.tasks), episodes).mean(axis=2)
+        task = np.tile(np.repeat(np.arange(len(TASKS)), episodes), len(self.seeds))
+        draws = [np.random.default_rng([seed, 1]).random((len(TASKS) * episodes, DRAWS)) for seed in self.seeds]
+        field = VectorHalfField(len(task), self.settings.frame_skip)
+        field.reset(np.arange(len(task)), task, np.concatenate(draws))
+        scored = np.zeros(len(task), bool)
+        while field.is_running.any():
+            scored |= field.step(*self._greedy(field.observation))[0] > 0
+        return scored.reshape(len(self.seeds), len(TASKS), episodes).mean(2)
 
-    def rows_of(self, run: int) -> slice:
-        """Those of a round."""
-        return slice(run * self.settings.environments, (run + 1) * self.settings.environments)
+    def chances(self) -> np.ndarray:
+        """Chance of each task at the next draw ``[R, tasks]``."""
+        return np.array([list(replay.probabilities().values()) for replay in self.replays])
 
-    def play(self, out: Recorder) -> None:
-        """Plays and learns to the end; records success on every task and the chance of its batches."""
-        settings = self.settings
-        for _ in range(settings.warmup_rounds):
-            self.play_round()
-        for update in range(1, settings.updates + 1):
-            if update % settings.updates_per_round == 0:
-                self.play_round()
-            self.update()
-            if update % settings.updates_per_signal == 0:
-                for run in self.runs:
-                    run.send_signals()
-            if update % settings.updates_per_test == 0:
-                is_end = update == settings.updates
-                success = self.success(settings.test_episodes if is_end else settings.way_episodes)
-                chances = [run.replay.probabilities() for run in self.runs]
-                columns = {task: success[:, number] for number, task in enumerate(self.tasks)}
-                columns |= {f"chance of {task}": [chance[task] for chance in chances] for task in self.tasks}
-                out.record(update, **columns)
-        self.field.close()
-
-    def _transitions(self, part: slice) -> TensorDict:
-        """Rows of some of the environments, oldest first."""
-        column = {
-            key: torch.from_numpy(np.concatenate([each[key][part] for each in self.rounds])) for key in self.rounds[0]
+    def save(self, folder: Path) -> None:
+        """Writes all that decides how the runs go on."""
+        self.agent.save(folder / "agent.pt")
+        for run, replay in enumerate(self.replays):
+            replay.save(folder / f"replay_{run}")
+        kept = {
+            "updates": self.updates,
+            "random": [random.bit_generator.state for random in self._random],
+            "progress": [progress.state_dict() for progress in self._progress],
+            "signals": self._signals,
+            "field": self._field.state_dict(),
+            "trajectory": self._trajectory,
+            "rounds": self._rounds,
+            "rounds_played": self._rounds_played,
         }
-        following = {"observation": column.pop("following"), "reward": column.pop("reward")}
-        following |= {key: column.pop(key) for key in ("terminated", "truncated")}
-        following["done"] = following["terminated"] | following["truncated"]
+        torch.save(kept, folder / "runs.pt")
+
+    def load(self, folder: Path) -> None:
+        """Goes on from what :meth:`save` wrote."""
+        self.agent.load(folder / "agent.pt")
+        self.replays = [load_replay(folder / f"replay_{run}") for run in range(len(self.replays))]
+        kept = torch.load(folder / "runs.pt", weights_only=False)
+        for random, state in zip(self._random, kept["random"], strict=True):
+            random.bit_generator.state = state
+        for progress, state in zip(self._progress, kept["progress"], strict=True):
+            progress.load_state_dict(state)
+        self._field.load_state_dict(kept["field"])
+        self.updates, self._rounds_played = kept["updates"], kept["rounds_played"]
+        self._signals, self._trajectory, self._rounds = kept["signals"], kept["trajectory"], kept["rounds"]
+
+    def _play_round(self) -> None:
+        observation, task, trajectory = self._field.observation.copy(), self._field.task.copy(), self._trajectory.copy()
+        discrete, parameters = self._explored(*self._greedy(observation))
+        reward, terminated, truncated = self._field.step(discrete, parameters)
+        columns = {"observation": observation, "discrete": discrete, "parameters": parameters, "task": task}
+        columns |= {"following": self._field.observation.copy(), "reward": reward, "trajectory": trajectory}
+        self._rounds.append(columns | {"terminated": terminated, "truncated": truncated})
+        for row in np.flatnonzero(~self._field.is_running).tolist():
+            run, number = row // self.settings.fields, int(task[row])
+            self._signals[run][number] = self._progress[run].episode(number, float(reward[row])) or 0.0
+        self._restart()
+        self._rounds_played += 1
+        if len(self._rounds) == self.settings.rounds_per_extend:
+            self._store()
+
+    def _restart(self) -> None:
+        """Begins an episode wherever none runs."""
+        ended = np.flatnonzero(~self._field.is_running)
+        if not len(ended):
+            return
+        run, actor = np.divmod(ended, self.settings.fields)
+        tasks = {number: self.replays[number].actor_tasks(self.settings.fields) for number in set(run.tolist())}
+        task = np.array([tasks[number][place] for number, place in zip(run.tolist(), actor.tolist(), strict=True)])
+        self._field.reset(ended, task, np.stack([self._random[number].random(DRAWS) for number in run.tolist()]))
+        self._trajectory[ended] += self.settings.fields  # a number that no other episode of the run has
+
+    def _greedy(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = torch.from_numpy(observation).view(len(self.seeds), -1, OBSERVATION_SIZE)
+        discrete, parameters = self.agent.act(rows)
+        return discrete.flatten().numpy(), parameters.flatten(0, 1).numpy()
+
+    def _explored(self, discrete: np.ndarray, parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Adds noise to the parameters, and replaces actions by random ones by chance."""
+        settings, fields = self.settings, self.settings.fields
+        share = 1.0 + (settings.exploration_end - 1.0) * min(1.0, self._rounds_played / settings.exploration_rounds)
+        spread = settings.parameter_noise * (PARAMETER_HIGH - PARAMETER_LOW) / 2
+        for run, random in enumerate(self._random):
+            own = slice(run * fields, (run + 1) * fields)
+            parameters[own] += spread * random.standard_normal((fields, len(spread)))
+            chosen = np.flatnonzero(random.random(fields) < share) + own.start
+            discrete[chosen] = random.integers(3, size=len(chosen))
+            parameters[chosen] = random.uniform(PARAMETER_LOW, PARAMETER_HIGH, (len(chosen), len(spread)))
+        return discrete, parameters.clip(PARAMETER_LOW, PARAMETER_HIGH)
+
+    def _learn(self) -> None:
+        """Makes the updates of one draw."""
+        count = self.settings.updates_per_draw
+        rows = torch.stack([replay.sample().select(*_LEARNED, strict=False) for replay in self.replays])
+        for batch in rows.view(len(self.seeds), count, -1).unbind(1):
+            self.agent.learn(batch)
+
+    def _send_signals(self) -> None:
+        """The actors' synchronisation: the newest signal of every task that has a new one."""
+        for replay, signals in zip(self.replays, self._signals, strict=True):
+            for task, signal in signals.items():
+                replay.progress(TASKS[task], signal)
+            signals.clear()
+
+    def _store(self) -> None:
+        """Stores the rounds, each run's in its replay, oldest first."""
+        shape, fields = [len(self._rounds), len(self.seeds), self.settings.fields], self.settings.fields
+        columns: dict[str, Any] = {
+            key: torch.from_numpy(np.stack([each[key] for each in self._rounds])).unflatten(1, shape[1:])
+            for key in self._rounds[0]
+        }
+        self._rounds.clear()
+        flags = {name: columns.pop(name).unsqueeze(-1) for name in ("terminated", "truncated")}
+        flags["done"] = flags["terminated"] | flags["truncated"]
         if self.settings.time_outs_terminate:
-            following |= {"terminated": following["done"], "truncated": torch.zeros_like(following["done"])}
-        return TensorDict({"action": self.action(column), "next": following, **column}, [len(following["done"])])
+            flags |= {"terminated": flags["done"], "truncated": torch.zeros_like(flags["done"])}
+        following = {"observation": columns.pop("following"), "reward": columns.pop("reward").unsqueeze(-1), **flags}
+        action = {name: columns.pop(name) for name in ("discrete", "parameters")}
+        rows = TensorDict({**columns, "action": action, "next": following}, shape)
+        for replay, steps in zip(self.replays, rows.unbind(1), strict=True):
+            replay.extend(steps.reshape(len(steps) * fields))
+
+
+def learn(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
+    """Learns to the end; records the success on every task and the chance of each at the next draw."""
+    runs = CurriculumRuns(settings, seeds)
+    if out.resume_from is not None:
+        runs.load(out.resume_from)
+    while runs.updates < settings.updates:
+        runs.play(runs.updates + settings.updates_per_test)
+        success, chances = runs.success(settings.test_episodes), runs.chances()
+        columns = {task: success[:, number] for number, task in enumerate(TASKS)}
+        columns |= {f"chance of {task}": chances[:, number] for number, task in enumerate(TASKS)}
+        out.record(runs.updates, **columns)
+        out.checkpoint(runs.save)

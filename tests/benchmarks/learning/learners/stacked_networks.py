@@ -8,47 +8,9 @@ from itertools import pairwise
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.functional import leaky_relu_
 
 _FEW = 16
-
-
-class StackedLinear(nn.Module):
-    """A linear layer of each run: ``[R, N, inputs]`` to ``[R, N, outputs]``."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(len(weight), 1, weight.shape[-1]))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Each run's rows by its own layer."""
-        return torch.baddbmm(self.bias, rows, self.weight)
-
-
-class StackedNetwork(nn.Module):
-    """Leaky ReLU networks of R runs: ``[R * N, inputs]`` to ``[R * N, outputs]``, the first N rows the first run's.
-
-    Kaiming weights, zero biases and outputs near zero at first, as in the agent MP-DQN.
-
-    Args:
-        sizes: of the input, the hidden layers and the output.
-        seeds: of the weights, one for each run.
-    """
-
-    def __init__(self, sizes: Sequence[int], seeds: Sequence[int]) -> None:
-        super().__init__()
-        self.runs = len(seeds)
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        layers: list[nn.Module] = []
-        for layer, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
-            scale = 0.01 if layer == len(sizes) - 1 else (2.0 / inputs) ** 0.5
-            drawn = [scale * torch.randn(inputs, outputs, generator=generator) for generator in generators]
-            layers += [StackedLinear(torch.stack(drawn)), nn.LeakyReLU(0.01)]
-        self.layers = nn.Sequential(*layers[:-1])
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Every run's rows by its own network."""
-        return self.layers(rows.reshape(self.runs, -1, rows.shape[-1])).flatten(0, 1)
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> None:
@@ -77,38 +39,71 @@ def stacked_parameters(sizes: Sequence[int], seeds: Sequence[int]) -> nn.Paramet
     return nn.ParameterList(parameters)
 
 
+def kaiming_parameters(sizes: Sequence[int], seeds: Sequence[int], output_scale: float = 0.01) -> nn.ParameterList:
+    """Returns what :func:`stacked_parameters` returns, with normal weights of variance 2 / inputs and zero biases.
+
+    ``output_scale`` is the standard deviation of the last layer's weights, as in the agent MP-DQN.
+    """
+    generators = [Generator().manual_seed(seed) for seed in seeds]
+    parameters: list[Tensor] = []
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
+        scale = output_scale if layer == len(sizes) - 1 else (2.0 / inputs) ** 0.5
+        drawn = [scale * torch.randn(inputs, outputs, generator=generator) for generator in generators]
+        parameters += [torch.stack(drawn), torch.zeros(len(seeds), 1, outputs)]
+    return nn.ParameterList(parameters)
+
+
 # The gradients of networks this small are worked out by hand: torch's autograd takes a third longer.
-def forward(parameters: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """Returns the input and the output of every layer, ``[R, B, ...]``, of perceptrons with ReLU between the layers."""
+def forward(parameters: Sequence[Tensor], rows: Tensor, slope: float = 0.0) -> list[Tensor]:
+    """Returns the input and the output of every layer, ``[R, B, ...]``, of perceptrons with ReLU between the layers.
+
+    ``slope`` is that of a leaky ReLU for negative numbers.
+    """
     outputs = [rows]
     for layer in range(0, len(parameters), 2):
         rows = _product(rows, parameters[layer]).add_(parameters[layer + 1])
-        outputs.append(rows.relu_() if layer + 2 < len(parameters) else rows)
+        outputs.append(activated(rows, slope) if layer + 2 < len(parameters) else rows)
     return outputs
 
 
-def backward(parameters: Sequence[nn.Parameter], outputs: Sequence[Tensor], gradient: Tensor) -> None:
+def activated(rows: Tensor, slope: float) -> Tensor:
+    """Applies ReLU or, with a slope for negative numbers, leaky ReLU in place."""
+    return leaky_relu_(rows, slope) if slope else rows.relu_()
+
+
+def backward(
+    parameters: Sequence[nn.Parameter], outputs: Sequence[Tensor], gradient: Tensor, slope: float = 0.0
+) -> None:
     """Sets the gradients of all parameters from that of the output, ``[R, B, outputs]``."""
     for layer in reversed(range(len(parameters) // 2)):
         weight, bias = parameters[2 * layer], parameters[2 * layer + 1]
         weight.grad = _product(outputs[layer].transpose(1, 2), gradient).contiguous()
         bias.grad = gradient.sum(1, keepdim=True)
         if layer:
-            gradient = _before_relu(gradient, weight, outputs[layer])
+            gradient = _before_relu(gradient, weight, outputs[layer], slope)
 
 
-def input_gradient(parameters: Sequence[Tensor], outputs: Sequence[Tensor], gradient: Tensor) -> Tensor:
+def input_gradient(
+    parameters: Sequence[Tensor], outputs: Sequence[Tensor], gradient: Tensor, slope: float = 0.0
+) -> Tensor:
     """Returns the gradient of the input from that of the output, ``[R, B, inputs]``."""
     for layer in reversed(range(1, len(parameters) // 2)):
-        gradient = _before_relu(gradient, parameters[2 * layer], outputs[layer])
+        gradient = _before_relu(gradient, parameters[2 * layer], outputs[layer], slope)
     return torch.bmm(gradient, parameters[0].transpose(1, 2))
 
 
-def _before_relu(gradient: Tensor, weight: Tensor, output: Tensor) -> Tensor:
+def before_activation(gradient: Tensor, output: Tensor, slope: float) -> Tensor:
+    """Turns the gradient of an output of :func:`activated` into that of its input, in place."""
+    if slope:
+        return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, slope, True, grad_input=gradient)
+    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
+
+
+def _before_relu(gradient: Tensor, weight: Tensor, output: Tensor, slope: float) -> Tensor:
     """Returns the gradient before the ReLU whose ``output`` is a layer's input, from that of the layer's output."""
     one = weight.shape[-1] == 1
     gradient = gradient * weight.transpose(1, 2) if one else torch.bmm(gradient, weight.transpose(1, 2))
-    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
+    return before_activation(gradient, output, slope)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
