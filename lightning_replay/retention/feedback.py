@@ -81,7 +81,7 @@ def read_factors(rule: RetentionRule, count: int, td_error: Tensor | None, signa
             "surprise; pass one of them. No priority was changed"
         )
     else:
-        measured = torch.zeros(count)
+        measured = torch.full((count,), torch.nan)  # unknown, and not used
     weight = _on_policyness(rule, count, signals)
     return Factors(measured, weight, rule.priority(measured, weight) if len(measured) == count else measured)
 

@@ -26,10 +26,9 @@ class RetainedRows:
         self._rule = rule
         self._generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
-        # Kept where a schedule changes the priorities; NaN is unknown surprise.
-        slots = capacity if rule.schedule is not None else 0
-        self._surprise = np.full(slots, np.nan, dtype=np.float32)
-        self._on_policyness = np.ones(slots, dtype=np.float32)
+        self._surprise = np.full(capacity, np.nan, dtype=np.float32)  # NaN is unknown
+        # Kept where a schedule changes the priorities.
+        self._on_policyness = np.ones(capacity if rule.schedule is not None else 0, dtype=np.float32)
         self._length = 0
         self._holes: list[int] = []  # empty slots below the length
         self._largest = -1.0
@@ -130,14 +129,18 @@ class RetainedRows:
         return self._length - 1
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
-        if len(self._surprise):
-            self._surprise[slots] = factors.surprise.numpy()[rows]
+        self._surprise[slots] = factors.surprise.numpy()[rows]
+        if len(self._on_policyness):
             self._on_policyness[slots] = factors.on_policyness.numpy()[rows]
 
     def occupancy(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function from slots, int64 ``[n]``, to whether each holds a row now, bool ``[n]``."""
         length, holes = self._length, np.array(self._holes, dtype=np.int64)
         return lambda slots: (slots < length) & ~np.isin(slots, holes) if len(holes) else slots < length
+
+    def surprise(self, slots: np.ndarray) -> np.ndarray:
+        """Latest surprise of stored rows, float32 ``[n]``, NaN where unknown."""
+        return self._surprise[slots]
 
     def stored(self) -> np.ndarray:
         """Slots that hold a row, int64 ``[n]`` ascending."""
@@ -153,8 +156,10 @@ class RetainedRows:
         slot = self._replace_lowest(self.order, single_key(priority, arrival), always_admits, not factors.is_known)
         if slot < 0:
             return Decisions(NO_ROW, NO_ROW, 0, 0)
+        self._surprise[slot] = factors.surprise.item()
+        if len(self._on_policyness):
+            self._on_policyness[slot] = factors.on_policyness.item()
         slots = np.array([slot])
-        self._keep_factors(slots, factors, FIRST_ROW)
         return Decisions(slots, FIRST_ROW, 1, 1)
 
     def _evict_drawn(self, order: LeavingOrder, new: Candidates, fitting: int) -> int:
@@ -236,7 +241,8 @@ class RetainedRows:
         self._length, self._holes = len(keys), list(state_dict["holes"])
         if self._chances is not None:
             self._chances.load_state_dict(state_dict["chances"])
-        if len(self._surprise):
-            self._surprise[: len(keys)] = state_dict["surprise"].cpu().numpy()
+        surprise = state_dict["surprise"]  # early saves have it only where a schedule needs it
+        self._surprise[: len(surprise)] = surprise.cpu().numpy()
+        if len(self._on_policyness):
             self._on_policyness[: len(keys)] = state_dict["on_policyness"].cpu().numpy()
         self._largest = float(state_dict["largest"])

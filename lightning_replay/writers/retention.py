@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
+from lightning_replay.retention.diagnostics import Diagnostics
 from lightning_replay.retention.eviction import Decisions
 from lightning_replay.retention.eviction_order import ARRIVAL_BITS
 from lightning_replay.retention.feedback import Factors, first_surprise, read_factors
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 InitialSurprise = Callable[[TensorDictBase], Tensor]
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+TERMINATED = ("next", "terminated")
 
 
 @partial(recorded, set_again=("initial_surprise",))
@@ -98,8 +100,11 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self.insert_nothing()
         self._generator = seeded_generator(seed)
         self._rows: RetainedRows
+        self._diagnostics: Diagnostics
         self._offered = self._refused = self._evicted = 0
         self._has_warned = False
+        self._columns: Any = None  # of the storage, for which this is the place of the flag
+        self._flag_place: int | None = None
 
     @property
     def needs_feedback(self) -> bool:  # type: ignore[override]
@@ -109,7 +114,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     @property
     def nbytes(self) -> int:
         """Bytes of the retention priorities."""
-        return 0 if self._storage is None else self._rows.nbytes
+        return 0 if self._storage is None else self._rows.nbytes + self._diagnostics.nbytes
 
     def register_storage(self, storage: Storage) -> None:
         """Attaches a ``PackedStorage``; other storages and TorchRL's own buffer of TensorDicts are a ``TypeError``."""
@@ -122,6 +127,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 )
         super().register_storage(storage)
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
+        self._diagnostics = Diagnostics(self._rows)
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Offers transitions ``[M]``, oldest first, as if one at a time; see :meth:`insert`, whose slots it returns."""
@@ -139,9 +145,9 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """
         count = data.shape[0]
         values = self._storage.checked_values(data)
-        factors = self._first_factors(data)
+        factors, ended = self._first_factors(data), self._episode_ends(values)
         if self._offered + count >= 1 << ARRIVAL_BITS:
-            self._offered = self._rows.renumber()
+            self._renumber()
         were_stored = self._rows.occupancy()
         if isinstance(self._storage, FrameStorage) and not self._storage.room_for(values):
             decisions, left = self._store_one_by_one(values, factors)
@@ -153,6 +159,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 is_run = num == 1 or (slots[-1] - first == num - 1 and (np.diff(slots) == 1).all())  # written faster
                 where = slice(first, first + num) if is_run else torch.from_numpy(slots).to(self._storage.device)
                 self._storage.write(where, values)
+        self._diagnostics.offered(ended, factors.surprise, self._offered, decisions.slots, decisions.entered)
         self._evicted_slots = left[were_stored(left)]
         self._offered += count
         self._write_count += decisions.num_admitted
@@ -175,6 +182,18 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Notes that nothing entered and left in the last ``extend``."""
         self.entered = torch.zeros(0, dtype=torch.int64)
         self._evicted_slots = np.zeros(0, dtype=np.int64)
+
+    def _renumber(self) -> None:
+        self._offered = self._rows.renumber()
+        self._diagnostics.renumbered()
+
+    def _episode_ends(self, values: Sequence[Column]) -> Column | None:
+        """Returns the column that has a flag for the end of an episode in each new row, ``None`` without one."""
+        columns = self._storage.row_columns
+        if columns is not self._columns:
+            has_flag = TERMINATED in columns and columns[TERMINATED][1].numel() == 1
+            self._columns, self._flag_place = columns, list(columns).index(TERMINATED) if has_flag else None
+        return None if self._flag_place is None else values[self._flag_place]
 
     def _store_one_by_one(self, values: Sequence[Column], factors: Factors) -> tuple[Decisions, np.ndarray]:
         """Stores rows where frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
@@ -227,7 +246,8 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         weight = torch.ones(count)
         if priority is not None:
             priority = priority.detach().cpu()
-            return Factors(priority, weight, priority, is_known=not self.rule.learns)
+            unknown = torch.full((count,), torch.nan)
+            return Factors(unknown, weight, priority, is_known=not self.rule.learns)
         assert self.initial_surprise is not None
         given = first_surprise(self.initial_surprise(data), count)
         return Factors(given, weight, self.rule.priority(given, weight), is_known=True)
@@ -265,6 +285,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             kept = slots >= 0
             slots, factors = slots[kept], factors.rows(torch.from_numpy(kept))
         if slots.size:
+            self._diagnostics.measured(slots, factors.surprise)
             self._rows.update(slots, factors)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
@@ -290,7 +311,20 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return torch.from_numpy(self._rows.order.priority(index.cpu().numpy()))
 
     def stats(self) -> dict[str, Any]:
-        """Returns rows admitted, refused and evicted, ages of the stored ones, and quantiles of their priorities."""
+        """Returns rows admitted, refused and evicted, ages of the stored ones, and quantiles of their priorities.
+
+        Also the stored rows beside those that a first-in-first-out buffer would hold, the newest ``capacity`` rows that
+        were offered and for which both ratios are 1:
+
+        * ``age_over_capacity``: their mean age, 0.5 of the newest rows;
+        * ``terminal_share``, ``terminal_over_newest``: the share that ends an episode, and that share over the newest
+          rows' (no end among these counts as one);
+        * ``td_error_over_newest``: the mean magnitude of the TD error over the newest rows', each row's by its latest
+          feedback or, before any, ``initial_surprise``; the root of the surprise where that is no squared TD error.
+
+        What is unknown is left out. Warns once where the figures show hoarding: a mean age of at least three times the
+        capacity, and ends of episodes at least twice as often as among the newest rows, or errors twice as large.
+        """
         stored = self._rows.stored()
         ages = self._offered - 1 - self._rows.order.arrival(stored)
         stats: dict[str, Any] = {
@@ -301,6 +335,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
             "age_max": int(ages.max()) if len(ages) else 0,
         }
         if len(ages):
+            stats |= self._diagnostics.stats(stored, stats["age_mean"])
             quantiles = np.quantile(self._rows.order.priority(stored).astype(np.float64), QUANTILES)
             names = (f"{quantile:g}" for quantile in QUANTILES)
             stats["retention_priority"] = dict(zip(names, quantiles.tolist(), strict=True))
@@ -309,6 +344,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)
         self._rows.clear()
+        self._diagnostics.clear()
         self.insert_nothing()
         self._offered = 0
         if empty_write_count:
@@ -318,6 +354,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """Returns priorities, order of arrival, counters and the generator's state."""
         return {
             "rows": self._rows.state_dict(),
+            "diagnostics": self._diagnostics.state_dict(),
             "offered": self._offered,
             "refused": self._refused,
             "evicted": self._evicted,
@@ -333,6 +370,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]
         self._rows.load_state_dict(state_dict["rows"])
+        self._diagnostics.load_state_dict(state_dict.get("diagnostics"))  # early saves have none
         self.insert_nothing()
         self._offered, self._refused = state_dict["offered"], state_dict["refused"]
         self._evicted, self._write_count = state_dict["evicted"], state_dict["write_count"]

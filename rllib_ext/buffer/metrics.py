@@ -31,9 +31,12 @@ _SUMS_BY_MODULE = {
     "steps_evicted": keys.NUM_MODULE_STEPS_EVICTED_LIFETIME,
     "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 }
-# group of keys -> its statistics of a replay, of which it has all or none
+# group of keys -> its statistics of a replay, which has the first of them if it has any
 STATS = {
-    "retention": ("admitted", "refused", "evicted", "age_mean", "age_max"),
+    "retention": (
+        *("admitted", "refused", "evicted", "age_mean", "age_max"),
+        *("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest"),
+    ),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
@@ -60,7 +63,8 @@ class BufferMetrics:
     ``num_episodes_lifetime`` of a curriculum's task. With several agents the module's name comes first.
 
     Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
-    start, and ``age_mean`` and ``age_max`` of the rows stored; where frames are stored once, ``frames`` has
+    start, ``age_mean`` and ``age_max`` of the rows stored, and the figures by which hoarding shows, as far as they are
+    known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; where frames are stored once, ``frames`` has
     ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts everything kept.
     """
 
@@ -197,7 +201,8 @@ class BufferMetrics:
             for group, names in STATS.items():
                 if names[0] in of_module:
                     for key in names:
-                        log((group, *prefix, key), of_module[key])
+                        if key in of_module:
+                            log((group, *prefix, key), of_module[key])
             progress = module.intake.task_progress
             if progress is not None:
                 for task, probability in progress.replay.probabilities().items():

@@ -224,7 +224,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
     @rule()
     def renumber(self) -> None:
         """As happens before the numbers of arrivals run out."""
-        self.replay.writer._offered = self.replay.writer._rows.renumber()
+        self.replay.writer._renumber()
         self.oracle.offered = len(self.oracle.rows)
         for arrival, kept in enumerate(self.oracle.rows):
             kept.arrival = arrival

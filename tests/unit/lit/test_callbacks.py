@@ -14,8 +14,10 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 
+from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
 from lightning_replay.lit.callbacks import progress
+from lightning_replay.writers import SurpriseOnly
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 
@@ -120,6 +122,19 @@ def test_statistics_are_logged_against_environment_steps(tmp_path: Path) -> None
     assert metrics["updates"] == 16
     assert {"train/loss", "train/td_error", "train/return", "updates_per_second", "replay/nbytes"} <= set(metrics)
     assert metrics["train/return"] == 15.0
+
+
+def test_the_figures_by_which_hoarding_shows_are_logged(tmp_path: Path) -> None:
+    replay = recipes.surprise_retention(
+        50, 4, rule=SurpriseOnly(), initial_surprise=lambda rows: torch.ones(len(rows)), seed=0
+    )
+    data, logger = ReplayDataModule(Counting, replay, env_steps=23, warmup_steps=20, seed=0), Memory()
+    make_trainer(tmp_path, [LogReplayStats(every_n_updates=1)], logger=logger).fit(Tiny(), datamodule=data)
+    logged, stats = logger.records[-1][1], replay.stats()
+    names = ("refused", "age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest")
+    assert {name: logged[f"replay/{name}"] for name in names} == {name: stats[name] for name in names}
+    # there is room for all 23 rows, of which every fifth ends an episode
+    assert [stats[name] for name in names] == [0, 11 / 50, 4 / 23, 1.0, 1.0]
 
 
 def test_a_csv_file_holds_them(tmp_path: Path) -> None:

@@ -286,7 +286,24 @@ def test_rows_that_are_refused_are_counted_as_such() -> None:
     assert result["num_env_steps_evicted_lifetime"] == 1
     retention = result["retention"]
     assert (retention["admitted"], retention["refused"], retention["evicted"]) == (6, 5, 1)
+    # kept are the first four rows and the last but one, the newest are the last five, and no episode has ended
+    kept, newest = ([surprise**0.5 for surprise in part] for part in ((10, 9, 8, 7, 110), (4, 3, 2, 110, 0.5)))
+    assert retention["td_error_over_newest"] == pytest.approx(sum(kept) / sum(newest))
+    assert retention["age_over_capacity"] == pytest.approx((10 + 9 + 8 + 7 + 1) / 25)
+    assert (retention["terminal_share"], retention["terminal_over_newest"]) == (0.0, 0.0)
     assert result["bytes_stored"] == buffer.replay.nbytes
+
+
+def test_figures_that_are_unknown_are_not_logged() -> None:
+    writer = {"class_path": "lightning_replay.writers.RetentionWriter"}
+    buffer = RecipeEpisodeReplayBuffer(None, capacity=5, writer=writer, seed=0)
+    buffer.add(numbered("a", 4, terminated=True))
+    buffer.sample(num_items=4)
+    root = MetricsLogger(root=True)
+    root.aggregate([buffer.get_metrics()], key="replay_buffer")
+    retention = root.compile()["replay_buffer"]["retention"]
+    assert "td_error_over_newest" not in retention, "no error was measured"
+    assert (retention["terminal_share"], retention["terminal_over_newest"]) == (0.25, 1.0)
 
 
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
