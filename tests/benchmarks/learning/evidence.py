@@ -53,7 +53,14 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "Retention by surprise and on-policyness": (
         "Atari, 1M steps, 10,000 transitions: better than FIFO in 39 of 52 games",
-        {"retention-breakout": "32,000 steps", "retention-sticky": "32,000 steps", "minatar-200": "60,000 steps"},
+        {
+            "retention-breakout": "32,000 steps",
+            "retention-sticky": "32,000 steps",
+            "mended-retention-sticky": "32,000 steps",
+            "mended-retention": "32,000 steps",
+            "kl-retention": "32,000 steps",
+            "minatar-200": "60,000 steps",
+        },
     ),
     "The same buffer in RLlib": (
         "of no paper: learns as RLlib's own prioritized buffer",

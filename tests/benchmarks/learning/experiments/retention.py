@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ RULES = {rule.__name__: rule for rule in (SurpriseOnPolicyness, SurpriseOnly, On
 FRAMES = {"frame_stack": 1, "image_key": "observation"}  # each observation is stored once
 
 
-def replay_of(settings: Settings, seed: int) -> Replay:
+def replay_of(settings: Settings, seed: int, storage: Mapping[str, Any] = FRAMES) -> Replay:
     """Prioritized draws; the oldest, or by a rule the least worth keeping, leaves."""
     names = ("priority_exponent", "importance_exponent", "n_steps", "discount")
-    options = {name: settings[name] for name in names} | FRAMES | {"seed": seed}
+    options = {name: settings[name] for name in names} | {**storage, "seed": seed}
     capacity, batch_size, rule = settings["capacity"], settings["batch_size"], settings["rule"]
     if rule is None:
         return recipes.prioritized(capacity, batch_size, **options)
@@ -67,6 +68,12 @@ class Retention:
         else:
             replay.update_priority(batch, td_error)
 
+    def save(self, folder: Path) -> None:
+        """Writes what is noted of rows beside the replays: nothing."""
+
+    def load(self, folder: Path) -> None:
+        """Reads what :meth:`save` wrote."""
+
     def contents(self, players: StackedPlayers) -> dict[str, list[float]]:
         """What is kept, beside the newest rows, numbers ``[R]``."""
         found = [self._contents(run, replay, players) for run, replay in enumerate(players.replays)]
@@ -87,8 +94,10 @@ class Retention:
         }
 
 
-def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Returns along the way, and what the buffers keep."""
+def stacked_runs(
+    settings: Settings, seeds: Sequence[int], kind: type[Retention] = Retention
+) -> tuple[StackedPlayers, Retention]:
+    """The runs of one arm before their first step, and what they keep."""
     game = partial(
         MinAtarGame,
         "breakout",
@@ -99,18 +108,28 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     sizes = (int(np.prod(shape)), *settings["hidden_sizes"], int(game().action_space.n))
     names = ("learning_rate", "discount", "updates_per_target")
     agent = StackedDQN(sizes, seeds, **{name: settings[name] for name in names})
-    retention = Retention(settings, agent)
+    retention = kind(settings, agent)
     replays = [replay_of(settings, seed) for seed in seeds]
     for number, replay in enumerate(replays):
         retention.prepare(number, replay)
-    players = StackedPlayers(agent, game, replays, seeds, settings, retention.feed)
+    return StackedPlayers(agent, game, replays, seeds, settings, retention.feed), retention
+
+
+def run(settings: Settings, seeds: Sequence[int], out: Recorder, kind: type[Retention] = Retention) -> None:
+    """Returns along the way, and what the buffers keep."""
+    players, retention = stacked_runs(settings, seeds, kind)
     if out.resume_from is not None:
         players.load(out.resume_from, retention.prepare)
+        retention.load(out.resume_from)
+
+    def save(folder: Path) -> None:
+        players.save(folder)
+        retention.save(folder)
 
     while players.env_steps < settings["env_steps"]:
         players.play(players.env_steps + settings["check_every"])
         out.record(players.env_steps, episode_return=players.episode_returns(), **retention.contents(players))
-        out.checkpoint(players.save)
+        out.checkpoint(save)
     out.final(nbytes=[replay.nbytes for replay in players.replays])
 
 
