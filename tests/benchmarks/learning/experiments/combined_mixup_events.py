@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbourhood mixup of rows that are drawn from event tables: HalfCheetah, TD3 at a replay ratio of 20."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensordict import TensorDict
+
+from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.samplers import NeighborhoodMixupSampler
+from lightning_replay.samplers.table_shares import TableShares
+from lightning_replay.table_replay import TableReplay
+from lightning_replay.transforms import MixPairs
+from lightning_replay.writers import EventTableWriter
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of, mean_of
+from tests.benchmarks.learning.experiments import nmer
+from tests.benchmarks.learning.recorder import Recorder
+
+
+def tables_of(settings: Settings) -> list[EventTable]:
+    """One table, of the steps that led to a fast one."""
+    condition, history = reward_at_least(settings["fast_reward"]), settings["history_length"]
+    room, share = settings["table_capacity"], settings["table_share"]
+    return [EventTable("fast", condition, history, capacity=room, share=share, min_size=settings["table_min_size"])]
+
+
+def replay_of(settings: Settings, seed: int) -> Replay:
+    """The replay of an arm; the rows of all updates of an environment step are drawn at once."""
+    if settings["replay"] not in ("event tables", "event tables, mixed"):
+        return nmer.replay_of(settings, seed)
+    capacity, rows = settings["capacity"], settings["batch_size"] * nmer.updates_per_draw(settings)
+    tables, share, least = tables_of(settings), settings["table_share"], settings["table_min_size"]
+    if settings["replay"] == "event tables":
+        return recipes.event_tables(capacity, rows, tables=tables, default_share=1.0 - share, min_size=least, seed=seed)
+    writer = EventTableWriter(capacity, tables)
+    shares = TableShares({"default": 1.0 - share, "fast": share}, {"default": least, "fast": least})
+    return TableReplay(
+        storage=PackedStorage(writer.num_slots),
+        writer=writer,
+        sampler=NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], first=shares),
+        transform=MixPairs(mixup_concentration=settings["mixup_concentration"]),
+        batch_size=rows,
+        seed=seed,
+    )
+
+
+def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
+    """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
+    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
+
+    class DealtRuns(StackedRuns):
+        """A draw has the rows of one table after those of another: each update gets its share of every table."""
+
+        def _dealt(self, batch: TensorDict) -> TensorDict:
+            return batch.view(-1, self._updates_per_draw).transpose(0, 1)
+
+    nmer.play(settings, seeds, out, DealtRuns, replay_of)
+
+
+MIXING: Settings = {"num_neighbors": 10, "mixup_concentration": 0.75}
+EVENTS: Settings = {
+    "fast_reward": 1.3,
+    "history_length": 20,
+    "table_capacity": 2_000,
+    "table_share": 0.5,
+    "table_min_size": 200,
+}
+
+EXPERIMENTS = (
+    Experiment(
+        name="combined-mixup-events",
+        title="HalfCheetah-v5, TD3 at a replay ratio of 20: neighbourhood mixup of rows from event tables",
+        claim="none of a paper.",
+        task="",
+        arms={
+            "uniform": {"replay": "uniform"},
+            "event table": {"replay": "event tables"} | EVENTS,
+            "neighbourhood mixup": {"replay": "nmer"} | MIXING,
+            "both": {"replay": "event tables, mixed"} | EVENTS | MIXING,
+        },
+        settings=nmer.SHORT.settings,
+        fast=nmer.SHORT.fast | {"capacity": 2_000, "env_steps": 110, "table_min_size": 20},
+        seeds=range(400, 408),
+        pilot_seeds=range(86, 90),
+        measure=mean_of("return", "mean return over the run", digits=0),
+        also=(last_of("return", 3, "mean return of the last three evaluations", digits=0),),
+        comparisons=(
+            ("event table", "uniform"),
+            ("neighbourhood mixup", "uniform"),
+            ("both", "uniform"),
+            ("both", "event table"),
+            ("both", "neighbourhood mixup"),
+        ),
+        panels=(Panel("return", "evaluation return"),),
+        xlabel="environment steps, the first 5,000 random",
+        seeds_together=8,
+        run=run,
+    ),
+)
