@@ -56,28 +56,38 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 
 
 PRIORITIES: Settings = {"priority_exponent": 0.6, "importance_exponent": 0.4}
-LEVEL_REPLAY: Settings = {"score_temperature": 0.1, "staleness_weight": 0.3}
+LEVEL_REPLAY: Settings = {"score_temperature": 1.0, "staleness_weight": 0.3}
+NARROW: Settings = LEVEL_REPLAY | {"score_temperature": 0.1}
 
 EXPERIMENTS = (
     Experiment(
         name="combined-levels-priorities",
-        title="Combination locks, double DQN: level replay with prioritized replay",
-        claim="none of a paper.",
-        task="",
+        title="Combination locks, double DQN: prioritized levels with prioritized rows",
+        claim="none for an off-policy learner. Of on-policy learners, replay of levels by score and staleness is "
+        "better than uniform levels (Jiang et al. 2021, https://arxiv.org/abs/2010.03934).",
+        task="The locks of the experiment `locks`, played by a double DQN with 64 and 64 units that sees the stage and "
+        "how many are to go, as one-hot vectors: 150 rounds of 16 episodes with 10 % random actions, after each of "
+        "which 4 batches of 32 are drawn from the last 10,000 steps. Levels are scored by the L1 loss of the network's "
+        "largest action value, at temperature 1 and staleness weight 0.3; rows by TD errors, α 0.6 and β 0.4. Success "
+        "is the share of the locks that the greedy actions open. Pilot seeds chose the number of rounds and updates, "
+        "of which more solve every lock with uniform levels, and the temperature, out of 0.1, 0.3 and 1; the paper's "
+        "0.1, which was worse than uniform levels there, is a further arm.",
         arms={
             "uniform": {},
             "prioritized rows": PRIORITIES,
             "level replay": LEVEL_REPLAY,
             "both": LEVEL_REPLAY | PRIORITIES,
+            "level replay, temperature 0.1": NARROW,
+            "both, temperature 0.1": NARROW | PRIORITIES,
         },
         settings={
-            "rounds": 400,
+            "rounds": 150,
             "rounds_per_point": 10,
             "episodes_per_round": 16,
-            "updates_per_round": 8,
+            "updates_per_round": 4,
             "exploration": 0.1,
             "capacity": 10_000,
-            "batch_size": 64,
+            "batch_size": 32,
             "hidden_sizes": [64, 64],
             "learning_rate": 1e-3,
             "discount": 0.99,
@@ -89,16 +99,18 @@ EXPERIMENTS = (
             "importance_exponent": 0.0,
         },
         fast={"rounds": 20},
-        seeds=range(300, 316),
-        pilot_seeds=range(120, 128),
-        measure=final("success", "success at the end"),
-        also=(mean_of("success", "success over the run", skip=0),),
+        seeds=range(300, 332),
+        pilot_seeds=range(120, 124),
+        measure=mean_of("success", "success over the run", skip=0),
+        also=(final("success", "success at the end"),),
         comparisons=(
             ("prioritized rows", "uniform"),
             ("level replay", "uniform"),
             ("both", "uniform"),
             ("both", "prioritized rows"),
             ("both", "level replay"),
+            ("level replay, temperature 0.1", "uniform"),
+            ("both, temperature 0.1", "level replay, temperature 0.1"),
         ),
         panels=(
             Panel("success", "share of locks opened"),

@@ -106,7 +106,7 @@ class LockRuns:
     def _learn(self) -> None:
         batches = [replay.sample() for replay in self._replays]
         for batch in batches:
-            if "priority_weight" not in batch.keys():
+            if "priority_weight" not in batch:
                 batch["priority_weight"] = torch.ones(len(batch))
         td_errors, _ = self._agent.learn(batches)
         for replay, batch, td_error in zip(self._replays, batches, td_errors, strict=True):
