@@ -72,8 +72,14 @@ EXPERIMENTS = (
     Experiment(
         name="combined-mixup-events",
         title="HalfCheetah-v5, TD3 at a replay ratio of 20: neighbourhood mixup of rows from event tables",
-        claim="none of a paper.",
-        task="",
+        claim="none of the combination; mixup with neighbours alone: HalfCheetah 6467 to 9340 after 200,000 steps "
+        f"({nmer.PAPER}).",
+        task="Environment, network and length of the experiment `nmer-short`: TD3, 20 updates per environment step, "
+        "5,000 random steps, then 3,000 learned from. The event is a step with a reward of at least 1.3, which 1 % of "
+        "the random steps have; the 20 steps up to it enter a table of 2,000, from which half of each batch is drawn. "
+        "With both, the first row of each pair comes from the tables and the second is one of its 10 nearest "
+        "neighbours, wherever that is. Pilot seeds were run with these settings for the event table and for both, and "
+        "changed nothing.",
         arms={
             "uniform": {"replay": "uniform"},
             "event table": {"replay": "event tables"} | EVENTS,
@@ -82,7 +88,7 @@ EXPERIMENTS = (
         },
         settings=nmer.SHORT.settings,
         fast=nmer.SHORT.fast | {"capacity": 2_000, "env_steps": 110, "table_min_size": 20},
-        seeds=range(400, 408),
+        seeds=range(400, 406),
         pilot_seeds=range(86, 90),
         measure=mean_of("return", "mean return over the run", digits=0),
         also=(last_of("return", 3, "mean return of the last three evaluations", digits=0),),
@@ -95,7 +101,7 @@ EXPERIMENTS = (
         ),
         panels=(Panel("return", "evaluation return"),),
         xlabel="environment steps, the first 5,000 random",
-        seeds_together=8,
+        seeds_together=6,
         run=run,
     ),
 )
