@@ -80,11 +80,11 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 TASK = (
     "Environment, network and measure of the experiment `event-tables`, with room for 500 rows. Uniform draws from a "
     "ring of 500; from a ring of 250 and a table of 250 steps that led to the goal, half of a batch from each; from "
-    "500 rows kept by surprise and on-policyness; from 250 such rows and the table, half of a batch from each. A buffer "
-    "has one writer, so that the last are two buffers side by side, which keep a row of both twice. Draws are uniform "
-    "within each, the surprise of new rows is their squared TD error, and each of the 8 updates of a draw has its share "
-    "of every table (of `event-tables`, half of the updates have the rows of one table). 500 was the first of the "
-    "capacities that were tried on pilot seeds, which chose nothing else."
+    "500 rows kept by surprise and on-policyness; from 250 such rows and the table, half of a batch from each. A "
+    "buffer has one writer, so that the last are two buffers side by side, which keep a row of both twice. Draws are "
+    "uniform within each, the surprise of new rows is their squared TD error, and each of the 8 updates of a draw has "
+    "its share of every table (in `event-tables`, half of the updates have the rows of one table). 500 was the first "
+    "of the capacities that were tried on pilot seeds, which chose nothing else."
 )
 
 EXPERIMENTS = (
