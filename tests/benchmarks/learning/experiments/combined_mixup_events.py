@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensordict import TensorDict
-
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import NeighborhoodMixupSampler
@@ -48,13 +46,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
-
-    class DealtRuns(StackedRuns):
-        """A draw has the rows of one table after those of another: each update gets its share of every table."""
-
-        def _dealt(self, batch: TensorDict) -> TensorDict:
-            return batch.view(-1, self._updates_per_draw).transpose(0, 1)
+    from tests.benchmarks.learning.learners.stacked_td3 import DealtRuns
 
     nmer.play(settings, seeds, out, DealtRuns, replay_of)
 

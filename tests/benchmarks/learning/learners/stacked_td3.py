@@ -331,6 +331,16 @@ class StackedRuns:
         return SyncVectorEnv([build] * count, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class DealtRuns(StackedRuns):
+    """Runs whose draws have the rows of one table after those of another: each update gets its share of every table.
+
+    For replays without priorities: TD errors are not returned.
+    """
+
+    def _dealt(self, batch: TensorDict) -> TensorDict:
+        return batch.view(-1, self._updates_per_draw).transpose(0, 1)
+
+
 def mujoco_state(env: gymnasium.Env) -> dict[str, Any] | None:
     """Returns all that decides how a MuJoCo environment goes on, or ``None`` for another environment."""
     if not isinstance(env.unwrapped, MujocoEnv):
