@@ -61,6 +61,7 @@ def test_a_curriculum_plays_and_draws_every_task(arm: str) -> None:
         assert isinstance(replay, CurriculumReplay) and len(replay) == 400
         rows = replay.storage[:400]
         starts = torch.cat([rows["trajectory"].new_ones(4), rows["trajectory"][4:] - rows["trajectory"][:-4]]) > 0
+        assert starts.sum() >= 12  # episodes of at most 40 of 100 steps
         distance = torch.from_numpy(DISTANCES)[rows["task"]].float()
         torch.testing.assert_close(rows["observation"][starts, :2].norm(dim=1), distance[starts])
         assert rows["task"].unique().tolist() == ([0, 1, 2, 3] if arm.startswith("curriculum") else [0])
