@@ -55,6 +55,16 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "Atari, 1M steps, 10,000 transitions: better than FIFO in 39 of 52 games",
         {"retention-breakout": "32,000 steps", "retention-sticky": "32,000 steps", "minatar-200": "60,000 steps"},
     ),
+    "Combinations of these": (
+        "of no paper",
+        {
+            "combined-mixup-events": "8,000 steps",
+            "combined-mixup-goal": "4,000 steps",
+            "combined-events-retention": "12,000 steps after the first goal",
+            "combined-mixup-curriculum": "4,000 steps",
+            "combined-levels-priorities": "2,400 episodes",
+        },
+    ),
     "The same buffer in RLlib": (
         "of no paper: learns as RLlib's own prioritized buffer",
         {"rllib-dqn": "12,000 steps", "rllib-dqn-3-steps": "15,000 steps", "rllib-sac": "4,000 steps"},
