@@ -59,7 +59,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "of no paper",
         {
             "combined-mixup-events": "8,000 steps",
-            "combined-mixup-goal": "4,000 steps",
+            "combined-mixup-goal": "3,200 steps",
             "combined-events-retention": "12,000 steps after the first goal",
             "combined-mixup-curriculum": "4,000 steps",
             "combined-levels-priorities": "2,400 episodes",

@@ -48,7 +48,10 @@ def test_the_arms_hold_as_many_rows() -> None:
         for replay in pair.replays:
             held += replay.tables.length.tolist() if isinstance(replay, TableReplay) else [len(replay)]
         assert held == expected[arm]
-        assert sum(len(batch) for batch in pair.sample()) == 64
+        batches = pair.sample()
+        assert sum(len(batch) for batch in batches) == 64
+        if arm in ("event table", "both"):
+            assert batches[-1]["table"].sum() == 32
 
 
 def test_an_update_has_rows_of_both_buffers_and_td_errors_return_to_their_rows(monkeypatch) -> None:
@@ -110,6 +113,16 @@ def lock_runs(seeds: tuple[int, ...], arm: str = "both", **changed) -> lock_dqn.
     levels = [combined_levels_priorities.levels_of(settings, seed) for seed in seeds]
     replays = [combined_levels_priorities.replay_of(settings, seed) for seed in seeds]
     return lock_dqn.LockRuns(agent, levels, replays, seeds, settings)
+
+
+def test_values_are_those_of_the_network_that_learns() -> None:
+    agent = lock_runs((3, 5))._agent
+    (episodes,) = lock_runs((3,)).play(np.arange(16)[None])
+    rows = lock_dqn.steps_of(episodes)
+    rows["priority_weight"] = torch.ones(len(rows))
+    for _ in range(2):
+        values = agent.values(rows["observation"].expand(2, -1, -1))
+        torch.testing.assert_close(agent.learn([rows, rows])[1], values)
 
 
 def test_a_lock_is_played_by_its_stages() -> None:

@@ -88,11 +88,10 @@ ENVIRONMENT = (
     "A puck is pushed to the middle of a table by a force in two dimensions, with drag, a reward of 1 at the goal and "
     "40 steps of time; tasks differ in the distance of the starts, 0.9 (the target), 0.6, 0.4 and 0.2, at any angle. "
     "TD3 with 64 and 64 units, four pucks in lock-step, 4 updates per environment step from batches of 64, which are "
-    "drawn for 4 updates at once; 1,000 random steps, then 3,000 learned from. Success is the share of 16 starts "
+    "drawn for 4 updates at once; the first 1,000 steps are random. Success is the share of 16 starts "
     "around the goal from which the policy without exploration reaches it. "
 )
 OPTIONS = {
-    "settings": SETTINGS,
     "fast": {"rounds": 30, "rounds_per_point": 10, "warmup_rounds": 25, "min_size": 8},
     "xlabel": "environment steps, the first 1,000 random",
     "seeds_together": 8,
@@ -105,7 +104,8 @@ EXPERIMENTS = (
         claim="none of the combination; half field, which needs a curriculum to be learned (Li and Ji 2021, "
         "https://openreview.net/forum?id=EiW3FLYBiP), was not tried with mixup (Sander et al. 2022, "
         "https://proceedings.mlr.press/v168/sander22a.html).",
-        task=ENVIRONMENT + "Without a curriculum all four pucks play the target; with one each plays a task, and the "
+        task=ENVIRONMENT
+        + "Runs of 4,000 steps. Without a curriculum all four pucks play the target; with one each plays a task, and the "
         "rows of a draw are of one task, all with equal probability. With both, neighbours are found among the rows "
         "of all tasks. Pilot seeds, of the arm with a curriculum, chose the length of the run and the goal's radius.",
         arms={
@@ -114,6 +114,7 @@ EXPERIMENTS = (
             "curriculum": {"scheduler": "uniform"},
             "curriculum, neighbourhood mixup": {"scheduler": "uniform"} | MIXING,
         },
+        settings=SETTINGS,
         seeds=range(500, 508),
         pilot_seeds=range(4),
         measure=mean_of("target", "success on the target over the run", skip=0),
@@ -139,7 +140,7 @@ EXPERIMENTS = (
         title="Pucks pushed to a goal, TD3: an event table of the goal and neighbourhood mixup",
         claim="none of the combination, see `combined-mixup-events`; here the event is the only reward.",
         task=ENVIRONMENT
-        + "All pucks play the task of distance 0.4. The event is the goal; the 20 steps up to it enter "
+        + "Runs of 3,200 steps. All pucks play the task of distance 0.4. The event is the goal; the 20 steps up to it enter "
         "a table of 1,000, from which half of each batch is drawn. Pilot seeds, of uniform draws, changed nothing.",
         arms={
             "uniform": {},
@@ -147,6 +148,7 @@ EXPERIMENTS = (
             "neighbourhood mixup": MIXING,
             "both": EVENTS | MIXING,
         },
+        settings=SETTINGS | {"rounds": 800},
         seeds=range(520, 528),
         pilot_seeds=range(4),
         measure=mean_of("every", "success at all distances over the run", skip=0),
