@@ -105,9 +105,9 @@ EXPERIMENTS = (
         "https://openreview.net/forum?id=EiW3FLYBiP), was not tried with mixup (Sander et al. 2022, "
         "https://proceedings.mlr.press/v168/sander22a.html).",
         task=ENVIRONMENT
-        + "Runs of 4,000 steps. Without a curriculum all four pucks play the target; with one each plays a task, and the "
-        "rows of a draw are of one task, all with equal probability. With both, neighbours are found among the rows "
-        "of all tasks. Pilot seeds, of the arm with a curriculum, chose the length of the run and the goal's radius.",
+        + "Runs of 4,000 steps. Without a curriculum all four pucks play the target; with one each plays a task, and "
+        "the rows of a draw are of one task, all with equal probability. With both, neighbours are found among the "
+        "rows of all tasks. Pilot seeds, of arms without mixup, chose the length of the run and the goal's radius.",
         arms={
             "no curriculum": {"scheduler": "target"},
             "no curriculum, neighbourhood mixup": {"scheduler": "target"} | MIXING,
@@ -140,8 +140,9 @@ EXPERIMENTS = (
         title="Pucks pushed to a goal, TD3: an event table of the goal and neighbourhood mixup",
         claim="none of the combination, see `combined-mixup-events`; here the event is the only reward.",
         task=ENVIRONMENT
-        + "Runs of 3,200 steps. All pucks play the task of distance 0.4. The event is the goal; the 20 steps up to it enter "
-        "a table of 1,000, from which half of each batch is drawn. Pilot seeds, of uniform draws, changed nothing.",
+        + "Runs of 3,200 steps. All pucks play the task of distance 0.4. The event is the goal; the 20 steps up to it "
+        "enter a table of 1,000, from which half of each batch is drawn. Pilot seeds, of uniform draws, chose the "
+        "length of the run.",
         arms={
             "uniform": {},
             "event table": EVENTS,
