@@ -41,11 +41,10 @@ class SideBySide:
     def feed(self, batches: list[TensorDict], td_error: Tensor, values: Tensor) -> None:
         """Returns TD errors ``[B]`` and action values ``[B, A]`` of the joined batches to a buffer that retains."""
         sizes = [len(batch) for batch in batches]
-        for replay, batch, *signals in zip(
-            self.replays, batches, td_error.split(sizes), values.split(sizes), strict=True
-        ):
+        parts = zip(self.replays, batches, td_error.split(sizes), values.split(sizes), strict=True)
+        for replay, batch, errors, action_values in parts:
             if isinstance(replay.writer, RetentionWriter):
-                replay.update_priority(batch, signals[0], action_values=signals[1], action=batch["action"])
+                replay.update_priority(batch, errors, action_values=action_values, action=batch["action"])
 
 
 class RetainedWalks(StackedWalks):
