@@ -62,6 +62,16 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "minatar-200": "60,000 steps",
         },
     ),
+    "Combinations of these": (
+        "of no paper",
+        {
+            "combined-mixup-events": "8,000 steps",
+            "combined-mixup-goal": "3,200 steps",
+            "combined-events-retention": "12,000 steps after the first goal",
+            "combined-mixup-curriculum": "4,000 steps",
+            "combined-levels-priorities": "2,400 episodes",
+        },
+    ),
     "The same buffer in RLlib": (
         "of no paper: learns as RLlib's own prioritized buffer",
         {"rllib-dqn": "12,000 steps", "rllib-dqn-3-steps": "15,000 steps", "rllib-sac": "4,000 steps"},

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from lightning_replay import Replay, recipes
 from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, last_of, mean_of
 from tests.benchmarks.learning.recorder import Recorder, SeedRun
+
+if TYPE_CHECKING:
+    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
 
 FIRST_EVALUATION_SEED = 10_000
 PAPER = "Sander et al. 2022, https://proceedings.mlr.press/v168/sander22a.html"
@@ -41,14 +44,27 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns, StackedTD3, quiet_mujoco
+    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
+
+    play(settings, seeds, out, StackedRuns, replay_of)
+
+
+def play(
+    settings: Settings,
+    seeds: Sequence[int],
+    out: Recorder,
+    runs_of: type[StackedRuns],
+    replay_of: Callable[[Settings, int], Replay],
+) -> None:
+    """Plays, learns and evaluates with the runs and the replays of an experiment."""
+    from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3, quiet_mujoco
 
     quiet_mujoco()
     one = gymnasium.make(settings["env"], **settings["env_kwargs"])
     sizes = (one.observation_space.shape[0], one.action_space.shape[0])
     agent = StackedTD3(*sizes, seeds, hidden_sizes=settings["hidden_sizes"], learning_rate=settings["learning_rate"])
     warmup, every = settings["warmup_steps"], settings["evaluate_every"]
-    runs = StackedRuns(
+    runs = runs_of(
         agent,
         settings["env"],
         [replay_of(settings, seed) for seed in seeds],

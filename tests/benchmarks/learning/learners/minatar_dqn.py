@@ -57,6 +57,11 @@ class StackedDQN(nn.Module):
         return forward(self._online, observation.unsqueeze(1))[-1].squeeze(1).argmax(-1)
 
     @torch.no_grad()
+    def values(self, observation: Tensor) -> Tensor:
+        """Returns the values of all actions, ``[R, N, A]``, for observations ``[R, N, O]``."""
+        return forward(self._online, observation)[-1]
+
+    @torch.no_grad()
     def learn(self, batches: Sequence[TensorDictBase]) -> tuple[Tensor, Tensor]:
         """Makes one update of every run; returns TD errors ``[R, B]`` and action values ``[R, B, A]`` of before it."""
         columns = [torch.stack(column) for column in zip(*map(self._columns, batches), strict=True)]

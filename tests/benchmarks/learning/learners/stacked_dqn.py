@@ -52,28 +52,56 @@ class StackedDQN(nn.Module):
         return forward(self._network, self._inputs[states])[-1].argmax(-1)
 
     @torch.no_grad()
+    def values(self, batch: TensorDict) -> Tensor:
+        """Returns the values of all actions ``[R, B, A]`` in the states of rows ``[R, B]``."""
+        return forward(self._network, self._inputs[_states(batch["observation"])])[-1]
+
+    @torch.no_grad()
+    def td_error(self, run: int, rows: TensorDict) -> Tensor:
+        """Returns TD errors ``[N]`` of rows ``[N]`` of one run, magnitudes, as they are at present."""
+        columns = [column.unsqueeze(0) for column in self._columns(rows)]
+        network, target = ([parameter[run : run + 1] for parameter in net] for net in (self._network, self._target))
+        return self._error(network, target, *columns[:-1])[0].abs().squeeze(0)
+
+    @torch.no_grad()
     def learn(self, batch: TensorDict, updates: int) -> Tensor:
         """Deals rows ``[R, B]`` to updates, one after another; returns their TD errors ``[R, B]``, magnitudes."""
+        dealt = [column.chunk(updates, 1) for column in self._columns(batch)]
+        return torch.cat([self._update(*rows) for rows in zip(*dealt, strict=True)], 1)
+
+    def _columns(self, batch: TensorDict) -> list[Tensor]:
         states, following = (_states(each) for each in (batch["observation"], batch["next", "observation"]))
         weight = batch.get("priority_weight", torch.ones(states.shape))
         going_on = self._discount * (~batch["next", "terminated"].squeeze(-1))
-        columns = (states, batch["action"].long(), following, batch["next", "reward"].squeeze(-1), going_on, weight)
-        dealt = [column.chunk(updates, 1) for column in columns]
-        return torch.cat([self._update(*rows) for rows in zip(*dealt, strict=True)], 1)
+        return [states, batch["action"].long(), following, batch["next", "reward"].squeeze(-1), going_on, weight]
 
     def _update(
         self, states: Tensor, action: Tensor, following: Tensor, reward: Tensor, discount: Tensor, weight: Tensor
     ) -> Tensor:
-        best = self.greedy(following).unsqueeze(-1)
-        value = forward(self._target, self._inputs[following])[-1].gather(-1, best).squeeze(-1)
-        outputs = forward(self._network, self._inputs[states])
-        taken = action.unsqueeze(-1)
-        error = outputs[-1].gather(-1, taken).squeeze(-1) - reward - discount * value
+        error, outputs = self._error(self._network, self._target, states, action, following, reward, discount)
         slope = (weight * error.clamp(-1.0, 1.0) / error.shape[1]).unsqueeze(-1)
-        backward(self._network, outputs, torch.zeros_like(outputs[-1]).scatter_(-1, taken, slope))
+        gradient = torch.zeros_like(outputs[-1]).scatter_(-1, action.unsqueeze(-1), slope)
+        backward(self._network, outputs, gradient)
         self._optimizer.step()
         torch._foreach_lerp_(self._target, self._network, self._target_update_rate)
         return error.abs()
+
+    def _error(
+        self,
+        network: Sequence[Tensor],
+        target: Sequence[Tensor],
+        states: Tensor,
+        action: Tensor,
+        following: Tensor,
+        reward: Tensor,
+        discount: Tensor,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns the value less its target ``[R, B]``, and the outputs of the layers."""
+        best = forward(network, self._inputs[following])[-1].argmax(-1, keepdim=True)
+        value = forward(target, self._inputs[following])[-1].gather(-1, best).squeeze(-1)
+        outputs = forward(network, self._inputs[states])
+        taken = outputs[-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return taken - reward - discount * value, outputs
 
 
 class StackedWalks:

@@ -292,11 +292,15 @@ class StackedRuns:
     def _learn(self) -> None:
         """Makes the updates of one draw; TD errors go back to replays that draw by them."""
         batches = [replay.sample() for replay in self.replays]
-        rows = [batch.select(*_LEARNED, strict=False).view(self._updates_per_draw, -1) for batch in batches]
+        rows = [self._dealt(batch.select(*_LEARNED, strict=False)) for batch in batches]
         td_errors = self.agent.learn(torch.stack(rows)).flatten(1)
         for replay, batch, td_error in zip(self.replays, batches, td_errors, strict=True):
             if replay.awaits_priorities:
                 replay.update_priority(batch, td_error)
+
+    def _dealt(self, batch: TensorDict) -> TensorDict:
+        """Deals the rows of a draw to its updates ``[updates, B]``."""
+        return batch.view(self._updates_per_draw, -1)
 
     def _store(self, columns: Sequence[np.ndarray]) -> None:
         """Stores steps ``[R, N]`` of all runs, each in its replay."""
@@ -325,6 +329,16 @@ class StackedRuns:
             return RescaleAction(gymnasium.make(self._env, **self._env_kwargs), -1, 1)
 
         return SyncVectorEnv([build] * count, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class DealtRuns(StackedRuns):
+    """Runs whose draws have the rows of one table after those of another: each update gets its share of every table.
+
+    For replays without priorities: TD errors are not returned.
+    """
+
+    def _dealt(self, batch: TensorDict) -> TensorDict:
+        return batch.view(-1, self._updates_per_draw).transpose(0, 1)
 
 
 def mujoco_state(env: gymnasium.Env) -> dict[str, Any] | None:
