@@ -18,7 +18,6 @@ from tests.benchmarks.learning.learners.three_rooms import (
     ONE_HOT,
     PLACES,
     STATE_OF_ONE_HOT,
-    OneHot,
     Table,
     in_a_gap,
     near_start,
@@ -71,6 +70,17 @@ def test_a_run_learns_what_the_agent_learns() -> None:
         torch.testing.assert_close(parameter.data, learned[run].detach().T.squeeze(-1), atol=1e-5, rtol=1e-4)
 
 
+def test_rows_dealt_in_turn_are_every_fifth_of_a_draw() -> None:
+    given = batches()
+    in_turn, consecutive = (StackedDQN(ONE_HOT, (4, 9), **OPTIONS) for _ in range(2))
+    order = torch.arange(UPDATES * BATCH).view(BATCH, UPDATES).T.flatten()  # row k in update k % UPDATES
+    errors = in_turn.learn(given, UPDATES, in_turn=True)
+    assert torch.equal(errors[:, order], consecutive.learn(given[:, order], UPDATES))
+    assert all(
+        torch.equal(*pair) for pair in zip(in_turn.network.parameters(), consecutive.network.parameters(), strict=True)
+    )
+
+
 def test_a_run_does_not_change_another() -> None:
     both, alone = StackedDQN(ONE_HOT, (4, 9), **OPTIONS), StackedDQN(ONE_HOT, (9,), **OPTIONS)
     given = batches()
@@ -81,15 +91,15 @@ def test_a_run_does_not_change_another() -> None:
 
 
 def test_the_table_walks_as_the_environment() -> None:
-    env, table = OneHot(ThreeRooms(max_steps=50)), Table.of(ThreeRooms())
+    env, table = ThreeRooms(max_steps=50, one_hot=True), Table.of(ThreeRooms())
     generator = np.random.default_rng(0)
     observation, _ = env.reset()
-    assert state_of(env.unwrapped) == table.start
+    assert state_of(env) == table.start
     for _ in range(3_000):
-        state, action = state_of(env.unwrapped), int(generator.integers(3))
-        assert (observation @ STATE_OF_ONE_HOT.numpy()) == state
+        state, action = state_of(env), int(generator.integers(3))
+        assert np.array_equal(observation, ONE_HOT[state]) and observation @ STATE_OF_ONE_HOT.numpy() == state
         observation, reward, terminated, truncated, _ = env.step(action)
-        assert (state_of(env.unwrapped), terminated) == (table.following[state, action], table.is_goal[state, action])
+        assert (state_of(env), terminated) == (table.following[state, action], table.is_goal[state, action])
         assert reward == float(terminated)
         if terminated or truncated:
             observation, _ = env.reset()

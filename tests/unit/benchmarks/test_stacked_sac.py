@@ -46,9 +46,7 @@ class Alone:
         rates = {f"{name}_learning_rate": RATE for name in ("actor", "critic", "entropy")}
         self.agent = SAC(OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, (8, 8), **rates, target_update_rate=0.1)
         with torch.no_grad():
-            for parameter, source in zip(
-                tensors_of(self.agent.actor_layers), of_run(stacked.policy, run), strict=True
-            ):
+            for parameter, source in zip(tensors_of(self.agent.actor_layers), of_run(stacked.policy, run), strict=True):
                 parameter.copy_(source)
             critics = self.agent.loss.qvalue_network_params
             for parameter, source in zip(critics.values(True, True), both(stacked.critics, run, runs), strict=True):

@@ -80,7 +80,7 @@ class StackedSAC(nn.Module):
         columns = [batch["observation"], batch["action"], batch["next", "observation"]]
         columns += [batch["next", key].float() for key in ("reward", "terminated")]
         weight = batch.get("priority_weight", None)
-        columns += [noise, torch.ones(noise.shape[:2] + (rows, 1)) if weight is None else weight.unsqueeze(-1)]
+        columns += [noise, torch.ones(*noise.shape[:2], rows, 1) if weight is None else weight.unsqueeze(-1)]
         dealt = zip(*(column.unbind(1) for column in columns), strict=True)
         return torch.stack([self._update(*columns).squeeze(-1) for columns in dealt], 1)
 
