@@ -45,7 +45,8 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "event-tables-limits": "12,000 steps after the first goal",
             "event-tables-in-turn": "12,000 steps after the first goal",
             "event-tables-agent": "12,000 steps after the first goal",
-            "lunar-lander": "60,000 steps",
+            "event-tables-file": "20,000 steps",
+            "lunar-lander": "100,000 steps",
         },
     ),
     "Parallel curriculum": (
