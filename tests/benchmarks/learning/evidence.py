@@ -46,7 +46,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "event-tables-in-turn": "12,000 steps after the first goal",
             "event-tables-agent": "12,000 steps after the first goal",
             "event-tables-file": "20,000 steps",
-            "lunar-lander": "100,000 steps",
+            "lunar-lander": "120,000 steps",
         },
     ),
     "Parallel curriculum": (
