@@ -48,11 +48,11 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     torch.manual_seed(0)
     run, stacked = 1, StackedDQN(ONE_HOT, (4, 9), **OPTIONS)
     agent = DQN(ONE_HOT.shape[1], 3, **OPTIONS)
-    with torch.no_grad():
-        for parameter, source in zip(tensors_of(agent.layers), stacked.network.parameters(), strict=True):
-            parameter.copy_(source[run].T.squeeze(-1))
-    for parameter, source in zip(tensors_of(agent.target_layers), tensors_of(agent.layers), strict=True):
-        parameter.data.copy_(source.data)
+    sources = [list(stacked.network.parameters()), [torch.randn_like(each) for each in stacked.network.parameters()]]
+    stacked._target = sources[1]  # far from the network, so that it matters which of them chooses an action
+    for layers, stack in zip((agent.layers, agent.target_layers), sources, strict=True):
+        for parameter, source in zip(tensors_of(layers), stack, strict=True):
+            parameter.data.copy_(source[run].detach().T.squeeze(-1))
     given = batches()
     errors = stacked.learn(given, UPDATES)
     found: list[torch.Tensor] = []
