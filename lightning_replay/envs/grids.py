@@ -28,8 +28,8 @@ class RoomGrid(MiniGridEnv):
     Args:
         max_steps: steps after which an episode is truncated.
         step_reward: added to every step, also the last; -0.1 in the paper.
-        one_hot: observe column, row and direction as one-hot vectors, which small networks learn from; with the
-            coordinates themselves as inputs they do not find the way within the steps of the experiments.
+        one_hot: observe x, y and direction as one-hot vectors, with which a small network learns the way in less than
+            half of the steps that it needs with the coordinates as inputs (experiment ``event-tables-limits``).
         render_mode: ``None`` or ``"rgb_array"``.
 
     Attributes:
