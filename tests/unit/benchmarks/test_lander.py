@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,13 @@ def test_both_legs_count_between_the_flags() -> None:
     flags = [(x - width / 2) / (width / 2) for x in (env.helipad_x1, env.helipad_x2)]
     assert flags == pytest.approx([-0.2, 0.2])
     places = [(0.15, 0.0, 1, 1), (-0.19, 0.0, 1, 1), (0.21, 0.0, 1, 1), (0.15, 0.0, 1, 0), (0.0, 0.09, 0, 0)]
-    places += [(0.0, 0.11, 0, 0), (0.11, 0.0, 0, 0), (-0.09, -0.05, 0, 1)]
+    places += [(0.0, 0.11, 0, 0), (0.11, 0.0, 0, 0), (-0.09, -0.05, 0, 1), (-0.21, 0.0, 1, 1), (-0.11, 0.0, 0, 0)]
     observation = torch.tensor([[x, y, 0.0, 0.0, 0.0, 0.0, *legs] for x, y, *legs in places])
     steps = TensorDict({"next": {"observation": observation}}, [len(places)])
     found = {name: condition(steps).tolist() for name, condition in CONDITIONS.items()}
     assert found == {
-        "both legs down": [True, True, False, False, False, False, False, False],
-        "near the centre": [False, False, False, False, True, False, False, True],
+        "both legs down": [True, True, False, False, False, False, False, False, False, False],
+        "near the centre": [False, False, False, False, True, False, False, True, False, False],
     }
 
 
@@ -101,8 +102,10 @@ def test_td_errors_return_to_the_rows_they_are_of() -> None:
         assert torch.equal(td_error, batch["next", "reward"].squeeze(-1).abs()) and len(td_error) == 32
 
 
-def test_an_evaluation_is_that_of_other_environments() -> None:
+@pytest.mark.parametrize("limit", [30, 1_000])
+def test_an_evaluation_is_that_of_other_environments(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = build()
+    monkeypatch.setattr(gymnasium, "make", partial(gymnasium.make, max_episode_steps=limit))
     assert runs.evaluate(2, seed=7).tolist() == pytest.approx(StackedRuns.evaluate(runs, 2, seed=7).tolist())
 
 
