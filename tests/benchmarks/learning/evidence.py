@@ -43,8 +43,10 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "rooms": "30,000 steps",
             "event-tables": "12,000 steps after the first goal",
             "event-tables-limits": "12,000 steps after the first goal",
+            "event-tables-in-turn": "12,000 steps after the first goal",
             "event-tables-agent": "12,000 steps after the first goal",
-            "two-rooms": "30,000 steps",
+            "event-tables-file": "20,000 steps",
+            "lunar-lander": "120,000 steps",
         },
     ),
     "Parallel curriculum": (

@@ -9,19 +9,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from lightning_replay import Replay
 from lightning_replay.agents import DQN
 from lightning_replay.agents.perceptrons import tensors_of
 from lightning_replay.envs.grids import ThreeRooms
 from tests.benchmarks.learning.learners.grids import state_of
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedWalks, agent_of
 from tests.benchmarks.learning.learners.three_rooms import (
+    CONDITIONS,
     ONE_HOT,
     PLACES,
+    POTENTIALS,
     STATE_OF_ONE_HOT,
-    OneHot,
     Table,
-    in_a_gap,
-    near_start,
+    replay_of,
 )
 
 OPTIONS = {"hidden_sizes": (8, 8), "learning_rate": 1e-2, "discount": 0.9, "target_update_rate": 0.1}
@@ -47,11 +48,11 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     torch.manual_seed(0)
     run, stacked = 1, StackedDQN(ONE_HOT, (4, 9), **OPTIONS)
     agent = DQN(ONE_HOT.shape[1], 3, **OPTIONS)
-    with torch.no_grad():
-        for parameter, source in zip(tensors_of(agent.layers), stacked.network.parameters(), strict=True):
-            parameter.copy_(source[run].T.squeeze(-1))
-    for parameter, source in zip(tensors_of(agent.target_layers), tensors_of(agent.layers), strict=True):
-        parameter.data.copy_(source.data)
+    sources = [list(stacked.network.parameters()), [torch.randn_like(each) for each in stacked.network.parameters()]]
+    stacked._target = sources[1]  # far from the network, so that it matters which of them chooses an action
+    for layers, stack in zip((agent.layers, agent.target_layers), sources, strict=True):
+        for parameter, source in zip(tensors_of(layers), stack, strict=True):
+            parameter.data.copy_(source[run].detach().T.squeeze(-1))
     given = batches()
     errors = stacked.learn(given, UPDATES)
     found: list[torch.Tensor] = []
@@ -71,6 +72,17 @@ def test_a_run_learns_what_the_agent_learns() -> None:
         torch.testing.assert_close(parameter.data, learned[run].detach().T.squeeze(-1), atol=1e-5, rtol=1e-4)
 
 
+def test_rows_dealt_in_turn_are_every_fifth_of_a_draw() -> None:
+    given = batches()
+    in_turn, consecutive = (StackedDQN(ONE_HOT, (4, 9), **OPTIONS) for _ in range(2))
+    order = torch.arange(UPDATES * BATCH).view(BATCH, UPDATES).T.flatten()  # row k in update k % UPDATES
+    errors = in_turn.learn(given, UPDATES, in_turn=True)
+    assert torch.equal(errors[:, order], consecutive.learn(given[:, order], UPDATES))
+    assert all(
+        torch.equal(*pair) for pair in zip(in_turn.network.parameters(), consecutive.network.parameters(), strict=True)
+    )
+
+
 def test_a_run_does_not_change_another() -> None:
     both, alone = StackedDQN(ONE_HOT, (4, 9), **OPTIONS), StackedDQN(ONE_HOT, (9,), **OPTIONS)
     given = batches()
@@ -81,24 +93,126 @@ def test_a_run_does_not_change_another() -> None:
 
 
 def test_the_table_walks_as_the_environment() -> None:
-    env, table = OneHot(ThreeRooms(max_steps=50)), Table.of(ThreeRooms())
+    env, table = ThreeRooms(max_steps=50, one_hot=True), Table.of(ThreeRooms())
     generator = np.random.default_rng(0)
     observation, _ = env.reset()
-    assert state_of(env.unwrapped) == table.start
+    assert state_of(env) == table.start
     for _ in range(3_000):
-        state, action = state_of(env.unwrapped), int(generator.integers(3))
-        assert (observation @ STATE_OF_ONE_HOT.numpy()) == state
+        state, action = state_of(env), int(generator.integers(3))
+        assert np.array_equal(observation, ONE_HOT[state]) and observation @ STATE_OF_ONE_HOT.numpy() == state
         observation, reward, terminated, truncated, _ = env.step(action)
-        assert (state_of(env.unwrapped), terminated) == (table.following[state, action], table.is_goal[state, action])
+        assert (state_of(env), terminated) == (table.following[state, action], table.is_goal[state, action])
         assert reward == float(terminated)
         if terminated or truncated:
             observation, _ = env.reset()
 
 
+def check_walk(rows: TensorDict, episode_steps: int) -> None:
+    """Rows ``[N]`` are steps of the environment, one after another."""
+    table = Table.of(ThreeRooms())
+    state, following = (
+        (rows[key] @ STATE_OF_ONE_HOT).long().numpy() for key in ("observation", ("next", "observation"))
+    )
+    assert torch.equal(rows["observation"], ONE_HOT[state]) and torch.equal(
+        rows["next", "observation"], ONE_HOT[following]
+    )
+    action = rows["action"].numpy()
+    assert np.array_equal(following, table.following[state, action])
+    terminated, truncated, done = (
+        rows["next", name].squeeze(-1).numpy() for name in ("terminated", "truncated", "done")
+    )
+    assert np.array_equal(terminated, table.is_goal[state, action]) and np.array_equal(done, terminated | truncated)
+    assert np.array_equal(rows["next", "reward"].squeeze(-1).numpy(), terminated)
+    assert np.array_equal(state, np.append(table.start, np.where(done, table.start, following)[:-1]))
+    ends = np.append(-1, done.nonzero()[0])
+    lengths = np.diff(ends)
+    assert np.array_equal(truncated[done], (lengths == episode_steps) & ~terminated[done])
+    assert lengths.max(initial=0) <= episode_steps and len(rows) - 1 - ends[-1] < episode_steps
+
+
 def test_a_walk_ends_with_the_first_goal_and_its_events_are_where_they_are() -> None:
     walk = Table.of(ThreeRooms()).walk_to_goal(seed=1, episode_steps=200)
+    check_walk(walk, 200)
     assert walk["next", "reward"].nonzero()[:, 0].tolist() == [len(walk) - 1]
     assert walk["next", "truncated"].flatten().nonzero().flatten().tolist() == list(range(199, len(walk) - 1, 200))
     places = [PLACES[int(number)] for number in walk["next", "observation"] @ STATE_OF_ONE_HOT]
-    assert in_a_gap(walk).tolist() == [(x, y) in ThreeRooms.GAPS for x, y, _ in places]
-    assert near_start(walk).tolist() == [(x, y) == (2, 2) for x, y, _ in places]
+    for name, expected in (
+        ("gap", [(x, y) in ThreeRooms.GAPS for x, y, _ in places]),
+        ("near start", [(x, y) == (2, 2) for x, y, _ in places]),
+        ("goal", [(x, y) == ThreeRooms.GOAL for x, y, _ in places]),
+    ):
+        assert CONDITIONS[name](walk).flatten().tolist() == expected and any(expected)
+    x, y = ThreeRooms.GOAL
+    near = [pytest.approx(-0.05 * (abs(column - x) + abs(row - y))) for column, row, _ in places]
+    assert POTENTIALS["distance"](walk["next", "observation"]).tolist() == near
+    at_first_gap = [float((column, row) == ThreeRooms.GAPS[0]) for column, row, _ in places]
+    assert POTENTIALS["gap"](walk["next", "observation"]).flatten().tolist() == at_first_gap
+
+
+def test_greedy_steps_of_the_shortest_way_and_of_one_that_never_arrives() -> None:
+    table = Table.of(ThreeRooms())
+    left = np.where(table.is_goal, 1, 10_000)  # steps to the goal, [S, A]
+    for _ in range(200):
+        left = np.where(table.is_goal, 1, 1 + left.min(1)[table.following])
+    policies = np.stack([left.argmin(1), np.zeros(len(left), dtype=np.int64)])
+    assert table.greedy_steps(policies, 100).tolist() == [23, 100]
+    assert table.greedy_steps(policies, 23).tolist() == [23, 23]
+
+
+SETTINGS = {
+    "inputs": "one-hot",
+    "episode_steps": 40,
+    "exploration": 0.5,
+    "steps_per_draw": 8,
+    "updates_per_draw": 8,
+    "batch_size": 64,
+    "capacity": 1_000,
+    "replay": "prioritized",
+    "importance_exponent": 0.4,
+} | OPTIONS
+
+
+def walks(seeds: tuple[int, ...]) -> tuple[StackedWalks, list[Replay]]:
+    replays = [replay_of(SETTINGS, seed) for seed in seeds]
+    return StackedWalks(agent_of(SETTINGS, seeds), Table.of(ThreeRooms()), replays, seeds, SETTINGS), replays
+
+
+def test_runs_walk_as_the_environment_and_alone_as_beside_others() -> None:
+    both, replays = walks((3, 5))
+    alone, (single,) = walks((5,))
+    for _ in range(15):
+        both.advance()
+        alone.advance()
+    rows = [replay.storage[:][: len(replay)] for replay in (*replays, single)]
+    for each in rows:
+        check_walk(each, SETTINGS["episode_steps"])
+        assert len(each) == 120 and len(set(each["action"].tolist())) == 3
+    assert torch.equal(rows[1]["action"], rows[2]["action"]) and not torch.equal(rows[0]["action"], rows[1]["action"])
+
+
+def test_half_of_the_actions_are_the_agents() -> None:
+    (walk, (replay,)) = walks((3,))
+    agent = walk._agent
+    agent.greedy = lambda states: torch.full_like(states, 2)
+    for _ in range(100):
+        walk.advance()
+    share = (replay.storage[:]["action"][: len(replay)] == 2).float().mean()
+    assert share == pytest.approx(0.5 + 0.5 / 3, abs=0.06)
+
+
+def test_td_errors_return_to_the_rows_they_are_of() -> None:
+    walk, replays = walks((3, 5))
+    given: list[list[tuple[list[int], list[float]]]] = [[], []]
+    walk._agent.learn = lambda rows, updates, in_turn: rows["observation"] @ STATE_OF_ONE_HOT
+    for replay, kept in zip(replays, given, strict=True):
+
+        def keep(index: torch.Tensor, error: torch.Tensor, generation: torch.Tensor, kept: list = kept) -> None:
+            kept.append((index.tolist(), error.tolist()))
+
+        replay.update_priority = keep
+    for _ in range(3):
+        walk.advance()
+    for replay, kept in zip(replays, given, strict=True):
+        assert len(kept) == 3
+        for index, error in kept:
+            assert error == (replay.storage[:]["observation"][index] @ STATE_OF_ONE_HOT).tolist()

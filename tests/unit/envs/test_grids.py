@@ -84,6 +84,30 @@ def test_steps_by_hand() -> None:
     assert columns == [2, 3, 4, 5, 6]  # the gap's column, as the event condition of the paper's experiment reads it
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+def test_one_hot_observations_are_the_same_places(grid: type[RoomGrid]) -> None:
+    plain, one_hot = grid(), grid(one_hot=True)
+    width, height = len(grid.MAP[0]), len(grid.MAP)
+    assert one_hot.observation_space == gymnasium.spaces.Box(0.0, 1.0, (width + height + 4,))
+    observations = [env.reset()[0] for env in (plain, one_hot)]
+    generator = np.random.default_rng(0)
+    seen = set()
+    for _ in range(2_000):
+        (x, y, *direction), parts = observations[0].tolist(), np.split(observations[1], [width, width + height])
+        assert observations[1].dtype == np.float32 and observations[1] in one_hot.observation_space
+        assert [part.sum() for part in parts] == [1.0, 1.0, 1.0]
+        assert (parts[0].argmax(), parts[1].argmax(), parts[2].tolist()) == (x, y, direction)
+        seen.add((x, y, *direction))
+        action = int(generator.integers(3))
+        results = [env.step(action) for env in (plain, one_hot)]
+        assert results[0][1:] == results[1][1:]
+        is_over = results[0][2] or results[0][3]
+        observations = [
+            env.reset()[0] if is_over else result[0] for env, result in zip((plain, one_hot), results, strict=True)
+        ]
+    assert len(seen) > 50
+
+
 def test_the_goal_pays_1_and_terminates() -> None:
     env = ThreeRooms(max_steps=4, step_reward=-0.1)
     env.reset()
@@ -120,9 +144,10 @@ def test_errors_say_what_is_accepted() -> None:
         env.step(3)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("identifier", ["ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0"])
-def test_gymnasium_finds_nothing_to_object_to_and_a_picture_is_drawn(identifier: str) -> None:
-    env = gymnasium.make(identifier, render_mode="rgb_array")
+def test_gymnasium_finds_nothing_to_object_to_and_a_picture_is_drawn(identifier: str, one_hot: bool) -> None:
+    env = gymnasium.make(identifier, one_hot=one_hot, render_mode="rgb_array")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env.unwrapped)

@@ -16,7 +16,7 @@ from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.lit import ReplayDataModule
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings
 from tests.benchmarks.learning.experiments import event_tables
-from tests.benchmarks.learning.learners.three_rooms import ONE_HOT, Checks, OneHot, Table, filled_replay
+from tests.benchmarks.learning.learners.three_rooms import ONE_HOT, Checks, Table, filled_replay
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -43,7 +43,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     replay, walked = filled_replay(table, settings, seed)
 
     def three_rooms() -> gymnasium.Env:
-        return OneHot(ThreeRooms(max_steps=settings["episode_steps"]))
+        return ThreeRooms(max_steps=settings["episode_steps"], one_hot=True)
 
     L.seed_everything(seed, verbose=False)
     agent = DQN.for_env(

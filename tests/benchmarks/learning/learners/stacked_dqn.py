@@ -64,10 +64,17 @@ class StackedDQN(nn.Module):
         return self._error(network, target, *columns[:-1])[0].abs().squeeze(0)
 
     @torch.no_grad()
-    def learn(self, batch: TensorDict, updates: int) -> Tensor:
-        """Deals rows ``[R, B]`` to updates, one after another; returns their TD errors ``[R, B]``, magnitudes."""
-        dealt = [column.chunk(updates, 1) for column in self._columns(batch)]
-        return torch.cat([self._update(*rows) for rows in zip(*dealt, strict=True)], 1)
+    def learn(self, batch: TensorDict, updates: int, in_turn: bool = False) -> Tensor:
+        """Deals rows ``[R, B]`` to updates; returns their TD errors ``[R, B]``, magnitudes.
+
+        Args:
+            batch: of a draw of each run; one from tables is ordered by table.
+            updates: how many.
+            in_turn: an update takes every ``updates``-th row instead of consecutive ones.
+        """
+        shape, among = ((-1, updates), -1) if in_turn else ((updates, -1), 1)
+        dealt = [column.unflatten(1, shape).unbind(among) for column in self._columns(batch)]
+        return torch.stack([self._update(*rows) for rows in zip(*dealt, strict=True)], among).flatten(1)
 
     def _columns(self, batch: TensorDict) -> list[Tensor]:
         states, following = (_states(each) for each in (batch["observation"], batch["next", "observation"]))
@@ -112,7 +119,7 @@ class StackedWalks:
         table: of the environment.
         replays: one for each run.
         seeds: of the random actions, one for each run.
-        settings: ``episode_steps``, ``exploration``, ``steps_per_draw``, ``updates_per_draw``.
+        settings: ``episode_steps``, ``exploration``, ``steps_per_draw``, ``updates_per_draw``, ``rows_in_turn``.
     """
 
     def __init__(
@@ -129,7 +136,7 @@ class StackedWalks:
             replay.extend(steps)
         batches = [replay.sample() for replay in self._replays]
         rows = torch.stack([batch.select(*_LEARNED, strict=False) for batch in batches])
-        errors = self._agent.learn(rows, self._settings["updates_per_draw"])
+        errors = self._agent.learn(rows, self._settings["updates_per_draw"], self._settings.get("rows_in_turn", False))
         for replay, batch, error in zip(self._replays, batches, errors, strict=True):
             if replay.is_prioritized:
                 replay.update_priority(batch["index"], error, generation=batch["generation"])

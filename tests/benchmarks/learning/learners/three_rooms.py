@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -82,18 +81,6 @@ def replay_of(settings: dict[str, Any], seed: int) -> Replay:
         importance_exponent=settings["importance_exponent"],
         seed=seed,
     )
-
-
-class OneHot(gymnasium.ObservationWrapper):
-    """The environment with the observations of this file."""
-
-    def __init__(self, env: RoomGrid) -> None:
-        super().__init__(env)
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, ONE_HOT.shape[1:])
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """x, y and direction as one-hot vectors."""
-        return ONE_HOT[state_of(self.unwrapped)].numpy()
 
 
 @dataclass(frozen=True)
