@@ -288,13 +288,15 @@ def test_pieces_of_an_episode_come_together_from_two_learners(build: Any, monkey
 @pytest.mark.parametrize(("algorithm", "runners"), [(APPOConfig, 0), (IMPALAConfig, 1)])
 def test_asynchronous_algorithms(algorithm: Any, runners: int, build: Any) -> None:
     built = build(small(algorithm, runners).learners(num_learners=runners))
-    for _ in range(5):
+    for iteration in range(25):
         result = built.train()
+        levels, finished = result["levels"], result["env_runners"]["num_episodes_lifetime"]
+        # Scores are as late as the Learners, so how many there are after a few iterations depends on the machine.
+        if iteration >= 4 and levels["levels"] >= 8 and levels["episodes"] - levels["in_flight"] >= finished / 2:
+            break
+    else:
+        pytest.fail(f"of {finished} finished episodes few were scored: {levels}")
     assert_lossless(result)
-    finished = result["env_runners"]["num_episodes_lifetime"]
-    assert (
-        result["levels"]["levels"] >= 8 and result["levels"]["episodes"] - result["levels"]["in_flight"] >= finished / 2
-    )
     for level_id, score in scores_of(built).items():
         assert score > 0 or level_id == 0
 

@@ -34,10 +34,8 @@ def ratio(one: float | None, other: float | None) -> float | None:
 
 
 def expected(rows: list[Row], kept: list[int], capacity: int) -> dict[str, float]:
-    """The figures from their definitions; the newest rows are those of the last counters."""
-    each = -(-capacity // 64)
-    counters = -(-capacity // each)
-    newest = [row for number, row in enumerate(rows) if number // each > (len(rows) - 1) // each - counters]
+    """The figures from their definitions."""
+    newest = rows[-capacity:]
     stored = [rows[number] for number in kept]
     shares = [sum(row.is_end for row in part) / len(part) for part in (stored, newest)]
     errors = [mean([row.error for row in part if row.error is not None]) for part in (stored, newest)]
