@@ -75,10 +75,13 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "The same buffer in RLlib": (
-        "of no paper: learns as RLlib's own prioritized buffer",
+        "no published claim; expected to learn as RLlib's own prioritized buffer",
         {"rllib-dqn": "12,000 steps", "rllib-dqn-3-steps": "15,000 steps", "rllib-sac": "4,000 steps"},
     ),
 }
+
+# Results of experiments that others replaced; their files are in the history.
+REPLACED = ("multi-room-4", "two-rooms", "half-field-90000", "point-maze")
 
 
 def table(experiments: Mapping[str, Experiment], results: Path) -> str:

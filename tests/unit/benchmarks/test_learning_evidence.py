@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, rows, table, write_table
+from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLACED, rows, table, write_table
 from tests.benchmarks.learning.runner import RESULTS, all_experiments
 
 README = PAGE.parents[1] / "README.md"
@@ -45,6 +45,13 @@ def test_an_experiment_without_a_place_is_refused(tmp_path: Path) -> None:
     experiments = all_experiments()
     with pytest.raises(ValueError, match="give each experiment a place"):
         list(rows({**experiments, "new": experiments["locks"]}, tmp_path))
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_replaced_experiments_keep_their_results_and_their_place_on_the_page(name: str) -> None:
+    assert name not in all_experiments()
+    assert json.loads((RESULTS / f"{name}.json").read_text())["units"]
+    assert f"../tests/benchmarks/results/{name}.md" in PAGE.read_text()
 
 
 def test_text_around_the_table_stays(tmp_path: Path) -> None:
