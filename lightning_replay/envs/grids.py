@@ -28,8 +28,7 @@ class RoomGrid(MiniGridEnv):
     Args:
         max_steps: steps after which an episode is truncated.
         step_reward: added to every step, also the last; -0.1 in the paper.
-        one_hot: observe x, y and direction as one-hot vectors, with which a small network learns the way in less than
-            half of the steps that it needs with the coordinates as inputs (experiment ``event-tables-limits``).
+        one_hot: observe x, y and direction as one-hot vectors, from which small networks learn sooner.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Attributes:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kept rows beside the newest, which a first-in-first-out buffer would hold: their age, episode ends and TD errors."""
+"""Kept rows beside the newest, which a first-in-first-out buffer would hold: age, terminal rows and TD errors."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from lightning_replay.retention.index import RetainedRows
 from lightning_replay.storage.stored_column import as_array
 from lightning_replay.storage.transition_check import Column
 
-BLOCKS = 64  # of the newest rows, each with counters
 OLD = 3.0  # mean age over the capacity
 MANY = 2.0  # times the newest rows' share of episode ends, or their TD error
 ENOUGH = 100  # rows; shares of fewer are chance
@@ -22,38 +22,38 @@ UNKNOWN = -1
 
 
 class NewestRows:
-    """Episode ends and surprise of the newest ``capacity`` offered rows, stored or refused, in a ring.
+    """Terminal flags and surprise of the newest ``capacity`` offered rows, stored or refused, in a ring.
 
     Args:
         capacity: rows of a first-in-first-out buffer.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._is_end = np.full(capacity, UNKNOWN, dtype=np.int8)
+        self._is_terminal = np.full(capacity, UNKNOWN, dtype=np.int8)
         self._surprise = np.full(capacity, np.nan, dtype=np.float32)
         self._next = 0  # number of the row that follows
 
     @property
     def nbytes(self) -> int:
         """Bytes of the ring."""
-        return self._is_end.nbytes + self._surprise.nbytes
+        return self._is_terminal.nbytes + self._surprise.nbytes
 
-    def add(self, first: int, is_end: np.ndarray | int, surprise: np.ndarray) -> None:
+    def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
         """Notes new rows.
 
         Args:
             first: number of the first row; the others follow.
-            is_end: whether each ends an episode, ``[M]``, or ``UNKNOWN``.
+            is_terminal: whether each is a terminal step, ``[M]``, or ``UNKNOWN``.
             surprise: of each, float32 ``[M]``, NaN where unknown.
         """
-        count, capacity = len(surprise), len(self._is_end)
+        count, capacity = len(surprise), len(self._is_terminal)
         self._next = first + count
         start = first % capacity
         if start + count <= capacity:
-            self._is_end[start : start + count], self._surprise[start : start + count] = is_end, surprise
+            self._is_terminal[start : start + count], self._surprise[start : start + count] = is_terminal, surprise
             return
         places = np.arange(first, first + count) % capacity  # of several rows in one place the last stays
-        self._is_end[places], self._surprise[places] = is_end, surprise
+        self._is_terminal[places], self._surprise[places] = is_terminal, surprise
 
     def update(self, number: np.ndarray, surprise: np.ndarray) -> None:
         """Sets the surprise of rows by their numbers ``[n]``; of several for one row the last counts."""
@@ -61,9 +61,9 @@ class NewestRows:
         self._surprise[number[recent] % len(self._surprise)] = surprise[recent]
 
     @property
-    def end_share(self) -> float:
-        """Share of rows that end an episode; NaN where it is unknown of all."""
-        return _ratio((self._is_end > 0).sum(), (self._is_end >= 0).sum())
+    def terminal_share(self) -> float:
+        """Share of terminal rows; NaN where it is unknown of all."""
+        return _ratio((self._is_terminal > 0).sum(), (self._is_terminal >= 0).sum())
 
     @property
     def mean_error(self) -> float:
@@ -72,18 +72,18 @@ class NewestRows:
 
     def clear(self) -> None:
         """Forgets all rows; the next one has any number."""
-        self._is_end.fill(UNKNOWN)
+        self._is_terminal.fill(UNKNOWN)
         self._surprise.fill(np.nan)
         self._next = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the ring."""
-        is_end, surprise = torch.from_numpy(self._is_end.copy()), torch.from_numpy(self._surprise.copy())
-        return {"is_end": is_end, "surprise": surprise, "next": self._next}
+        is_terminal, surprise = torch.from_numpy(self._is_terminal.copy()), torch.from_numpy(self._surprise.copy())
+        return {"is_terminal": is_terminal, "surprise": surprise, "next": self._next}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._is_end[:] = state_dict["is_end"].cpu().numpy()
+        self._is_terminal[:] = state_dict["is_terminal"].cpu().numpy()
         self._surprise[:] = state_dict["surprise"].cpu().numpy()
         self._next = int(state_dict["next"])
 
@@ -98,13 +98,13 @@ class Diagnostics:
     def __init__(self, rows: RetainedRows) -> None:
         self._rows = rows
         self._newest = NewestRows(rows.capacity)
-        self._is_end = np.full(rows.capacity, UNKNOWN, dtype=np.int8)
+        self._is_terminal = np.full(rows.capacity, UNKNOWN, dtype=np.int8)
         self._has_warned = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is noted of each slot and of the newest rows."""
-        return self._is_end.nbytes + self._newest.nbytes
+        return self._is_terminal.nbytes + self._newest.nbytes
 
     def offered(
         self, ended: Column | None, surprise: torch.Tensor, first: int, slots: np.ndarray, rows: np.ndarray
@@ -112,15 +112,15 @@ class Diagnostics:
         """Notes new rows ``[M]``.
 
         Args:
-            ended: whether each ends an episode, ``[M]`` or ``[M, 1]``; ``None`` where that is unknown.
+            ended: whether each is a terminal step, ``[M]`` or ``[M, 1]``; ``None`` where that is unknown.
             surprise: of each, float32 ``[M]``; NaN where unknown.
             first: number of the first row.
             slots: of those that entered.
             rows: which of the new rows these are.
         """
-        is_end = UNKNOWN if ended is None else as_array(ended != 0).reshape(-1)
-        self._newest.add(first, is_end, surprise.numpy())
-        self._is_end[slots] = UNKNOWN if isinstance(is_end, int) else is_end[rows]
+        is_terminal = UNKNOWN if ended is None else as_array(ended != 0).reshape(-1)
+        self._newest.add(first, is_terminal, surprise.numpy())
+        self._is_terminal[slots] = UNKNOWN if isinstance(is_terminal, int) else is_terminal[rows]
 
     def measured(self, slots: np.ndarray, surprise: torch.Tensor) -> None:
         """Notes feedback for stored rows; of several for one slot the last counts."""
@@ -131,7 +131,7 @@ class Diagnostics:
         slots = self._rows.stored()
         slots = slots[np.argsort(self._rows.order.arrival(slots))]
         self._newest.clear()
-        self._newest.add(0, self._is_end[slots], self._rows.surprise(slots))
+        self._newest.add(0, self._is_terminal[slots], self._rows.surprise(slots))
 
     def stats(self, slots: np.ndarray, age_mean: float) -> dict[str, float]:
         """Returns the figures of ``RetentionWriter.stats`` that are known; warns once where they show hoarding.
@@ -141,31 +141,31 @@ class Diagnostics:
             age_mean: their mean age.
         """
         stats = {"age_over_capacity": age_mean / self._rows.capacity}
-        is_end = self._is_end[slots]
-        share = _ratio((is_end > 0).sum(), (is_end >= 0).sum())
-        newest = max(self._newest.end_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
+        is_terminal = self._is_terminal[slots]
+        share = _ratio((is_terminal > 0).sum(), (is_terminal >= 0).sum())
+        newest = max(self._newest.terminal_share, 1 / self._rows.capacity)  # NaN stays; none counts as one
         stats |= {"terminal_share": share, "terminal_over_newest": share / newest}
         stats["td_error_over_newest"] = _ratio(_mean_error(self._rows.surprise(slots)), self._newest.mean_error)
         if not self._has_warned and len(slots) >= ENOUGH and _hoards(stats):
             self._has_warned = True
-            _warn(stats, self._newest.end_share)
-        return {name: value for name, value in stats.items() if value == value}
+            _warn(stats, self._newest.terminal_share)
+        return {name: value for name, value in stats.items() if not math.isnan(value)}
 
     def clear(self) -> None:
         """Forgets all rows."""
         self._newest.clear()
-        self._is_end.fill(UNKNOWN)
+        self._is_terminal.fill(UNKNOWN)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what is noted of the newest rows, and which slots hold the end of an episode."""
-        return {"newest": self._newest.state_dict(), "is_end": torch.from_numpy(self._is_end.copy())}
+        return {"newest": self._newest.state_dict(), "is_terminal": torch.from_numpy(self._is_terminal.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
         """Restores what :meth:`state_dict` returned; ``None``, of earlier saves, leaves all unknown."""
         self.clear()
         if state_dict is not None:
             self._newest.load_state_dict(state_dict["newest"])
-            self._is_end[:] = state_dict["is_end"].cpu().numpy()
+            self._is_terminal[:] = state_dict["is_terminal"].cpu().numpy()
 
 
 def _hoards(stats: Mapping[str, float]) -> bool:
@@ -175,9 +175,9 @@ def _hoards(stats: Mapping[str, float]) -> bool:
 
 def _warn(stats: Mapping[str, float], newest_share: float) -> None:
     shown = [f"their mean age is {stats['age_over_capacity']:.1f} times the capacity (0.5 first in, first out)"]
-    if stats["terminal_share"] == stats["terminal_share"]:
+    if not math.isnan(stats["terminal_share"]):
         shown.append(f"{stats['terminal_share']:.0%} of them end an episode ({newest_share:.0%} of the newest)")
-    if stats["td_error_over_newest"] == stats["td_error_over_newest"]:
+    if not math.isnan(stats["td_error_over_newest"]):
         shown.append(f"their TD error is {stats['td_error_over_newest']:.1f} times that of the newest")
     warnings.warn(
         f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
@@ -189,7 +189,7 @@ def _warn(stats: Mapping[str, float], newest_share: float) -> None:
 
 def _mean_error(surprise: np.ndarray) -> float:
     """Returns the mean root of the known surprise; NaN where none is."""
-    known = surprise[surprise == surprise]
+    known = surprise[~np.isnan(surprise)]
     return _ratio(np.sqrt(known).sum(dtype=np.float64), len(known))
 
 

@@ -145,7 +145,7 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         """
         count = data.shape[0]
         values = self._storage.checked_values(data)
-        factors, ended = self._first_factors(data), self._episode_ends(values)
+        factors, ended = self._first_factors(data), self._terminal_flags(values)
         if self._offered + count >= 1 << ARRIVAL_BITS:
             self._renumber()
         were_stored = self._rows.occupancy()
@@ -187,8 +187,8 @@ class RetentionWriter(ReplayWriter, TensorDictRoundRobinWriter):
         self._offered = self._rows.renumber()
         self._diagnostics.renumbered()
 
-    def _episode_ends(self, values: Sequence[Column]) -> Column | None:
-        """Returns the column that has a flag for the end of an episode in each new row, ``None`` without one."""
+    def _terminal_flags(self, values: Sequence[Column]) -> Column | None:
+        """Returns the column that has a flag for termination in each new row, ``None`` without one."""
         columns = self._storage.row_columns
         if columns is not self._columns:
             has_flag = TERMINATED in columns and columns[TERMINATED][1].numel() == 1

@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from lightning_replay import Replay, recipes
 from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.events import EventTable
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings
-from tests.benchmarks.learning.experiments.event_tables import ALSO, MEASURE, SETTINGS
+from tests.benchmarks.learning.experiments.event_tables import ALSO, MEASURE, SETTINGS, learn
 from tests.benchmarks.learning.learners.retained_walks import RetainedWalks, SideBySide, measure_surprise
 from tests.benchmarks.learning.learners.stacked_dqn import agent_of
-from tests.benchmarks.learning.learners.three_rooms import CONDITIONS, PLACES, Checks, Table
+from tests.benchmarks.learning.learners.three_rooms import CONDITIONS, Table
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -66,15 +65,8 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
             pair.extend(steps)
         replays.append(pair)
         walked.append(len(walk))
-    walks = RetainedWalks(agent, table, replays, seeds, settings)
-    checks = Checks(table, len(seeds), out)
-    states = torch.arange(len(PLACES)).expand(len(seeds), -1)
-    per_draw, every = settings["steps_per_draw"], settings["check_every"]
-    for step in range(per_draw, settings["env_steps"] + 1, per_draw):
-        walks.advance()
-        if step % every == 0:
-            checks.add(step, agent.greedy(states).numpy())
-    out.final(**checks.final(settings["env_steps"]), walked=np.array(walked))
+    learn(RetainedWalks(agent, table, replays, seeds, settings), agent, table, settings, out)
+    out.final(walked=np.array(walked))
 
 
 TASK = (

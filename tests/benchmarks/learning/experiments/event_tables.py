@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tables in three rooms with a network: how soon after the first goal is the way to it known?
+"""Event tables in three rooms with a network: steps from the first goal to a near-optimal policy.
 
-Takes the place of an experiment in two rooms that could not tell the methods apart. It had coordinates as inputs, with
-which nobody learns in ``event-tables-limits``, and a quarter of an update for each step, with which event tables gain
-most there. Its arms, badly chosen events and shaped rewards among them, are those of ``event-tables``.
+Arms: event tables, prioritized draws, badly chosen events and shaped rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from lightning_replay.envs.grids import ThreeRooms
 from tests.benchmarks.learning.comparison import ratio_of_medians
 from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, final, last_of, mean_of
-from tests.benchmarks.learning.learners.stacked_dqn import StackedWalks, agent_of
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedWalks, agent_of
 from tests.benchmarks.learning.learners.three_rooms import PLACES, Checks, Table, filled_replay
 from tests.benchmarks.learning.recorder import Recorder
 
@@ -26,15 +24,21 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     table = Table.of(ThreeRooms())
     replays, walked = zip(*(filled_replay(table, settings, seed) for seed in seeds), strict=True)
     agent = agent_of(settings, seeds)
-    walks = StackedWalks(agent, table, replays, seeds, settings)
-    checks = Checks(table, len(seeds), out)
-    states = torch.arange(len(PLACES)).expand(len(seeds), -1)
+    learn(StackedWalks(agent, table, replays, seeds, settings), agent, table, settings, out)
+    out.final(walked=np.array(walked))
+
+
+def learn(walks: StackedWalks, agent: StackedDQN, table: Table, settings: Settings, out: Recorder) -> None:
+    """Plays and learns to the end of the runs; records what the greedy policy does at every check."""
+    runs = len(out.seeds)
+    checks = Checks(table, runs, out)
+    states = torch.arange(len(PLACES)).expand(runs, -1)
     per_draw, every = settings["steps_per_draw"], settings["check_every"]
     for step in range(per_draw, settings["env_steps"] + 1, per_draw):
         walks.advance()
         if step % every == 0:
             checks.add(step, agent.greedy(states).numpy())
-    out.final(**checks.final(settings["env_steps"]), walked=np.array(walked))
+    out.final(**checks.final(settings["env_steps"]))
 
 
 SETTINGS = {

@@ -103,13 +103,22 @@ class VectorHalfField:
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides how the episodes go on."""
-        names = ("_state", "_steps", "_untouched", "task", "is_running", "observation")
-        return {name: getattr(self, name).copy() for name in names}
+        return {name: values.copy() for name, values in self._arrays().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`."""
-        for name, values in state.items():
-            getattr(self, name)[:] = values
+        for name, values in self._arrays().items():
+            values[:] = state[name]
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "_state": self._state,
+            "_steps": self._steps,
+            "_untouched": self._untouched,
+            "task": self.task,
+            "is_running": self.is_running,
+            "observation": self.observation,
+        }
 
 
 def _cycle(state: np.ndarray, discrete: np.ndarray, parameters: np.ndarray) -> tuple[np.ndarray, ...]:
