@@ -21,7 +21,7 @@ from tests.benchmarks.learning.evidence import write_table
 from tests.benchmarks.learning.experiment import Experiment, Settings
 from tests.benchmarks.learning.page import Results, provenance, write
 from tests.benchmarks.learning.recorder import Recorder, SeedRun, seed_runs
-from tests.benchmarks.learning.units import ROOT, carry_out_all, commit, set_aside, units_of
+from tests.benchmarks.learning.units import ROOT, carry_out_all, commit, set_aside, take_finished, units_of
 
 EXPERIMENTS = Path(__file__).parent / "experiments"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -64,7 +64,9 @@ def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--budget-minutes", type=float, default=float("inf"), help="stop then; a later command goes on")
     parser.add_argument("--processes", type=int, default=1, help="of one thread each")
     parser.add_argument("--fast", action="store_true", help="two seeds and few steps; nothing is kept")
-    parser.add_argument("--partial", action="store_true", help="write results of unfinished experiments, so marked")
+    parser.add_argument(
+        "--partial", action="store_true", help="write results of unfinished experiments, from which any machine goes on"
+    )
     parser.add_argument("--restart", action="store_true", help="set kept units aside (NAME.old-1) and begin anew")
     parser.add_argument("--redraw", action="store_true", help="pages and pictures from the results; nothing is run")
     parser.add_argument("--state", type=Path, default=ROOT / ".experiments", help="folder of the units")
@@ -89,7 +91,7 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
         if options.list:
             print(progress(experiments[name], options))
         elif options.redraw:
-            redraw(experiments[name], options.results)
+            redraw(experiments[name], results_of(experiments[name], options))
         else:
             unfinished += not run(experiments[name], options, deadline)
     if options.results == RESULTS and not (options.list or options.worker):
@@ -105,9 +107,11 @@ def run(experiment: Experiment, options: argparse.Namespace, deadline: float) ->
     """
     seeds = list(experiment.pilot_seeds if options.pilot else experiment.seeds)
     state = state_of(experiment, options)
+    arms = chosen(list(experiment.arms), options.arms, "arm")
     if options.restart and not options.worker:
         set_aside(state)
-    arms = chosen(list(experiment.arms), options.arms, "arm")
+    elif not (options.pilot or options.worker):
+        take_finished(units_of(experiment, seeds, list(experiment.arms), state), results_of(experiment, options))
     units = units_of(experiment, seeds[: options.seeds], arms, state)
     helpers = [] if options.worker else start_workers(experiment, options, deadline)
     carry_out_all(units, deadline, lambda line: print(line, flush=True))
@@ -127,7 +131,7 @@ def run(experiment: Experiment, options: argparse.Namespace, deadline: float) ->
         write(results, made, state)
     elif is_complete or options.partial:
         write(results, made, options.results)
-        print(f"written: {options.results / experiment.name}.json, .md and .png", flush=True)
+        print(f"written: {results_of(experiment, options)}, .md and .png", flush=True)
     return is_complete
 
 
@@ -175,16 +179,20 @@ def start_workers(experiment: Experiment, options: argparse.Namespace, deadline:
     return [subprocess.Popen(command, cwd=ROOT) for _ in range(options.processes - 1)]
 
 
-def redraw(experiment: Experiment, folder: Path) -> None:
+def results_of(experiment: Experiment, options: argparse.Namespace) -> Path:
+    """Where the numbers of an experiment are written."""
+    return options.results / f"{experiment.name}.json"
+
+
+def redraw(experiment: Experiment, path: Path) -> None:
     """Writes page and picture anew from the runs in ``NAME.json``."""
-    path = folder / f"{experiment.name}.json"
     if not path.exists():
         print(f"{experiment.name}: no results")
         return
     kept = json.loads(path.read_text())
     made = {name: kept[name] for name in ("command", "versions", "machine")}
-    write(Results(experiment, kept["units"], kept["seeds"]), made, folder)
-    print(f"written: {path.with_suffix('')}.json, .md and .png")
+    write(Results(experiment, kept["units"], kept["seeds"]), made, path.parent)
+    print(f"written: {path}, .md and .png")
 
 
 def progress(experiment: Experiment, options: argparse.Namespace) -> str:

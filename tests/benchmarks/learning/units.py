@@ -76,6 +76,12 @@ class Unit:
             "the kept units aside with --restart."
         )
 
+    def keep(self, results: dict[str, Any]) -> None:
+        """Makes it a finished unit with these results."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write(self.folder / "settings.json", {"settings": self.settings, "seeds": list(self.seeds)})
+        _write(self.folder / "unit.json", results)
+
     def carry_out(self, deadline: float = float("inf"), checkpoint_seconds: float = CHECKPOINT_SECONDS) -> None:
         """Runs the unit, from its last checkpoint if there is one, and keeps its results.
 
@@ -83,13 +89,13 @@ class Unit:
             OutOfTimeError: the deadline, a ``time.time()``, passed; the unit can be resumed.
         """
         self.check_settings()
-        self.folder.mkdir(parents=True, exist_ok=True)
         settings, checkpoints = self.settings, self.folder / "checkpoints"
+        self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.folder / "settings.json", {"settings": settings, "seeds": list(self.seeds)})
         out = Recorder(self.seeds, checkpoints, deadline, checkpoint_seconds)
         self.experiment.run(settings, self.seeds, out)
         made = {"arm": self.arm, "seeds": list(self.seeds), "settings_hash": hash_of(settings), "commit": commit()}
-        _write(self.folder / "unit.json", made | out.content)
+        self.keep(made | out.content)
         shutil.rmtree(checkpoints, ignore_errors=True)
 
     @contextmanager
@@ -131,6 +137,27 @@ def carry_out_all(units: Sequence[Unit], deadline: float, report: Callable[[str]
             report(
                 f"[{number}/{len(units)}] {unit.experiment.name}: {unit.arm}, seeds {list(unit.seeds)}: {seconds:.1f} s"
             )
+
+
+def take_finished(units: Sequence[Unit], path: Path) -> None:
+    """Keeps the units that the results of an unfinished experiment have, so that any machine goes on with it.
+
+    Complete results are not taken: whoever repeats an experiment computes all of it.
+
+    Args:
+        units: of the experiment; those with other settings than the results are not taken.
+        path: of ``NAME.json``, which need not exist.
+    """
+    if not path.exists():
+        return
+    content = json.loads(path.read_text())
+    if not content["missing"]:
+        return
+    written = {(each["arm"], tuple(each["seeds"]), each["settings_hash"]): each for each in content["units"]}
+    for unit in units:
+        found = written.get((unit.arm, unit.seeds, hash_of(unit.settings)))
+        if found is not None and not unit.is_finished:
+            unit.keep(found)
 
 
 def set_aside(state: Path) -> None:

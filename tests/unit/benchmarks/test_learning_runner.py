@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -201,6 +202,32 @@ def test_unfinished_experiments_are_printed_and_written_only_when_asked_for(tmp_
     assert start(tmp_path, "--seeds", "2", "--partial") == 1
     page = (tmp_path / "results" / "walk.md").read_text()
     assert "no drift: 2 to 3; drift: 2 to 3" in page
+
+
+def test_another_machine_goes_on_from_the_results_of_an_unfinished_experiment(tmp_path) -> None:
+    """The folder of units is lost, the results are not."""
+    start(tmp_path, "--seeds", "2", "--arms", "drift", "--partial")
+    shutil.rmtree(tmp_path / "state")
+    assert start(tmp_path) == 0
+    assert CALLS == [("walk", seeds) for seeds in ((0, 1), (0, 1), (2, 3), (2, 3))], "one unit is not computed again"
+    shutil.rmtree(tmp_path / "state")
+    start(tmp_path)
+    assert len(CALLS) == 8, "complete results are computed again"
+
+
+@pytest.mark.parametrize("flags", [["--restart"], ["--pilot"]])
+def test_units_of_results_are_not_taken_where_that_is_not_asked_for(flags, tmp_path) -> None:
+    start(tmp_path, "--seeds", "2", "--partial")
+    shutil.rmtree(tmp_path / "state")
+    start(tmp_path, *flags)
+    assert len(CALLS) == 2 + (4 if flags == ["--restart"] else 2)
+
+
+def test_units_of_results_with_other_settings_are_not_taken(tmp_path) -> None:
+    start(tmp_path, "--seeds", "2", "--partial")
+    shutil.rmtree(tmp_path / "state")
+    start(tmp_path, experiment=dataclasses.replace(EXPERIMENT, settings={"kind": "walk", "steps": 6}))
+    assert len(CALLS) == 2 + 4
 
 
 def test_pilots_are_kept_apart(tmp_path) -> None:
