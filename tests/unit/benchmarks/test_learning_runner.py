@@ -209,7 +209,7 @@ def test_another_machine_goes_on_from_the_results_of_an_unfinished_experiment(tm
     start(tmp_path, "--seeds", "2", "--arms", "drift", "--partial")
     shutil.rmtree(tmp_path / "state")
     assert start(tmp_path) == 0
-    assert CALLS == [("walk", seeds) for seeds in ((0, 1), (0, 1), (2, 3), (2, 3))], "one unit is not computed again"
+    assert len(CALLS) == 4, "one unit is not computed again"
     shutil.rmtree(tmp_path / "state")
     start(tmp_path)
     assert len(CALLS) == 8, "complete results are computed again"
