@@ -13,7 +13,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.validation import check_kind, checked_count
-from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics
+from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
@@ -112,6 +112,10 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     def num_env_steps_stored(self) -> int:
         """Steps of the environment, counted as in :class:`~rllib_ext.buffer.metrics.BufferMetrics`."""
         return self._counters.env_steps_stored(self.modules)
+
+    def counts(self) -> Counts:
+        """Returns sums since the start, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`."""
+        return self._counters.totals(self.modules)
 
     def __len__(self) -> int:
         return sum(map(len, self.modules.values()))

@@ -42,7 +42,43 @@ STATS = {
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
-_Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount
+Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
+
+
+class CounterLog:
+    """Logs how far counters have increased, under RLlib's keys.
+
+    Attributes:
+        logger: of RLlib.
+        logged: what was logged so far.
+    """
+
+    def __init__(self) -> None:
+        self.logger = MetricsLogger(root=False)
+        self.logged: Counts = Counter()
+
+    def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:
+        """Logs sums over the whole run, and what is stored: steps of the environment, and rows by module."""
+        log = self.logger.log_value
+        for counter, (key, lifetime_key) in _SUMS.items():
+            increase = self._increase(counter, "", counts[counter, ""])
+            log(key, increase, reduce="sum")
+            log(lifetime_key, increase, reduce="lifetime_sum")
+        for name, count in rows.items():
+            for counter, key in _SUMS_BY_MODULE.items():
+                log((key, name), self._increase(counter, name, counts[counter, name]), reduce="lifetime_sum")
+            log((keys.NUM_MODULE_STEPS_STORED, name), count, reduce="item")
+        for (counter, agent), amount in counts.items():
+            if counter == AGENT_STEPS_ADDED:
+                added = self._increase(counter, agent, amount)
+                log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
+        log(keys.NUM_ENV_STEPS_STORED, env_steps_stored, reduce="item")
+
+    def _increase(self, counter: str, module_id: str, amount: int) -> int:
+        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
+        increase = max(amount - self.logged[counter, module_id], 0)
+        self.logged[counter, module_id] += increase
+        return increase
 
 
 class BufferMetrics:
@@ -69,10 +105,9 @@ class BufferMetrics:
     """
 
     def __init__(self) -> None:
-        self._counts: _Counts = Counter()
+        self._counts: Counts = Counter()
         self._environment = FragmentTracker()  # stays empty where there is one agent
-        self._logged: _Counts = Counter()  # sums of all modules under the module ""
-        self._logger = MetricsLogger(root=False)
+        self._log = CounterLog()
         self._calls = self._reported = 0
         self._stats: dict[str, dict[str, Any]] = {}
         self._stats_read: dict[str, int] = {}  # in which call
@@ -112,35 +147,27 @@ class BufferMetrics:
     def reduce(self, modules: Mapping[str, ModuleReplay]) -> dict[str, Any]:
         """Returns the metrics in the form of RLlib's logger, and starts the next interval."""
         self._reported = self._calls
-        log = self._logger.log_value
-        stored = self.env_steps_stored(modules)
-        for counter, (key, lifetime_key) in _SUMS.items():
-            increase = self._increase(counter, "", self._sum(counter, stored))
-            log(key, increase, reduce="sum")
-            log(lifetime_key, increase, reduce="lifetime_sum")
-        for name, module in modules.items():
-            for counter, key in _SUMS_BY_MODULE.items():
-                log((key, name), self._increase(counter, name, self._counts[counter, name]), reduce="lifetime_sum")
-            log((keys.NUM_MODULE_STEPS_STORED, name), len(module), reduce="item")
-        for (counter, agent), amount in self._counts.items():
-            if counter == AGENT_STEPS_ADDED:
-                added = self._increase(counter, agent, amount)
-                log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
-        log(keys.NUM_ENV_STEPS_STORED, stored, reduce="item")
+        rows = {name: len(module) for name, module in modules.items()}
+        self._log.totals(self.totals(modules), self.env_steps_stored(modules), rows)
         self._log_items(modules)
-        return self._logger.reduce()
+        return self._log.logger.reduce()
+
+    def totals(self, modules: Mapping[str, ModuleReplay]) -> Counts:
+        """Returns the sums over the whole run by module and agent, those of environments under the module ``""``."""
+        stored = self.env_steps_stored(modules)
+        return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}})
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
         return {
             "counts": [[*key, amount] for key, amount in self._counts.items()],
-            "logged": [[*key, amount] for key, amount in self._logged.items()],
+            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
             "environment": self._environment.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state`; increases logged before the save are not logged again."""
-        self._counts, self._logged = (
+        self._counts, self._log.logged = (
             Counter({(counter, module): amount for counter, module, amount in state[name]})
             for name in ("counts", "logged")
         )
@@ -163,17 +190,11 @@ class BufferMetrics:
             return environment.episodes
         return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
 
-    def _increase(self, counter: str, module_id: str, amount: int) -> int:
-        """Returns the increase since the last call with these names; 0 for an estimate that went down."""
-        increase = max(amount - self._logged[counter, module_id], 0)
-        self._logged[counter, module_id] += increase
-        return increase
-
     def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
         """Logs current values."""
         from lightning_replay.declared import declared_sampler
 
-        log = functools.partial(self._logger.log_value, reduce="item")
+        log = functools.partial(self._log.logger.log_value, reduce="item")
         every = list(modules.values())
         stats = [self._stats_of(name, module) for name, module in modules.items()]
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]

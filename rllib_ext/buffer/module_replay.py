@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torch import Tensor
 
+    from lightning_replay.draw_parts import DrawPart, PartDraw
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers.progress import ReturnProgress
     from rllib_ext.buffer.min_sizes import MinSizes
@@ -36,6 +37,24 @@ class Expected(NamedTuple):
     generation: Tensor
     action: Tensor | None = None
     sequences: SequencePriorities | None = None
+
+
+class DrawnPart(NamedTuple):
+    """Rows of a batch that is divided over several replays.
+
+    Attributes:
+        block: the rows, a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
+        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
+        generation: int64, of the slots.
+        reply: how likely each row was, and the totals of the replay.
+        mean_n_step: steps per row.
+    """
+
+    block: SingleAgentEpisode
+    slot: np.ndarray
+    generation: np.ndarray
+    reply: PartDraw
+    mean_n_step: float
 
 
 class ModuleReplay:
@@ -95,17 +114,36 @@ class ModuleReplay:
         Raises:
             ValueError: other returns than those stored.
         """
-        if self._stored_returns is not None:
-            self._stored_returns.check(n_step, gamma)
-        elif n_step != 1 or self._returns.is_attached:
-            self._returns.set_length(n_step, gamma)
-            self._returns.attach(self.replay)
+        self._set_returns(n_step, gamma)
         self._advance()
         self._min_sizes.update(num_items)
         self._batch = self.replay.sample(num_items)
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
         return LAYOUTS[self.layout](rows)
+
+    def draw_part(
+        self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
+    ) -> DrawnPart:
+        """Draws this replay's rows of a batch that is divided over several replays.
+
+        Args:
+            part: which rows.
+            n_step, gamma: of returns.
+            env_steps, updates: clocks of all replays together.
+
+        Raises:
+            ValueError: other returns than those stored.
+        """
+        self._set_returns(n_step, gamma)
+        self._num_draws = updates
+        self.replay.advance(env_steps=env_steps, updates=updates)
+        batch, reply = self.replay.sample_part(part)
+        rows = self._drawn_rows(batch)
+        self.mean_n_step = rows.mean_n_step
+        (piece,) = rows.flagged()
+        slot, generation = (batch[name].cpu().numpy() for name in ("index", "generation"))
+        return DrawnPart(piece.episode, slot, generation, reply, self.mean_n_step)
 
     def expect(self, places: np.ndarray) -> None:
         """Keeps the identity of the drawn rows, by their ``places`` in the batch, int64 ``[B]``.
@@ -115,10 +153,8 @@ class ModuleReplay:
         batch, self._batch = self._batch, None
         assert batch is not None
         if self.replay.takes_feedback:
-            leaves = self.converter.columns["action"].leaves
-            # Replays that keep rows by importance read action values; several actions have none.
-            reads_actions = self._stored_returns is not None and len(leaves) == 1
-            actions = batch.get(leaves[0].key)[places] if reads_actions else None
+            key = self.converter.columns["action"].leaves[0].key
+            actions = batch.get(key)[places] if self._reads_actions else None
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
@@ -171,22 +207,43 @@ class ModuleReplay:
             raise ValueError(
                 "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
             )
-        import torch
-
         index, generation, action, sequences = self._expected
         given: Any = np.asarray(td_errors)
-        signals: dict[str, Tensor] = {}
         if sequences is not None:
             learned, given = sequences.of(given)
             index, generation = index[learned], generation[learned]
-        elif given.ndim == 2 and given.shape[1] > 2:
+        self._update_rows(index, generation, given, action)
+        self._expected = None
+
+    def update_part(self, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> None:
+        """Updates rows that :meth:`draw_part` drew, in any order; arguments as there and as for :meth:`update`."""
+        if not self.replay.takes_feedback:
+            return
+        import torch
+
+        from lightning_replay.storage.access import read_columns
+
+        index, action = torch.from_numpy(slot), None
+        if self._reads_actions and td_errors.ndim == 2:
+            (action,) = read_columns(self.replay.storage, index, [self.converter.columns["action"].leaves[0].key])
+        self._update_rows(index, torch.from_numpy(generation), td_errors, action)
+
+    @property
+    def _reads_actions(self) -> bool:
+        """Whether the replay reads action values, as those that keep rows by importance; several actions have none."""
+        return self._stored_returns is not None and len(self.converter.columns["action"].leaves) == 1
+
+    def _update_rows(self, index: Tensor, generation: Tensor, given: np.ndarray, action: Tensor | None) -> None:
+        import torch
+
+        signals: dict[str, Tensor] = {}
+        if given.ndim == 2 and given.shape[1] > 2:
             columns = torch.as_tensor(given).to(torch.float32)
             given = columns[:, 0]
             if action is not None:
                 signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
         td_error = torch.as_tensor(given).reshape(-1)
         self.replay.update_priority(index, td_error, generation=generation, **signals)
-        self._expected = None
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
@@ -228,6 +285,13 @@ class ModuleReplay:
         if state["follows_episodes"]:
             self._returns.attach(self.replay)
         self._batch = self._expected = None
+
+    def _set_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        if self._stored_returns is not None:
+            self._stored_returns.check(n_step, gamma)
+        elif n_step != 1 or self._returns.is_attached:
+            self._returns.set_length(n_step, gamma)
+            self._returns.attach(self.replay)
 
     def _advance(self) -> None:
         self._num_draws += 1

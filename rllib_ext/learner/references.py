@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drawn batch by reference: a Learner fetches its rows from where they were drawn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableSequence, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+import tree
+from ray.exceptions import ObjectLostError
+
+from rllib_ext.learner.blocks import FlaggedBlock
+
+logger = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """Consecutive rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
+
+    reference: ray.ObjectRef
+    start: int
+    stop: int
+
+
+class RemoteBlock:
+    """The rows of one module in a batch, by reference; the driver slices it as it does episodes, and moves no rows.
+
+    :class:`BlockReader` replaces it in a Learner by a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
+
+    Args:
+        name: as of a :class:`~rllib_ext.learner.blocks.TransitionBlock`.
+        spans: the rows, in order.
+        weights: float32 ``[n]``, of each row.
+        module_id: the module that learns from the rows, where there are several agents.
+    """
+
+    def __init__(self, name: str, spans: Sequence[Span], weights: np.ndarray, module_id: str | None = None) -> None:
+        self.id_, self.spans, self.weights, self.module_id = name, list(spans), weights, module_id
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __repr__(self) -> str:
+        return f"RemoteBlock(id_={self.id_!r}, {len(self)} rows in {len(self.spans)} parts)"
+
+    def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> RemoteBlock:
+        """Returns consecutive rows, for sharding over Learners; there is no lookback buffer."""
+        start, stop, _ = slice_.indices(len(self))
+        spans, position = [], 0
+        for reference, first, last in self.spans:
+            low, high = max(start, position), min(stop, position + last - first)
+            if low < high:
+                spans.append(Span(reference, first + low - position, first + high - position))
+            position += last - first
+        return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id)
+
+    __getitem__ = slice
+
+
+class BlockReader:
+    """Fetches the rows of remote blocks in a Learner.
+
+    Rows of a shard that was lost after the draw are replaced by others with a weight of 0: the Learner learns nothing
+    from them, and their TD errors, which are dropped, keep the others in their order.
+
+    Attributes:
+        num_lost: rows replaced so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_lost = 0
+        self._rows: dict[str | None, FlaggedBlock] = {}  # one of each module, the last that was read
+
+    def read(self, episodes: MutableSequence[Any]) -> None:
+        """Replaces the remote blocks among ``episodes``.
+
+        Raises:
+            RuntimeError: every row of a module was lost, and none was read before.
+        """
+        remote = [one for one in episodes if isinstance(one, RemoteBlock)]
+        if not remote:
+            return
+        references = list(dict.fromkeys(span.reference for block in remote for span in block.spans))
+        fetched = dict(zip(references, _fetched(references), strict=True))
+        for place, block in enumerate(episodes):
+            if isinstance(block, RemoteBlock):
+                episodes[place] = self._block(block, fetched)
+
+    def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef, FlaggedBlock | None]) -> FlaggedBlock:
+        parts: list[FlaggedBlock | None] = []
+        weights = remote.weights
+        for reference, start, stop in remote.spans:
+            block = fetched[reference]
+            parts.append(None if block is None else block.slice(slice(start, stop)))
+        found = [part for part in parts if part is not None]
+        if found:
+            self._rows[remote.module_id] = found[0].slice(slice(0, 1))
+        if len(found) < len(parts):
+            parts, weights = self._filled(remote, parts)
+        columns, outputs, ends = _joined([(part._columns, part.extra_model_outputs, part.ends) for part in parts])
+        return FlaggedBlock(remote.id_, columns, outputs | {"weights": weights}, *ends, remote.module_id)
+
+    def _filled(self, remote: RemoteBlock, parts: list[FlaggedBlock | None]) -> tuple[list[Any], np.ndarray]:
+        row = self._rows.get(remote.module_id)
+        if row is None:
+            raise RuntimeError(
+                f"all {len(remote)} rows of {remote!r} were lost with the shards that held them, before this Learner "
+                "had learned anything. Restore a checkpoint, or start again"
+            )
+        weights, position = remote.weights.copy(), 0
+        filled: list[FlaggedBlock] = []
+        for (_, start, stop), part in zip(remote.spans, parts, strict=True):
+            if part is None:
+                weights[position : position + stop - start] = 0.0
+                self.num_lost += stop - start
+                filled += [row] * (stop - start)
+            else:
+                filled.append(part)
+            position += stop - start
+        logger.warning("rows of a batch were lost with a shard; %d so far have a weight of 0 instead", self.num_lost)
+        return filled, weights
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
+def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
+    """Returns the objects, ``None`` for those that were lost with their owner."""
+    try:
+        return list(ray.get(references))
+    except ObjectLostError:
+        return [_fetched_or_none(reference) for reference in references]
+
+
+def _fetched_or_none(reference: ray.ObjectRef) -> FlaggedBlock | None:
+    try:
+        block: FlaggedBlock = ray.get(reference)
+    except ObjectLostError:
+        return None
+    return block

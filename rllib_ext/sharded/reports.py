@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shard returns with every answer: what it holds, in few numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import ray
+
+    from lightning_replay.draw_parts import GroupTotals, PartDraw
+
+Counts = Counter[tuple[str, str]]
+
+
+@dataclass
+class ShardReport:
+    """What a shard holds.
+
+    Attributes:
+        totals: of each module's replay, by which draws are divided.
+        rows: stored by each module.
+        env_steps_stored: steps of the environment.
+        counts: sums over the life of the shard, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`.
+        fragments_lost: fragments of episodes that could not be fetched, as their EnvRunner was lost.
+    """
+
+    totals: dict[str, GroupTotals] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    env_steps_stored: int = 0
+    counts: Counts = field(default_factory=Counter)
+    fragments_lost: int = 0
+
+
+class Answer(NamedTuple):
+    """The answer of a shard.
+
+    Attributes:
+        value: what was asked for.
+        report: what it holds afterwards.
+    """
+
+    value: Any
+    report: ShardReport
+
+
+class RemotePart(NamedTuple):
+    """Rows that a shard has drawn: their identities, and a reference to the rows themselves.
+
+    Attributes:
+        reference: of a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
+        slot, generation, reply, mean_n_step: as of :class:`~rllib_ext.buffer.module_replay.DrawnPart`.
+    """
+
+    reference: ray.ObjectRef
+    slot: np.ndarray
+    generation: np.ndarray
+    reply: PartDraw
+    mean_n_step: float
+
+
+def summed_rows(reports: Sequence[ShardReport]) -> Counter[str]:
+    """Returns the rows stored in all shards by module."""
+    return sum((Counter(one.rows) for one in reports), Counter())
+
+
+def summed_counts(reports: Sequence[ShardReport], before: Mapping[tuple[str, str], int]) -> Counts:
+    """Returns the sums of all shards, and of those ``before`` them, which were lost."""
+    total: Counts = Counter(before)
+    for one in reports:
+        total.update(one.counts)
+    return total

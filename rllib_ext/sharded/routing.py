@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shard the steps of an episode go to, decided where they are collected."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, MutableSequence, Sequence
+from typing import Any
+
+import ray
+
+from rllib_ext.rllib_compat import Attached
+
+NUM_SHARDS = "num_shards"
+
+
+class EpisodeReference:
+    """Fragments of episodes of one shard in Ray's object store, in place of the fragments themselves.
+
+    Not a tuple, as RLlib flattens what its EnvRunners return.
+
+    Args:
+        shard: which one they go to.
+        reference: of a list of episodes.
+        num_steps: theirs together.
+    """
+
+    __slots__ = ("num_steps", "reference", "shard")
+
+    def __init__(self, shard: int, reference: ray.ObjectRef, num_steps: int) -> None:
+        self.shard, self.reference, self.num_steps = shard, reference, num_steps
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpisodeReference, (self.shard, self.reference, self.num_steps)
+
+    def __repr__(self) -> str:
+        return f"EpisodeReference({self.num_steps} steps for shard {self.shard})"
+
+
+class Router:
+    """Chooses a shard for each new episode: that which has got the fewest steps from here.
+
+    All fragments of an episode go to the same shard, so that links, histories and returns stay inside it. Where several
+    have got as many steps, the first one from ``first`` on is taken: EnvRunners that start together begin with
+    different shards.
+
+    Args:
+        num_shards: S.
+        first: number of the first shard, modulo S.
+        remembered: running episodes at most; the one continued longest ago, whose end never came, is removed first.
+
+    Example:
+        >>> router = Router(num_shards=2)
+        >>> router.shard_of("a", 5, ended=False), router.shard_of("b", 3, ended=True), router.shard_of("a", 1, ended=True)
+        (0, 1, 0)
+        >>> router.shard_of("c", 1, ended=True)
+        1
+    """
+
+    def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:
+        self._remembered = remembered
+        self.num_steps = [0] * num_shards
+        self._order = [(first + number) % num_shards for number in range(num_shards)]
+        self._running: OrderedDict[str, int] = OrderedDict()
+
+    def shard_of(self, episode_id: str, num_steps: int, *, ended: bool) -> int:
+        """Returns the shard of a fragment.
+
+        Args:
+            episode_id: of the episode.
+            num_steps: of the fragment.
+            ended: whether it is the last one.
+        """
+        shard = self._running.pop(episode_id, None)
+        if shard is None:
+            shard = min(self._order, key=self.num_steps.__getitem__)
+        if not ended:
+            self._running[episode_id] = shard
+            if len(self._running) > self._remembered:
+                self._running.popitem(last=False)
+        self.num_steps[shard] += num_steps
+        return shard
+
+    def put(self, episodes: Sequence[Any]) -> list[EpisodeReference]:
+        """Puts episodes into the object store, one object for each shard that gets some."""
+        by_shard: dict[int, list[Any]] = {}
+        for episode in episodes:
+            if len(episode):
+                shard = self.shard_of(episode.id_, len(episode), ended=episode.is_done)
+                by_shard.setdefault(shard, []).append(episode)
+        return [
+            EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())
+        ]
+
+
+_ROUTER = Attached[Router]("episode_router")  # of EnvRunners
+
+
+def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
+    """Replaces collected episodes by references; the callback ``on_sample_end``.
+
+    The episodes themselves are left as they are, because metrics are computed from them. EnvRunners that evaluate
+    return theirs.
+    """
+    config = env_runner.config
+    if config.in_evaluation:
+        return
+    router = _ROUTER.of(env_runner)
+    num_shards = num_shards_in(config.replay_buffer_config)
+    if router is None or len(router.num_steps) != num_shards:
+        first = max(env_runner.worker_index or 0, 1) - 1
+        router = Router(num_shards, first * config.num_envs_per_env_runner)
+        _ROUTER.set(env_runner, router)
+    samples[:] = router.put(samples)
+
+
+def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
+    """Returns the number of shards in a ``replay_buffer_config``, 0 of a buffer in the driver."""
+    return int(replay_buffer_config.get(NUM_SHARDS) or 0)

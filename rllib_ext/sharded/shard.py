@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray actor that holds a part of a sharded replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+
+from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.files import SavedBuffer, WarmUp, read_buffer, write_buffer
+from rllib_ext.sharded.reports import Answer, RemotePart, ShardReport
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lightning_replay.draw_parts import DrawPart
+    from rllib_ext.buffer.building import Returns
+
+
+class EpisodeShard:
+    """A :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer` of whole episodes in a process of its own.
+
+    Every method returns an :class:`~rllib_ext.sharded.reports.Answer`. A method that raises an error has changed
+    nothing.
+
+    Args:
+        recipe, options: of the buffer.
+        returns: length and discount, for rows whose returns are formed before they are stored.
+        folder: of a save to begin with; ``None`` begins empty.
+    """
+
+    def __init__(self, recipe: str | None, options: Mapping[str, Any], returns: Returns, folder: str | None) -> None:
+        self._buffer = RecipeEpisodeReplayBuffer(recipe, layout="flagged", **options)
+        self._buffer.is_in_checkpoints = True
+        self._buffer.form_returns(*returns)
+        self._fragments_lost = 0
+        self._staged: SavedBuffer | None = None
+        if folder is not None:
+            saved = read_buffer(self._buffer, Path(folder))
+            self._buffer.take_over(saved.modules, saved.state)
+
+    def report(self) -> Answer:
+        """Returns what the shard holds."""
+        return self._answer()
+
+    def node(self) -> Answer:
+        """Returns the id of the node that the shard is on."""
+        return self._answer(ray.get_runtime_context().get_node_id())
+
+    def add(self, references: Sequence[ray.ObjectRef], largest: Mapping[str, float]) -> Answer:
+        """Stores fragments of episodes.
+
+        Args:
+            references: each of a list of episodes.
+            largest: the largest priority that a row of any shard was given, by module; new rows get it.
+        """
+        episodes: list[Any] = []
+        for reference in references:
+            try:
+                episodes += ray.get(reference)
+            except RayError:  # its EnvRunner was lost before it could be fetched
+                self._fragments_lost += 1
+        for name, priority in largest.items():
+            if name in self._buffer.modules:
+                self._buffer.modules[name].replay.raise_largest_priority(priority)
+        if episodes:
+            self._buffer.add(episodes)
+        return self._answer()
+
+    def draw(
+        self,
+        parts: Mapping[str, DrawPart],
+        n_step: int | tuple[int, int],
+        gamma: float,
+        env_steps: int,
+        updates: int,
+    ) -> Answer:
+        """Draws this shard's rows of a batch, and keeps them in the object store until the Learners have fetched them.
+
+        Args:
+            parts: by module, none without rows.
+            n_step, gamma: of returns.
+            env_steps, updates: clocks of all shards together.
+
+        Returns:
+            A :class:`~rllib_ext.sharded.reports.RemotePart` by module.
+        """
+        drawn = {}
+        for name, part in parts.items():
+            module = self._buffer.modules[name]
+            rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
+            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:])
+        return self._answer(drawn)
+
+    def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:
+        """Updates drawn rows of a module with their TD errors; those that have left since are dropped and counted."""
+        self._buffer.modules[module_id].update_part(slot, generation, td_errors)
+        return self._answer()
+
+    def stats(self) -> Answer:
+        """Returns the statistics of each module's replay."""
+        return self._answer(
+            {
+                name: module.replay.stats()
+                | {
+                    "fragment_gaps": module.converter.fragments.gaps,
+                    "duplicate_steps": module.converter.fragments.duplicates,
+                }
+                for name, module in self._buffer.modules.items()
+            }
+        )
+
+    def save(self, folder: str, warm_up: WarmUp, previous: str | None) -> Answer:
+        """Saves the buffer into a folder; returns the bytes of all files, and of those written."""
+        before = None if previous is None else Path(previous)
+        return self._answer(tuple(write_buffer(self._buffer, Path(folder), warm_up, before)))
+
+    def stage(self, folder: str) -> Answer:
+        """Reads a save of this shard without using it yet; returns the spaces' columns that it holds.
+
+        Raises:
+            DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
+        """
+        self._staged = read_buffer(self._buffer, Path(folder))
+        return self._answer()
+
+    def take_over(self) -> Answer:
+        """Replaces what the shard holds by the save that was read."""
+        assert self._staged is not None
+        self._buffer.take_over(self._staged.modules, self._staged.state)
+        self._staged = None
+        return self._answer()
+
+    def get_state(self) -> Answer:
+        """Returns the state of the buffer."""
+        return self._answer(self._buffer.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> Answer:
+        """Restores :meth:`get_state`."""
+        self._buffer.set_state(state)
+        return self._answer()
+
+    def _answer(self, value: Any = None) -> Answer:
+        modules = self._buffer.modules
+        report = ShardReport(
+            totals={name: module.replay.group_totals() for name, module in modules.items()},
+            rows={name: len(module) for name, module in modules.items()},
+            env_steps_stored=self._buffer.num_env_steps_stored,
+            counts=self._buffer.counts(),
+            fragments_lost=self._fragments_lost,
+        )
+        return Answer(value, report)
