@@ -28,6 +28,7 @@ from torch.nn import Module
 from torchrl.data.replay_buffers import Sampler, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
 from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
@@ -140,6 +141,49 @@ class SamplerHooks(PartHooks, EpisodeHooks):
             storage: of the rows.
         """
         return None
+
+    def check_divisible(self) -> None:
+        """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
+        if type(self).sample_part is SamplerHooks.sample_part:
+            raise TypeError(
+                f"draws of {type(self.base_sampler).__name__} cannot be divided over several replays; define "
+                "group_totals(storage) and sample_part(storage, part) as lightning_replay.parts.SamplerHooks has them, "
+                "or keep all rows in one replay"
+            )
+
+    def group_totals(self, storage: Any) -> GroupTotals:
+        """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""
+        self.check_divisible()
+        raise NotImplementedError(f"{type(self).__name__} defines sample_part and no group_totals; define both")
+
+    def sample_part(self, storage: Any, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points of a draw that is divided over several replays.
+
+        Returns:
+            Slots, int64 ``[n]`` (pairs: ``[n, 2]``), and further columns ``[n, ...]``, as ``sample`` returns them but
+            for the weights; and the probabilities of the rows.
+        """
+        self.check_divisible()
+        raise NotImplementedError
+
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+        """Divides a batch over the groups, from the sums over all replays; called on a sampler without rows.
+
+        By default all rows are of the first group, the only one of most samplers.
+        """
+        rows = np.zeros(len(totals.names), dtype=np.int64)
+        rows[0] = batch_size
+        return GroupRows(rows, rows / batch_size)
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``; none here.
+
+        Counts a draw where a schedule follows the draws. Called on a sampler without rows.
+        """
+        return {}
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, which new rows get, to that of other replays."""
 
 
 class WriterHooks(PartHooks):
@@ -301,6 +345,8 @@ class ReplaySampler(_Saved, SamplerHooks, Sampler):
         super().__init_subclass__(**kwargs)
         cls.refuses_unchanged = vars(cls).get("refuses_unchanged", False)  # cls may draw in another way than its base
         cls.takes_batches = "update_held" in vars(cls)  # cls may set priorities in another way than its base
+        if "sample" in vars(cls) and "sample_part" not in vars(cls):  # which would draw as its base does
+            cls.sample_part = SamplerHooks.sample_part  # type: ignore[method-assign]
 
 
 def _extend_by_insert(self: ReplayWriter, data: TensorDictBase) -> Tensor:

@@ -21,6 +21,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
+from lightning_replay.divided_draws import DrawPart, GroupTotals, PartDraw, SamplerOfPart, checked_largest
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
@@ -404,9 +405,57 @@ class Replay(AssembledReplay):
             info["generation"] = data.get("generation")
         return (data, info) if return_info else data
 
-    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+    def group_totals(self) -> GroupTotals:
+        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`.
+
+        Raises:
+            TypeError: draws of the sampler cannot be divided over several replays.
+        """
+        with self._changing():  # a sampler may read rows that were stored before it was attached
+            return self._sampler_hooks.group_totals(self._storage)
+
+    def sample_part(self, part: DrawPart) -> tuple[TensorDictBase, PartDraw]:
+        """Draws the rows of a batch that is divided over several replays; see :mod:`lightning_replay.divided_draws`.
+
+        Args:
+            part: of n rows, what :meth:`Divider.divide <lightning_replay.divided_draws.Divider.divide>` returned for
+                this replay.
+
+        Returns:
+            A TensorDict ``[n]`` as :meth:`sample` returns it, without weights, and what the divider needs for them.
+
+        Raises:
+            TypeError: draws of the sampler cannot be divided.
+            ValueError: the part has no rows.
+            RuntimeError: there is nothing to draw from. Nothing is changed then.
+        """
+        if self._refusal is not None:
+            self._check_usable()
+        sampler = SamplerOfPart(self._sampler_hooks, part)
+        if self._prefetch_queue:
+            self._wait_for_draws()
+        data, info = self._sample(len(part), sampler)
+        self._feedback.last_index = info["index"]
+        self._feedback.draws_since_update += 1
+        return data, sampler.reply
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, which new rows get, to that of other replays; ignored without priorities.
+
+        Args:
+            priority: before any exponent.
+
+        Raises:
+            TypeError, ValueError: no finite number from 0 on; nothing is changed.
+        """
+        priority = checked_largest(priority)
+        with self._changing():
+            self._sampler_hooks.raise_largest_priority(priority)
+
+    def _sample(self, batch_size: int, sampler: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:
-            storage, packed, episodes, sampler = self._storage, self._packed, self._episodes, self._sampler
+            storage, packed, episodes = self._storage, self._packed, self._episodes
+            sampler = self._sampler if sampler is None else sampler
             # A batch that is just rows: packed, single, neither summed nor transformed.
             is_plain = packed is not None and episodes is None and not self._has_transforms
             before: list[tuple[Drawing, Any]] = []

@@ -118,6 +118,16 @@ class PriorityTree:
         """
         return self._tree.draw(uniform, over_batch, exponent)
 
+    def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Returns what lies at the points of [0, 1), float64 ``[n]``, of the sum of all values.
+
+        Returns:
+            Slots int64 ``[n]``, and the part of each in the sum, float64 ``[n]``, on the CPU.
+        """
+        total, _ = self.bounds()
+        index = self.find(torch.from_numpy(points * total))
+        return index, self.get(index).cpu().numpy().astype(np.float64) / total
+
     def has_mass(self) -> bool:
         """Returns whether any value is positive."""
         return self._tree.has_mass()

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
+from lightning_replay.draw_parts import DrawPart, GroupTotals, PartDraw
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.seeded import Seeded
-from lightning_replay.storage.access import device_of
+from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
 from lightning_replay.storage.packed import PackedStorage
 
 
@@ -52,7 +54,7 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
         """
         stored = len(storage)
         if stored == 0:
-            raise RuntimeError("cannot sample from an empty replay buffer; call extend first")
+            raise empty_storage()
         if not isinstance(storage, PackedStorage):
             index = torch.randint(stored, (batch_size,), generator=self._generator, device=self._generator.device)
             device = device_of(storage)
@@ -62,3 +64,20 @@ class UniformSampler(Seeded, ReplaySampler, RandomSampler):
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Ignored: a uniform draw has no priorities."""
+
+    def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the number of rows, of one group."""
+        return GroupTotals.alike(occupancy_of(storage).count)
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        occupancy, device = occupancy_of(storage), device_of(storage)
+        if occupancy.count == 0:
+            raise empty_storage()
+        index = occupancy.slots_at(part.points)
+        reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
+        return index if device is None else index.to(device), {}, reply

@@ -14,12 +14,17 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.packed import PackedStorage
 
-__all__ = ["device_of", "occupancy_of", "read_columns", "stored_before"]
+__all__ = ["device_of", "empty_storage", "occupancy_of", "read_columns", "stored_before"]
 
 
 def occupancy_of(storage: Storage) -> Occupancy:
     """Returns which slots hold a row; of TorchRL's storages all below the length."""
     return storage.occupancy if isinstance(storage, PackedStorage) else FirstSlots(len(storage))
+
+
+def empty_storage() -> RuntimeError:
+    """Returns the error for a draw from no rows."""
+    return RuntimeError("cannot sample from an empty replay buffer; call extend first")
 
 
 def device_of(storage: Storage) -> torch.device | None:

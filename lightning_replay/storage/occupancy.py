@@ -33,6 +33,13 @@ class Occupancy(ABC):
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws slots that hold a row, int64 ``[count]``, each equally likely, with replacement."""
 
+    def slots_at(self, points: np.ndarray) -> Tensor:
+        """Returns the slot at each point of [0, 1), float64 ``[n]``, on the CPU: all slots cover equal lengths."""
+        return self._slots_in_places(np.minimum((points * self.count).astype(np.int64), self.count - 1))
+
+    def _slots_in_places(self, places: np.ndarray) -> Tensor:
+        return self.slots()[torch.from_numpy(places)]
+
 
 class FirstSlots(Occupancy):
     """All slots below the length of the storage."""
@@ -52,6 +59,9 @@ class FirstSlots(Occupancy):
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws slots, int64 ``[count]``."""
         return torch.randint(self.count, (count,), generator=generator, device=generator.device)
+
+    def _slots_in_places(self, places: np.ndarray) -> Tensor:
+        return torch.from_numpy(places)
 
 
 class SlotSet(Occupancy):
@@ -91,6 +101,9 @@ class SlotSet(Occupancy):
         """Draws slots of the set, int64 ``[count]`` on the CPU."""
         places = torch.randint(self.count, (count,), generator=generator, device=generator.device)
         return torch.from_numpy(self._order[places.cpu().numpy()])
+
+    def _slots_in_places(self, places: np.ndarray) -> Tensor:
+        return torch.from_numpy(self._order[places])
 
     def add(self, slots: np.ndarray) -> None:
         """Adds slots, int64 ``[n]``, that are not in the set yet."""

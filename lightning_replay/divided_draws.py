@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws divided over several replays, in which each row is as likely as in one replay that holds all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers import Sampler, Storage
+
+from lightning_replay.declared import declared_sampler
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
+from lightning_replay.parts import Drawing, SamplerHooks
+from lightning_replay.seeded import Seeded
+from lightning_replay.validation import check_kind, checked_count, checked_number
+
+__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart", "checked_largest"]
+
+_BELOW_ONE = np.nextafter(1.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """A batch divided over S replays.
+
+    Attributes:
+        parts: what each replay is asked for; of length 0 for those that no row comes from.
+        totals: of each replay when the draw was divided; ``None`` where it could not be drawn from.
+        shares: float64 ``[G]``, how likely a row of the batch is of each group.
+    """
+
+    parts: list[DrawPart]
+    totals: list[GroupTotals | None]
+    shares: np.ndarray
+
+
+class Divider(Seeded):
+    """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
+
+    Keep the last known :class:`~lightning_replay.draw_parts.GroupTotals` of each shard. :meth:`divide` draws points in
+    the sum of their masses and returns those of each shard, whose :meth:`Replay.sample_part
+    <lightning_replay.Replay.sample_part>` draws its rows; :meth:`weigh` makes the weights of the replies. Rows that a
+    shard got or lost in between change how likely its other rows are, and the weights take that into account: row i of
+    shard s is drawn with q_i = (M_s / M) p_i / M'_s, where M_s and M are the masses when the draw was divided and M'_s
+    that at the draw. Without such changes rows and weights are those of one replay; weights to rounding.
+
+    A sampler whose draws have no weights, such as the uniform one, has none here either: its draws are as uniform as
+    the totals are recent.
+
+    Args:
+        sampler: built with the options of the samplers of the shards, and a capacity of any size: it holds no rows. Its
+            schedules, its clock of draws and, of a curriculum, its scheduler are those of all shards.
+        seed: of the points; ``None`` seeds them from torch's global generator.
+
+    Raises:
+        TypeError: draws of the sampler cannot be divided.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from lightning_replay import recipes
+        >>> shards = [recipes.prioritized(8, 4, seed=number) for number in range(2)]
+        >>> slots = [shard.extend(TensorDict({"observation": torch.zeros(5, 3)}, [5])) for shard in shards]
+        >>> divider = Divider(recipes.prioritized(8, 4).sampler, seed=0)
+        >>> division = divider.divide(4, [shard.group_totals() for shard in shards])
+        >>> drawn = [shard.sample_part(part) for shard, part in zip(shards, division.parts)]
+        >>> divider.weigh(division, [reply for _, reply in drawn])
+        {'priority_weight': array([1., 1., 1., 1.], dtype=float32)}
+    """
+
+    def __init__(self, sampler: Sampler, seed: int | None = None) -> None:
+        check_kind("sampler", sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=1)")
+        self.sampler = sampler
+        self._hooks = declared_sampler(sampler)
+        self._hooks.check_divisible()
+        self._seed_generator(seed)
+
+    def divide(self, batch_size: int, totals: Sequence[GroupTotals | None]) -> Division:
+        """Divides a draw of ``batch_size`` rows.
+
+        Args:
+            batch_size: B.
+            totals: of each shard; ``None`` for one that cannot be drawn from now.
+
+        Raises:
+            RuntimeError: no shard holds rows to draw from, or too few of them.
+            ValueError: the shards have other groups than each other.
+        """
+        batch_size = checked_count("batch_size", batch_size, of="transitions")
+        held = [one for one in totals if one is not None]
+        if not held:
+            raise RuntimeError(f"none of the {len(totals)} replays can be drawn from; give the totals of at least one")
+        _check_groups(held)
+        total = GroupTotals.summed(held)
+        rows, shares = self._hooks.rows_of_groups(batch_size, total)
+        _check_mass(rows, total)
+        mass = np.stack([np.zeros(len(total.names)) if one is None else one.mass for one in totals])
+        fractions = _fractions(mass)
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
+        group = np.repeat(np.arange(len(rows)), rows)
+        shard, points = _located(mass, group, uniform.cpu().numpy())
+        parts = []
+        for number in range(len(totals)):
+            own = shard == number
+            parts.append(DrawPart(group[own], points[own], shares, fractions[number], total.rows))
+        return Division(parts, [*totals], shares)
+
+    def weigh(self, division: Division, replies: Sequence[PartDraw | None]) -> dict[str, np.ndarray]:
+        """Returns the columns of a batch that depend on all shards, such as ``priority_weight``; counts one draw.
+
+        Args:
+            division: of the batch.
+            replies: of each shard, in order; ``None`` where it was asked for no rows, or has not answered: its rows are
+                missing from the batch then.
+
+        Returns:
+            Arrays ``[B]``, the rows of one shard after those of the other; no array where rows have no weights.
+
+        Raises:
+            ValueError: other replies than parts, or with another number of rows.
+        """
+        if len(replies) != len(division.parts):
+            raise ValueError(
+                f"weigh got {len(replies)} replies and the draw was divided over {len(division.parts)} replays; give "
+                "one for each, None where there is none"
+            )
+        groups, probabilities, corrections = [], [], []
+        fractions, latest = [], []
+        for part, before, reply in zip(division.parts, division.totals, replies, strict=True):
+            now = before if reply is None else reply.totals
+            if now is not None:
+                fractions.append(part.fractions)
+                latest.append(now)
+            if reply is None:
+                continue
+            if len(reply.probability) != len(part):
+                raise ValueError(f"a reply has {len(reply.probability)} rows and its part {len(part)}; mind the order")
+            groups.append(part.groups)
+            probabilities.append(part.fractions[part.groups] * reply.probability)
+            if reply.correction is not None:
+                corrections.append(reply.correction)
+        if not groups:
+            raise ValueError("weigh got no reply; no row was drawn")
+        total = GroupTotals.summed(latest)
+        drawn = DividedRows(
+            np.concatenate(groups),
+            np.concatenate(probabilities),
+            np.min([_least(one, part) for one, part in zip(latest, fractions, strict=True)], axis=0),
+            total.rows,
+            division.shares,
+            total.names,
+            np.concatenate(corrections) if corrections else None,
+        )
+        return self._hooks.weigh(drawn)
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of the sampler's schedules, in environment steps and updates since the start of training."""
+        self._hooks.advance(env_steps=env_steps, updates=updates)
+
+    def reseed(self, seed: int) -> None:
+        """Restarts the generators of the points and of the sampler from ``seed``."""
+        super().reseed(seed)
+        self._hooks.reseed(seed + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what decides the next divisions: the generator's state, and the sampler's."""
+        return {"generator": self.generator_state(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.set_generator_state(state_dict["generator"])
+        self.sampler.load_state_dict(state_dict["sampler"])
+
+
+class SamplerOfPart(Drawing):
+    """A sampler's draw of a part, called as an ordinary draw; :attr:`reply` goes back to who divided it."""
+
+    reply: PartDraw
+
+    def __init__(self, hooks: SamplerHooks, part: DrawPart) -> None:
+        check_kind("part", part, DrawPart, "what Divider.divide returned for this replay")
+        if not len(part):
+            raise ValueError("the part has no rows; ask a replay of which none are drawn for its group_totals() alone")
+        hooks.check_divisible()
+        self._hooks, self._part = hooks, part
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws the rows of the part, int64 ``[n]`` or ``[n, 2]``, all or none."""
+        before = self.draw_state()
+        try:
+            index, info, self.reply = self._hooks.sample_part(storage, self._part)
+        except BaseException:
+            self.undo_draw(before)
+            raise
+        return index, info
+
+    def draw_state(self) -> Any:
+        """Returns what a draw changes in the sampler."""
+        return self._hooks.draw_state()
+
+    def undo_draw(self, state: Any) -> None:
+        """Undoes the draws since :meth:`draw_state`."""
+        self._hooks.undo_draw(state)
+
+
+def checked_largest(priority: float) -> float:
+    """Returns the largest priority of several replays; refuses what is no finite number from 0 on."""
+    return checked_number("priority", priority, 0.0)
+
+
+def _check_groups(totals: Sequence[GroupTotals]) -> None:
+    for one in totals:
+        if one.names != totals[0].names:
+            raise ValueError(
+                f"replays have the groups {totals[0].names} and {one.names}; a draw is divided over replays of the "
+                "same options"
+            )
+
+
+def _check_mass(rows: np.ndarray, total: GroupTotals) -> None:
+    """Refuses rows of groups without mass."""
+    empty = np.flatnonzero((rows > 0) & ~(total.mass > 0))
+    if len(empty):
+        name, held = total.names[empty[0]], int(total.rows[empty[0]])
+        raise RuntimeError(
+            f"there are no rows to draw from: {name!r} holds {held} in all replays"
+            + (", all of priority 0; use a positive priority_offset" if held else "; call extend first")
+        )
+
+
+def _fractions(mass: np.ndarray) -> np.ndarray:
+    """Divides the mass of each group, float64 ``[S, G]``, by that of all replays; 0 where there is none."""
+    total = mass.sum(0)
+    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+
+
+def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the replay in which each point lies, int64 ``[B]``, and where in its mass, float64 ``[B]`` in [0, 1).
+
+    Args:
+        mass: float64 ``[S, G]``.
+        group: int64 ``[B]``, ascending.
+        uniform: float64 ``[B]`` in [0, 1), in units of the mass of each group in all replays.
+
+    Example:
+        >>> _located(np.array([[1.0], [0.0], [3.0]]), np.zeros(3, dtype=np.int64), np.array([0.125, 0.25, 0.625]))
+        (array([0, 2, 2]), array([0.5, 0. , 0.5]))
+    """
+    shard, points = np.empty(len(group), dtype=np.int64), np.empty(len(group))
+    for number in np.unique(group):
+        own = group == number
+        ends = np.cumsum(mass[:, number])
+        wanted = uniform[own] * ends[-1]
+        # A product may be rounded to the sum itself: the last replay with mass has that point.
+        found = np.minimum(np.searchsorted(ends, wanted, side="right"), np.flatnonzero(mass[:, number])[-1])
+        start = ends[found] - mass[found, number]
+        shard[own] = found
+        points[own] = np.clip((wanted - start) / mass[found, number], 0.0, _BELOW_ONE)
+    return shard, points
+
+
+def _least(totals: GroupTotals, fractions: np.ndarray) -> np.ndarray:
+    """Returns the smallest probability of a row of one replay in a draw from its group in all, float64 ``[G]``."""
+    drawable = (fractions > 0) & (totals.mass > 0)
+    least = np.full(len(fractions), np.inf)
+    np.divide(fractions * np.where(drawable, totals.smallest, 0.0), totals.mass, out=least, where=drawable)
+    return least
