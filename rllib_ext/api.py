@@ -19,6 +19,8 @@ from rllib_ext.hooks import add_results, set_hooks
 from rllib_ext.levels.checks import check_evaluated
 from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
+from rllib_ext.sharded.options import refuse_shard_options
+from rllib_ext.sharded.replay import ShardedReplay
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -69,7 +71,9 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
         accepted(samples, _build_every_module)
-    return {"type": RecipeEpisodeReplayBuffer, **given}
+    if given.get("num_shards") is None:
+        refuse_shard_options(given)
+    return {"type": RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedReplay, **given}
 
 
 def _build_every_module(given: dict[str, Any]) -> None:

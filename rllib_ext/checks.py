@@ -19,6 +19,9 @@ from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors
+from rllib_ext.sharded.options import check_room, options_of_shard, split_options
+from rllib_ext.sharded.replay import ShardedReplay
+from rllib_ext.sharded.routing import num_shards_in
 
 if TYPE_CHECKING:
     from lightning_replay.table_replay import CurriculumReplay
@@ -66,7 +69,7 @@ def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
 def check_buffer(config: AlgorithmConfig) -> None:
     """Refuses buffers of another kind, and those too small for the algorithm's environments and batches."""
     kind = config.replay_buffer_config.get("type")
-    if kind is not RecipeEpisodeReplayBuffer:
+    if kind not in (RecipeEpisodeReplayBuffer, ShardedReplay):
         instead = (
             # RLlib merges a dict without a type into the algorithm's default buffer.
             "a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search([...])"
@@ -120,7 +123,13 @@ def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:
-    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor."""
+    """Builds a temporary buffer, so that wrong values raise an error here and not inside a Ray actor.
+
+    Of a sharded replay it is the buffer of one shard.
+    """
+    if options.get("num_shards") is not None:
+        shards, options = split_options(options)
+        options = options_of_shard(options, shards.num_shards, 0)
     # With a seed, because without one it would draw its own from torch's global generator.
     trial = {**options, "seed": 0 if options.get("seed") is None else options["seed"]}
     if "memmap" in options:
@@ -172,6 +181,13 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
         return  # a cluster that is not connected yet
     driver, *actors = config.algo_class.default_resource_request(config).bundles
     needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
+    holders = ""
+    if num_shards_in(config.replay_buffer_config):
+        shards, _ = split_options(replay_options(config))
+        needed += shards.num_shards * shards.num_cpus_per_shard
+        holders = f", {shards.num_shards} shards"
+        if ray.is_initialized():
+            check_room(shards)
     if ray.is_initialized():
         present = ray.cluster_resources().get("CPU", 0)
         remedy = "start Ray with more, ray.init(num_cpus=...), or a larger cluster; or use fewer"
@@ -180,7 +196,7 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
         remedy = f"call ray.init(num_cpus={needed:g}) first (CPUs are counted, not pinned), or use fewer"
     if needed > present:
         raise ValueError(
-            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners and evaluation need "
+            f"{config.num_env_runners} EnvRunners, {config.num_learners} Learners{holders} and evaluation need "
             f"{needed:g} CPUs and Ray has {present:g}: {'the trial' if in_tune else 'build_algo()'} would wait for "
             f"ever. Either {remedy}; require_cpus=False leaves this check out"
         )

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 EVENTS = (
     *("on_algorithm_init", "on_environment_created", "on_episode_created", "on_episode_end", "on_train_result"),
-    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end"),
+    *("on_env_runners_recreated", "on_evaluate_start", "on_evaluate_end", "on_sample_end"),
 )
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
@@ -80,11 +80,16 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     from rllib_ext.checkpoint.replay import ReplayPart
     from rllib_ext.checks import check_buffer
     from rllib_ext.learner.done_flags_connector import flags_connector
+    from rllib_ext.sharded.installing import install_shards
+    from rllib_ext.sharded.replay import ShardedReplay
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
+    if isinstance(buffer, ShardedReplay):
+        install_shards(algorithm, reads_flags=reads_flags, restore=restore, incremental=incremental)
+        return
     if not buffer.layout_was_given:
         buffer.use_layout("flagged" if reads_flags else "rows")
         if not reads_flags:

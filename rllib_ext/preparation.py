@@ -29,6 +29,7 @@ from rllib_ext.levels.building import checked_levels
 from rllib_ext.levels.checks import check_discount
 from rllib_ext.rllib_compat import num_actors
 from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
+from rllib_ext.sharded.routing import num_shards_in, push_episodes
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -68,6 +69,8 @@ def prepare_replay(
     hooks: dict[str, Callable[..., None]] = {
         "on_algorithm_init": functools.partial(install, restore=restore, incremental=incremental, assign_tasks=assigns),
     }
+    if num_shards_in(config.replay_buffer_config):
+        hooks["on_sample_end"] = functools.partial(push_episodes)
     if assigns:
         replay = trial_buffer(**replay_options(samples[0])).replay
         first = assigned(replay, samples[0])

@@ -66,7 +66,7 @@ def write_buffer(
     earlier = None
     if previous is not None:
         with contextlib.suppress(DamagedFileError, ValueError):
-            earlier = previous / Path(_read_manifest(previous)["data"]).name
+            earlier = previous / Path(read_buffer_manifest(previous)["data"]).name
     with replaced_save(folder, MANIFEST, folder=ROWS) as save:
         sizes = []
         for name, module in buffer.modules.items():
@@ -104,7 +104,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
                 raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
         return SavedBuffer(modules, manifest["state"], WarmUp(**manifest["warm_up"]), manifest["algorithm"])
 
-    return read_save(folder, lambda: _read_manifest(folder), read)
+    return read_save(folder, lambda: read_buffer_manifest(folder), read)
 
 
 def read_warm_up(folder: Path) -> WarmUp | None:
@@ -113,7 +113,7 @@ def read_warm_up(folder: Path) -> WarmUp | None:
     Raises:
         DamagedFileError, ValueError: as :func:`read_buffer`.
     """
-    return WarmUp(**_read_manifest(folder)["warm_up"]) if folder.is_dir() else None
+    return WarmUp(**read_buffer_manifest(folder)["warm_up"]) if folder.is_dir() else None
 
 
 def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
@@ -145,8 +145,8 @@ def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any])
                 )
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns a manifest of any version in the form of the newest."""
+def read_buffer_manifest(folder: Path) -> dict[str, Any]:
+    """Returns a manifest of any version in the form of the newest; errors as :func:`read_buffer`."""
     from lightning_replay.saving import DamagedFileError
     from lightning_replay.saving.directory import read_manifest
     from lightning_replay.saving.serialization import MALFORMED

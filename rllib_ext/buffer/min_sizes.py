@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rllib_ext.buffer.event_tables import built_tables
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lightning_replay.replay import Replay
     from lightning_replay.samplers.scheduled import ScheduledSampler
     from lightning_replay.samplers.table_shares import TableShares
@@ -42,13 +44,18 @@ class MinSizes:
             if is_unset:
                 self._unset.append(DEFAULT_TABLE)
 
-    def update(self, batch_size: int) -> None:
-        """Sets the sizes before a draw."""
+    def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
+        """Sets the sizes before a draw.
+
+        Args:
+            batch_size: rows.
+            held: entries of each table, int64 ``[L]``, where they lie in other replays.
+        """
         if self._scheduled is None and self._shares is None:
             return
         tables = self._replay.tables
         assert tables is not None
-        held = tables.length
+        held = tables.length if held is None else held
         if self._shares is not None:
             held = held[[self._shares.table_shares[name] > 0 for name in tables.names]]
         reachable = min(batch_size, max(1, int(held.max())))

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_ext.buffer.drawn import DrawnPart, Expected
 from rllib_ext.buffer.intake import Intake
 from rllib_ext.episodes.convert import EpisodeConverter
 from rllib_ext.episodes.info_columns import Information
@@ -19,42 +20,14 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torch import Tensor
 
-    from lightning_replay.draw_parts import DrawPart, PartDraw
+    from lightning_replay.draw_parts import DrawPart
     from lightning_replay.replay import Replay
     from lightning_replay.schedulers.progress import ReturnProgress
     from rllib_ext.buffer.min_sizes import MinSizes
-    from rllib_ext.buffer.sequence_priorities import SequencePriorities
 
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
 
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
-
-
-class Expected(NamedTuple):
-    """Rows in the order in which their TD errors will come back."""
-
-    slots: Tensor
-    generation: Tensor
-    action: Tensor | None = None
-    sequences: SequencePriorities | None = None
-
-
-class DrawnPart(NamedTuple):
-    """Rows of a batch that is divided over several replays.
-
-    Attributes:
-        block: the rows, a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
-        slot: int64 ``[n]``, or ``[n, 2]`` of pairs.
-        generation: int64, of the slots.
-        reply: how likely each row was, and the totals of the replay.
-        mean_n_step: steps per row.
-    """
-
-    block: SingleAgentEpisode
-    slot: np.ndarray
-    generation: np.ndarray
-    reply: PartDraw
-    mean_n_step: float
 
 
 class ModuleReplay:
@@ -144,6 +117,10 @@ class ModuleReplay:
         (piece,) = rows.flagged()
         slot, generation = (batch[name].cpu().numpy() for name in ("index", "generation"))
         return DrawnPart(piece.episode, slot, generation, reply, self.mean_n_step)
+
+    def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
+        """Sets the least sizes of tables before a draw from several replays; ``held`` is int64 ``[G]``, of all."""
+        self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
         """Keeps the identity of the drawn rows, by their ``places`` in the batch, int64 ``[B]``.

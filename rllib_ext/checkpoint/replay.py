@@ -74,8 +74,11 @@ class ReplayPart:
 
     def _take_over(self, saved: SavedBuffer) -> None:
         self._buffer.take_over(saved.modules, saved.state)
-        self._warmup_steps = saved.warm_up.steps
-        self._start_learning_at(saved.warm_up.learning_starts)
+        self._go_on_from(saved.warm_up)
+
+    def _go_on_from(self, warm_up: WarmUp) -> None:
+        self._warmup_steps = warm_up.steps
+        self._start_learning_at(warm_up.learning_starts)
 
     def _restart_warm_up(self, saved: WarmUp | None) -> None:
         self._warmup_steps = self._warmup_steps if saved is None else saved.steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Learner's connector for batches that travel as one block."""
+"""The Learner's connector for batches that travel as one block, or by reference."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 
 from rllib_ext.learner.blocks import FlaggedBlock
+from rllib_ext.learner.references import BlockReader
 
 
 class AddFlagsFromBlocks(ConnectorV2):
     """Adds terminated and truncated of every row to the train batch; RLlib's piece reads an episode's end alone.
 
     The first piece of a Learner's pipeline: RLlib's own pieces then leave these two columns out. Batches of other
-    episodes pass unchanged.
+    episodes pass unchanged. Blocks by reference are fetched first, and take the places of the references.
     """
+
+    def __init__(self, *spaces: Any, **options: Any) -> None:
+        super().__init__(*spaces, **options)
+        self._reader = BlockReader()
 
     def __call__(self, *, batch: dict[str, Any], episodes: list[Any], **rest: Any) -> dict[str, Any]:
         """Returns the batch with both columns."""
+        self._reader.read(episodes)
         if not all(isinstance(episode, FlaggedBlock) for episode in episodes):
             return batch
         for block in episodes:

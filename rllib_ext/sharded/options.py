@@ -94,7 +94,7 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
             for name, special in divided["modules"].items()
         }
     if number is None:
-        divided["memmap"] = None
+        divided.pop("memmap", None)
         if divided.get("tables") is None and divided.get("capacity") is not None:
             divided["capacity"] = min(divided["capacity"], _ROWS_ON_DRIVER)
         return divided
@@ -104,7 +104,7 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
         divided["tables"] = [_table_part(table, num_shards) for table in built_tables(divided["tables"])]
     if divided.get("seed") is not None:
         divided["seed"] = (checked_seed(divided["seed"]) + (number + 1) * _BETWEEN_SEEDS) % 2**63
-    divided["min_size"] = None  # of all shards together, which the driver compares
+    divided.pop("min_size", None)  # of all shards together, which the driver compares
     return divided
 
 

@@ -53,7 +53,8 @@ class RemotePart(NamedTuple):
 
     Attributes:
         reference: of a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
-        slot, generation, reply, mean_n_step: as of :class:`~rllib_ext.buffer.module_replay.DrawnPart`.
+        slot, generation, reply, mean_n_step: as of :class:`~rllib_ext.buffer.drawn.DrawnPart`.
+        module_id: the module, where there are several agents.
     """
 
     reference: ray.ObjectRef
@@ -61,6 +62,7 @@ class RemotePart(NamedTuple):
     generation: np.ndarray
     reply: PartDraw
     mean_n_step: float
+    module_id: str | None
 
 
 def summed_rows(reports: Sequence[ShardReport]) -> Counter[str]:

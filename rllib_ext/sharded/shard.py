@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import SavedBuffer, WarmUp, read_buffer, write_buffer
+from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
 from rllib_ext.sharded.reports import Answer, RemotePart, ShardReport
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class EpisodeShard:
         for name, part in parts.items():
             module = self._buffer.modules[name]
             rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
-            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:])
+            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
         return self._answer(drawn)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:
@@ -119,13 +119,19 @@ class EpisodeShard:
         before = None if previous is None else Path(previous)
         return self._answer(tuple(write_buffer(self._buffer, Path(folder), warm_up, before)))
 
-    def stage(self, folder: str) -> Answer:
-        """Reads a save of this shard without using it yet; returns the spaces' columns that it holds.
+    def stage(self, folders: Sequence[str], spaces: Mapping[str, Any]) -> Answer:
+        """Reads a save without using it yet.
+
+        Args:
+            folders: that of this shard.
+            spaces: RLlib's, which the stored columns are compared with.
 
         Raises:
             DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
         """
+        (folder,) = folders
         self._staged = read_buffer(self._buffer, Path(folder))
+        check_spaces(self._staged.modules, spaces)
         return self._answer()
 
     def take_over(self) -> Answer:

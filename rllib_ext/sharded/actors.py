@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actors of a sharded replay: started, called without waiting, and started again when they are lost."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rllib_ext.sharded.options import ShardOptions
+from rllib_ext.sharded.reports import Answer, Counts, ShardReport, summed_counts, summed_rows
+
+if TYPE_CHECKING:
+    from lightning_replay.draw_parts import GroupTotals
+
+logger = logging.getLogger(__name__)
+
+_MOST_FAILED_STARTS = 3  # in a row, of one shard
+_START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that may be starting many
+
+
+class ShardActors:
+    """Ray actors, one for each shard, whose methods return an :class:`~rllib_ext.sharded.reports.Answer`.
+
+    :meth:`send` calls a method and returns at once; :meth:`settle` waits for the answers. The last report of each shard
+    is kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is
+    late, it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives.
+
+    Args:
+        kind: class of the actors.
+        arguments: of the class, by number of the shard; called before each start.
+        options: of the shards.
+
+    Attributes:
+        handles: of the actors; empty before :meth:`start`.
+        epochs: int64 ``[S]``, how often each was started.
+        reports: the last one of each.
+        rows_lost: rows that lost shards held.
+    """
+
+    def __init__(self, kind: type, arguments: Callable[[int], tuple[Any, ...]], options: ShardOptions) -> None:
+        self._kind, self._arguments, self.options = kind, arguments, options
+        count = options.num_shards
+        self.handles: list[Any] = []
+        self.epochs = np.zeros(count, dtype=np.int64)
+        self.reports = [ShardReport() for _ in range(count)]
+        self.rows_lost = 0
+        self._nodes: Sequence[str] = ()
+        self._counts_lost: Counts = Counter()
+        self._pending: list[deque[ray.ObjectRef]] = [deque() for _ in range(count)]
+        self._starting, self._late = [False] * count, [False] * count
+        self._failed_starts = [0] * count
+
+    def __len__(self) -> int:
+        return self.options.num_shards
+
+    @property
+    def alive(self) -> list[bool]:
+        """Whether each shard can be drawn from: it has started and is not late."""
+        return [not (starting or late) for starting, late in zip(self._starting, self._late, strict=True)]
+
+    @property
+    def rows(self) -> Counter[str]:
+        """Rows stored in all shards, by module."""
+        return summed_rows(self.reports)
+
+    @property
+    def counts(self) -> Counts:
+        """Sums over the life of all shards, lost ones included."""
+        return summed_counts(self.reports, self._counts_lost)
+
+    def start(self, nodes: Sequence[str] = ()) -> None:
+        """Starts the actors and waits for them.
+
+        Args:
+            nodes: ids of those to place shards on, as far as there is room; any if there are none.
+
+        Raises:
+            RuntimeError: some have not started in time, or cannot be started.
+        """
+        self._nodes = nodes
+        self.handles = [None] * len(self)
+        for shard in range(len(self)):
+            self._start(shard)
+        if not self.wait_for_starts():
+            missing = sum(self._starting)
+            self.stop()
+            raise RuntimeError(
+                f"{missing} of {len(self)} shards have not started within {_START_TIMEOUT_S:g} s; each needs "
+                f"{self.options.num_cpus_per_shard:g} CPUs, and {ray.available_resources().get('CPU', 0):g} of "
+                f"{ray.cluster_resources().get('CPU', 0):g} are free. Lower num_cpus_per_shard, or start Ray with more "
+                "CPUs"
+            )
+
+    def wait_for_starts(self) -> bool:
+        """Waits for shards that are being started; returns whether all have."""
+        first = [pending[0] for pending, starting in zip(self._pending, self._starting, strict=True) if starting]
+        if first:
+            ray.wait(first, num_returns=len(first), timeout=_START_TIMEOUT_S)
+            self.settle()
+        return not any(self._starting)
+
+    def send(self, shard: int, method: str, *arguments: Any) -> ray.ObjectRef:
+        """Calls a method of a shard without waiting; calls of one shard run in order."""
+        reference = getattr(self.handles[shard], method).remote(*arguments)
+        self._pending[shard].append(reference)
+        return reference
+
+    def settle(self) -> dict[ray.ObjectRef, Any]:
+        """Waits for answers to everything sent, except to shards that are being started or were late before.
+
+        Returns:
+            The values of the answers that have come since the last call.
+
+        Raises:
+            Exception: what a method of a shard has raised.
+            RuntimeError: a shard was lost and cannot be started again.
+        """
+        waited = [ref for pending, alive in zip(self._pending, self.alive, strict=True) if alive for ref in pending]
+        polled = [ref for pending, alive in zip(self._pending, self.alive, strict=True) if not alive for ref in pending]
+        ready: set[ray.ObjectRef] = set()
+        for references, timeout in ((waited, self.options.shard_timeout_s), (polled, 0)):
+            if references:
+                ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
+        values: dict[ray.ObjectRef, Any] = {}
+        errors = []
+        for shard, alive in enumerate(self.alive):
+            answers = self._answers(shard, ready)
+            errors += [error for error in answers.values() if isinstance(error, Exception)]
+            values |= {ref: answer.value for ref, answer in answers.items() if isinstance(answer, Answer)}
+            if alive and self._pending[shard] and not self._starting[shard]:
+                self._is_late(shard)
+        if errors:
+            raise errors[0]
+        return values
+
+    def call(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
+        """Calls a method of every shard and waits for all, however long they take.
+
+        Args:
+            method: name.
+            arguments: by number of the shard.
+
+        Raises:
+            RayActorError: a shard was lost.
+            Exception: what a shard has raised, after all have finished.
+        """
+        self.settle()
+        references = [
+            getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self.handles)
+        ]
+        ray.wait(references, num_returns=len(references))
+        answers = ray.get(references)
+        self.reports = [answer.report for answer in answers]
+        return [answer.value for answer in answers]
+
+    def totals(self, module_id: str) -> list[GroupTotals | None]:
+        """Returns the totals of a module in each shard, ``None`` where it cannot be drawn from."""
+        pairs = zip(self.reports, self.alive, strict=True)
+        return [report.totals.get(module_id) if alive else None for report, alive in pairs]
+
+    def stop(self) -> None:
+        """Ends the processes."""
+        for handle in self.handles:
+            ray.kill(handle)
+        self.handles = []
+
+    def _start(self, shard: int) -> None:
+        self.epochs[shard] += 1
+        strategy: Any = "SPREAD"
+        if self._nodes:
+            strategy = NodeAffinitySchedulingStrategy(self._nodes[shard % len(self._nodes)], soft=True)
+        actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
+        self.handles[shard] = actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
+        self._pending[shard].clear()
+        self._starting[shard], self._late[shard] = True, False
+        self.send(shard, "report")
+
+    def _answers(self, shard: int, ready: set[ray.ObjectRef]) -> dict[ray.ObjectRef, Answer | Exception]:
+        """Returns the answers of a shard that have come, in order, and keeps the last report."""
+        pending = self._pending[shard]
+        answers: dict[ray.ObjectRef, Answer | Exception] = {}
+        while pending and pending[0] in ready:
+            reference = pending.popleft()
+            try:
+                answer: Answer = ray.get(reference)
+            except RayActorError as error:
+                self._is_lost(shard, error)
+                return answers
+            except Exception as error:
+                answers[reference] = error
+                continue
+            answers[reference] = answer
+            self.reports[shard] = answer.report
+            self._starting[shard], self._failed_starts[shard] = False, 0
+        if not pending:
+            self._late[shard] = False
+        return answers
+
+    def _is_lost(self, shard: int, error: RayActorError) -> None:
+        report, self.reports[shard] = self.reports[shard], ShardReport()
+        rows = sum(report.rows.values())
+        self.rows_lost += rows
+        self._counts_lost.update(report.counts)
+        self._failed_starts[shard] += self._starting[shard]
+        if self._failed_starts[shard] >= _MOST_FAILED_STARTS:
+            raise RuntimeError(
+                f"shard {shard} was lost and could not be started again in {_MOST_FAILED_STARTS} attempts; the last "
+                "error is above. Restore a checkpoint on a cluster with room for it"
+            ) from error
+        logger.warning("shard %d was lost with %d rows, and is started again: %s", shard, rows, error)
+        ray.kill(self.handles[shard])
+        self._start(shard)
+
+    def _is_late(self, shard: int) -> None:
+        if not self._late[shard]:
+            logger.warning(
+                "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",
+                shard,
+                self.options.shard_timeout_s,
+                sum(self.reports[shard].rows.values()),
+            )
+        self._late[shard] = True

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded replay connected to the algorithm that draws from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from rllib_ext.rllib_compat import complete_results, values
+
+
+def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremental: bool) -> None:
+    """Starts the shards of an algorithm that was just built, and ends them with it.
+
+    Args:
+        algorithm: with a :class:`~rllib_ext.sharded.replay.ShardedReplay`.
+        reads_flags: whether its Learners have the connector that fetches rows.
+        restore, incremental: as :func:`rllib_ext.configure`.
+
+    Raises:
+        ValueError: Learner connectors of the config's own, or another algorithm's replay.
+        RuntimeError: shards have not started in time.
+    """
+    from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
+    from rllib_ext.sharded.checkpoint import ShardedReplayPart
+
+    config, replay = algorithm.config, algorithm.local_replay_buffer
+    if not reads_flags:
+        raise ValueError(
+            "num_shards is given, and the config has Learner connectors of its own, which do not fetch rows from "
+            "shards. Leave the connectors out, or num_shards"
+        )
+    replay.form_returns(config.n_step, config.gamma)
+    nodes: list[str] = []
+    if replay.shards.options.shard_placement == "pack":
+        nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
+    replay.start(algorithm, nodes)
+    complete_results(algorithm.metrics, replay)
+    CheckpointedAlgorithm(algorithm, ShardedReplayPart(algorithm, restore=restore, incremental=incremental))
+    cleanup = algorithm.cleanup
+
+    def cleanup_all() -> None:
+        cleanup()
+        replay.stop()
+
+    algorithm.cleanup = cleanup_all
+
+
+def _node(_: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())

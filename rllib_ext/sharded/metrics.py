@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of a sharded replay, summed over its shards."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.utils import metrics as keys
+
+from rllib_ext.buffer.metrics import CounterLog
+
+if TYPE_CHECKING:
+    from rllib_ext.sharded.draws import RemoteBatch
+    from rllib_ext.sharded.replay import ShardedReplay
+    from rllib_ext.sharded.reports import Counts
+
+_SAMPLED = "steps_sampled"
+
+
+class ShardMetrics:
+    """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
+
+    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``.
+
+    Attributes:
+        sampled: rows drawn, by module, and of all under the module ``""``.
+        mean_n_step: steps per row of the last draw.
+    """
+
+    def __init__(self) -> None:
+        self.sampled: Counts = Counter()
+        self.mean_n_step = 1.0
+        self._log = CounterLog()
+        self._calls = self._reported = 0
+
+    def count_draw(self, batches: Mapping[str, RemoteBatch]) -> None:
+        """Counts a draw."""
+        steps = 0.0
+        for name, batch in batches.items():
+            self.sampled[_SAMPLED, name] += len(batch)
+            self.sampled[_SAMPLED, ""] += len(batch)
+            steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
+        self.mean_n_step = steps / len(batches)
+
+    def report(self, replay: ShardedReplay, draws_per_report: int) -> dict[str, Any]:
+        """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
+        self._calls += 1
+        return self._reduce(replay) if self._calls - self._reported >= draws_per_report else {}
+
+    def remaining(self, replay: ShardedReplay) -> dict[str, Any]:
+        """Returns the metrics if there was a draw since the last."""
+        return self._reduce(replay) if self._calls > self._reported else {}
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain values for :meth:`load`."""
+        return {
+            "sampled": [[*key, amount] for key, amount in self.sampled.items()],
+            "logged": [[*key, amount] for key, amount in self._log.logged.items()],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state`."""
+        self.sampled, self._log.logged = (
+            Counter({(counter, module): amount for counter, module, amount in state[name]})
+            for name in ("sampled", "logged")
+        )
+
+    def _reduce(self, replay: ShardedReplay) -> dict[str, Any]:
+        self._reported = self._calls
+        shards = replay.shards
+        stored = sum(report.env_steps_stored for report in shards.reports)
+        self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
+        log = functools.partial(self._log.logger.log_value, reduce="item")
+        log(keys.ACTUAL_N_STEP, self.mean_n_step)
+        rows = [sum(report.rows.values()) for report in shards.reports]
+        log(("shards", "num_alive"), sum(shards.alive))
+        log(("shards", "rows_lost"), shards.rows_lost)
+        log(("shards", "rows_smallest"), min(rows))
+        log(("shards", "rows_largest"), max(rows))
+        log(("shards", "td_errors_dropped"), replay.draws.td_errors_dropped)
+        return self._log.logger.reduce()
