@@ -52,6 +52,7 @@ class PairSampler(Seeded, DividedPairs, TorchRLPrioritizedSampler):
     """
 
     draws_pairs = reads_columns = True
+    sample_part = DividedPairs.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         # TorchRL's constructor is not called: it builds priority trees, which ``first`` has.

@@ -69,6 +69,7 @@ class PrioritizedSampler(DividedPriorities):
     """
 
     refuses_unchanged = True
+    sample_part = DividedPriorities.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
