@@ -134,6 +134,7 @@ class DividedRows:
 def indivisible(sampler: str) -> TypeError:
     """Returns the error for a sampler, by its name, whose draws cannot be divided."""
     return TypeError(
-        f"draws of {sampler} cannot be divided over several replays; define group_totals(storage) and "
-        "sample_part(storage, part) as lightning_replay.parts.SamplerHooks has them, or keep all rows in one replay"
+        f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
+        "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
+        "own, or keep all rows in one replay"
     )
