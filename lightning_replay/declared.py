@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
 
+from lightning_replay.draw_parts import indivisible
 from lightning_replay.parts import Insertion, SamplerHooks, WriterHooks
 
 
@@ -21,6 +22,9 @@ class _TorchRLSampler(SamplerHooks):
     @property
     def base_sampler(self) -> Sampler:
         return self._sampler
+
+    def check_divisible(self) -> None:
+        raise indivisible(type(self._sampler).__name__)
 
 
 class _TorchRLWriter(WriterHooks):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["DividedRows", "DrawPart", "GroupRows", "GroupTotals", "PartDraw"]
+__all__ = ["DividedRows", "DrawPart", "GroupRows", "GroupTotals", "PartDraw", "indivisible"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,3 +129,12 @@ class DividedRows:
     shares: np.ndarray
     names: list[str]
     correction: np.ndarray | None
+
+
+def indivisible(sampler: str) -> TypeError:
+    """Returns the error for a sampler, by its name, whose draws cannot be divided."""
+    return TypeError(
+        f"draws of {sampler} cannot be divided over several replays; use a sampler of lightning_replay.samplers, or "
+        "define group_totals(storage) and sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your "
+        "own, or keep all rows in one replay"
+    )

@@ -28,7 +28,7 @@ from torch.nn import Module
 from torchrl.data.replay_buffers import Sampler, Writer
 from torchrl.envs import Transform
 
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw, indivisible
 from lightning_replay.part_state import PartState
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
@@ -145,11 +145,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     def check_divisible(self) -> None:
         """Refuses to have draws divided over several replays, by raising ``TypeError``, where hooks are missing."""
         if type(self).sample_part is SamplerHooks.sample_part:
-            raise TypeError(
-                f"draws of {type(self.base_sampler).__name__} cannot be divided over several replays; define "
-                "group_totals(storage) and sample_part(storage, part) as lightning_replay.parts.SamplerHooks has them, "
-                "or keep all rows in one replay"
-            )
+            raise indivisible(type(self).__name__)
 
     def group_totals(self, storage: Any) -> GroupTotals:
         """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""

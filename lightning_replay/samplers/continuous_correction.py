@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals, PartDraw
 from lightning_replay.samplers.table_draws import tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import BELOW_ONE, checked_count, checked_flag, checked_number
+
+
+class _RowsByTable(NamedTuple):
+    slots: np.ndarray  #: int64 ``[N]``, in the order of the first event tables of the rows; first those of none.
+    start: np.ndarray  #: int64 ``[L]``, where the rows of each begin.
+    counts: np.ndarray  #: int64 ``[L]``, how many there are of each.
 
 
 @recorded
@@ -48,6 +55,7 @@ class ContinuousCorrectionSampler(UniformSampler):
     """
 
     draws_from_tables = True
+    _counted: tuple[bytes, _RowsByTable] | None  # the state of the tables that were counted last, and their rows
 
     def __init__(
         self,
@@ -72,11 +80,7 @@ class ContinuousCorrectionSampler(UniformSampler):
             RuntimeError: the default table holds fewer than ``min_size`` rows.
         """
         tables = tables_of(storage, self)
-        if tables.length[0] < self.min_size:
-            raise RuntimeError(
-                f"table {tables.names[0]!r} holds {tables.length[0]} rows and {self.min_size} are needed; collect more "
-                "steps before the first draw, or lower min_size"
-            )
+        self._check_held(tables.names[0], int(tables.length[0]))
         slots = self._draw(tables, len(storage), batch_size)
         table = _first_event_table(tables.position[1:, slots] >= 0)
         weight = np.where(table > 0, (1.0 - self.event_share) / (1.0 + self.event_share), 1.0)
@@ -87,7 +91,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         info = {"table": torch.from_numpy(table), "priority_weight": torch.from_numpy(weight).float()}
         if self.return_probabilities:
             holds = tables.position[:, (tables.position >= 0).any(0)] >= 0
-            priority = np.where(np.arange(len(tables)) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
+            priority = self._priorities(len(tables))
             mass = priority * np.bincount(_first_event_table(holds[1:]), minlength=len(tables))
             info["table_probability"] = torch.from_numpy((mass / mass.sum())[table]).float()
             info["raw_weight"] = torch.from_numpy((mass.sum() / priority)[table]).float()
@@ -109,6 +113,82 @@ class ContinuousCorrectionSampler(UniformSampler):
             candidates = min(2 * candidates, 1 << 20)
         return np.concatenate(kept)[:count]
 
+    def _check_held(self, name: str, held: int) -> None:
+        if held < self.min_size:
+            raise RuntimeError(
+                f"table {name!r} holds {held} rows and {self.min_size} are needed; collect more steps before the first "
+                "draw, or lower min_size"
+            )
+
+    def _priorities(self, num_tables: int) -> np.ndarray:
+        """Returns the priority of rows by their first event table, float64 ``[L]``; first those of none."""
+        return np.where(np.arange(num_tables) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
+
+    def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the sums of the priorities of rows by their first event table, and the lengths of the tables.
+
+        Reads the places of all rows where tables have changed since the last call.
+        """
+        tables = tables_of(storage, self)
+        mass = self._priorities(len(tables)) * self._by_table(tables).counts
+        smallest = np.where(mass > 0, self._priorities(len(tables)), np.inf)
+        return GroupTotals([*tables.names], mass, tables.length, smallest)
+
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+        """Draws the first event table of each row, from the sums over all replays."""
+        self._check_held(totals.names[0], int(totals.rows[0]))
+        ends, generator = np.cumsum(totals.mass), self._generator
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
+        chosen = np.searchsorted(ends, uniform.cpu().numpy() * ends[-1], side="right")
+        # A product may be rounded to the sum itself.
+        last = int(np.flatnonzero(totals.mass)[-1])
+        return GroupRows(np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1])
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws the rows at the points, int64 ``[n]`` on the storage's device.
+
+        Raises:
+            RuntimeError: the tables hold no row such as is asked.
+        """
+        tables = tables_of(storage, self)
+        rows = self._by_table(tables)
+        count = rows.counts[part.groups]
+        if not count.all():
+            empty = tables.names[part.groups[int(count.argmin())]]
+            raise RuntimeError(f"table {empty!r} holds no rows to draw from; call extend first")
+        slots = rows.slots[rows.start[part.groups] + np.minimum((part.points * count).astype(np.int64), count - 1)]
+        drawn = np.bincount(part.groups, minlength=len(tables))
+        self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
+        index, table = torch.from_numpy(slots), torch.from_numpy(part.groups.copy())
+        reply = PartDraw(1.0 / count, self.group_totals(storage))
+        return index.to(storage.device), {"table": table.to(storage.device)}, reply
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        """Returns ``priority_weight``, and the columns of ``return_probabilities``."""
+        probability, priority = drawn.shares[drawn.group] * drawn.probability, self._priorities(len(drawn.names))
+        # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
+        with np.errstate(invalid="ignore"):  # of tables without a share
+            outside = np.nanmin(drawn.shares * drawn.least / priority) * priority[0]
+        weight = outside / probability
+        if self.normalize_over_batch:
+            weight /= weight.max()
+        columns = {"priority_weight": weight.astype(np.float32)}
+        if self.return_probabilities:
+            columns["table_probability"] = drawn.shares[drawn.group].astype(np.float32)
+            columns["raw_weight"] = (1.0 / probability).astype(np.float32)
+        return columns
+
+    def _by_table(self, tables: Tables) -> _RowsByTable:
+        """Returns the slots that tables hold by first event table, counted anew where the tables have changed."""
+        state = tables.appended.tobytes() + tables.first.tobytes()
+        if self._counted is None or self._counted[0] != state:
+            held = np.flatnonzero((tables.position >= 0).any(0))
+            first = _first_event_table(tables.position[1:, held] >= 0)
+            count = np.bincount(first, minlength=len(tables))
+            slots = held[np.argsort(first, kind="stable")]
+            self._counted = state, _RowsByTable(slots, np.cumsum(count) - count, count)
+        return self._counted[1]
+
     def draw_state(self) -> Any:
         """Returns what a draw changes: the generator's state and the rows drawn."""
         return super().draw_state(), self.rows_drawn
@@ -118,8 +198,14 @@ class ContinuousCorrectionSampler(UniformSampler):
         generator, self.rows_drawn = state
         super().undo_draw(generator)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots by table, which only draws of a part need."""
+        return 0 if self._counted is None else sum(array.nbytes for array in self._counted[1])
+
     def _empty(self) -> None:
         self.rows_drawn = np.zeros(0, dtype=np.int64)
+        self._counted = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the generator, and the rows drawn."""
@@ -129,6 +215,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         """Restores what :meth:`state_dict` returned."""
         super().load_state_dict(dict(state_dict))
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
+        self._counted = None
 
     def __repr__(self) -> str:
         return f"ContinuousCorrectionSampler(event_share={self.event_share})"

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
-from lightning_replay.samplers.torchrl_compat import TorchRLNames
+from lightning_replay.samplers.divided_priorities import DividedPriorities
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.access import device_of, empty_storage, occupancy_of
@@ -33,7 +32,7 @@ def _column(values: Any, dtype: torch.dtype) -> np.ndarray | None:
 
 
 @recorded
-class PrioritizedSampler(TorchRLNames):
+class PrioritizedSampler(DividedPriorities):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
@@ -70,6 +69,7 @@ class PrioritizedSampler(TorchRLNames):
     """
 
     refuses_unchanged = True
+    sample_part = DividedPriorities.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class PrioritizedSampler(TorchRLNames):
         self._attach_storage(storage)
         tree = self._tree
         if tree.device.type == "cpu" and not tree.has_mass():
-            raise self._without_mass(stored)
+            raise self.without_mass(stored)
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._rng, device=self._rng.device)
         if uniform.device != tree.device:
             uniform = uniform.to(tree.device, non_blocking=True)
@@ -145,48 +145,6 @@ class PrioritizedSampler(TorchRLNames):
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
-
-    def _without_mass(self, stored: int) -> RuntimeError:
-        return RuntimeError(
-            f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
-            "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
-        )
-
-    def group_totals(self, storage: Storage) -> GroupTotals:
-        """Returns the sum of the priorities as they are drawn by, of one group."""
-        self._attach_storage(storage)
-        total, least = self._tree.bounds()
-        rows = np.array([occupancy_of(storage).count])
-        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
-
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the rows at the points, int64 ``[n]``.
-
-        Raises:
-            RuntimeError: the storage is empty, or every priority is zero.
-        """
-        totals, stored = self.group_totals(storage), len(storage)
-        if stored == 0:
-            raise empty_storage()
-        if not totals.mass[0] > 0:
-            raise self._without_mass(stored)
-        index, probability = self._tree.draw_at(part.points)
-        self._clocks["draws"] += 1
-        return index, {}, PartDraw(probability, totals)
-
-    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
-        """Returns ``priority_weight``, float32 ``[B]``, at most 1."""
-        smallest = drawn.probability.min() if self.normalize_over_batch else drawn.least[0]
-        weight = (drawn.probability / smallest) ** -self.beta
-        self._clocks["draws"] += 1
-        return {"priority_weight": weight.astype(np.float32)}
-
-    def raise_largest_priority(self, priority: float) -> None:
-        """Raises the largest priority so far, before any exponent, to at least ``priority``."""
-        if isinstance(self._largest, Tensor):
-            self._largest.clamp_(min=priority)
-        else:
-            self._largest = max(self._largest, priority)
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.draw_parts import DrawPart, PartDraw
 from lightning_replay.episodes.links import EpisodeLinks, trajectory_of
 from lightning_replay.events.conditions.condition import Condition, ConditionLike, holds, own
 from lightning_replay.samplers.goal_episodes import GoalEpisodes
@@ -97,6 +99,16 @@ class ReverseSweepSampler(LinkedSampler, UniformSampler):
             parts.append(self._walk(batch_size))
             batch_size -= len(parts[-1])
         return torch.cat(parts), {}
+
+    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+        """Draws as many rows as the part has, int64 ``[n]``, in a sweep of this replay or uniformly; reads no points.
+
+        Of a draw that is divided over several replays each one gets rows in proportion to those it holds, and sweeps
+        along its own episodes with its own chance.
+        """
+        totals = self.group_totals(storage)
+        index, info = self.sample(storage, len(part))
+        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_replay.samplers.table_draws import HeldTables
 from lightning_replay.samplers.table_sampler import WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import Scheduler
 from lightning_replay.schedulers.scheduler import checked_probabilities
 from lightning_replay.schedules import Schedule
-from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_kind, checked_count, checked_entries
 
 
@@ -64,15 +64,15 @@ class ScheduledSampler(WithinTables):
         """Whether all that may raise an error comes before the generator is used; the scheduler declares its part."""
         return not self.uses_priorities and self.scheduler.refuses_unchanged
 
-    def ready(self, tables: Tables) -> np.ndarray:
+    def ready(self, tables: HeldTables) -> np.ndarray:
         """Returns whether each task holds enough rows, bool ``[tasks]``."""
         if self.scheduler.shares_one_table:
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size
 
-    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
+    def rows_of_tables(self, tables: HeldTables, batch_size: int) -> np.ndarray:
         """Returns all ``batch_size`` rows for the task drawn with the scheduler's probabilities, int64 ``[L]``."""
-        rows = np.zeros(len(tables), dtype=np.int64)
+        rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
         cumulative = list(itertools.accumulate(probability.tolist()))

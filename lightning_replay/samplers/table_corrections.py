@@ -29,7 +29,7 @@ def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray
 
     The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
     """
-    per_entry = shares / np.maximum(tables.length, 1)
+    per_entry = shares / np.maximum(tables.drawn_among, 1)
     probability = per_entry @ (tables.position[:, slots] >= 0)
     return 1.0 / (max(int(tables.length[0]), 1) * probability)
 

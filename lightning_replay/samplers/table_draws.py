@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torchrl.data.replay_buffers import Storage
@@ -21,6 +21,28 @@ class DrawnRatios(NamedTuple):
     def importance(self, exponent: float) -> np.ndarray:
         """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
         return (self.ratio / self.smallest) ** -exponent
+
+
+class HeldTables(Protocol):
+    """What the rows of tables are chosen by: :class:`~lightning_replay.tables.tables.Tables`, or sums over several."""
+
+    names: list[str]
+
+    @property
+    def length(self) -> np.ndarray:
+        """Entries of each table, int64 ``[L]``."""
+
+
+class SummedTables:
+    """The tables of several replays that a draw is divided over.
+
+    Args:
+        names: of the tables.
+        length: int64 ``[L]``, entries of each in all replays together.
+    """
+
+    def __init__(self, names: list[str], length: np.ndarray) -> None:
+        self.names, self.length = names, length
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:

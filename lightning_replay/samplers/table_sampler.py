@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,14 +14,14 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.priority_updates import flat_index, matching_priority, refusal
+from lightning_replay.samplers.divided_tables import DividedTables
 from lightning_replay.samplers.table_draws import DrawnRatios, tables_of
-from lightning_replay.samplers.torchrl_compat import TorchRLNames
 from lightning_replay.schedules import Schedule
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import checked_number
 
 
-class WithinTables(TorchRLNames):
+class WithinTables(DividedTables):
     """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
 
     With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
@@ -37,6 +36,7 @@ class WithinTables(TorchRLNames):
     """
 
     draws_from_tables = True
+    sample_part = DividedTables.sample_part  # a class that defines sample names its own, see ReplaySampler
 
     def __init__(
         self,
@@ -70,14 +70,6 @@ class WithinTables(TorchRLNames):
         self._priority_exponent = checked_number("priority_exponent", value, 0.0)
         self.uses_priorities = self._priority_exponent > 0
         self._forget_trees()
-
-    @abstractmethod
-    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
-        """Returns how many rows come from each table, int64 ``[L]``, ``batch_size`` together.
-
-        Raises:
-            RuntimeError: no table can be drawn from.
-        """
 
     @property
     def default_priority(self) -> float:
@@ -149,14 +141,10 @@ class WithinTables(TorchRLNames):
             return {}
         return {"priority_weight": torch.from_numpy(drawn.importance(beta)).float()}
 
-    def _drawable(self, tables: Tables) -> np.ndarray:
-        """Returns whether rows of each table may be in a batch once it holds enough, bool ``[L]``."""
-        return np.ones(len(self._trees), dtype=np.bool_)
-
     def _by_priority(self, tables: Tables, uniform: Tensor, rows: np.ndarray) -> tuple[np.ndarray, DrawnRatios]:
         """Draws ``rows`` entries of each table in proportion to their priorities."""
         places, ratios, smallest = [], [], math.inf
-        length, drawable = tables.length, self._drawable(tables)
+        length, drawable = tables.length, self._drawable(tables.names)
         for number, (tree, part) in enumerate(zip(self._trees, uniform.split(rows.tolist()), strict=True)):
             total, least = tree.bounds()
             scale = float(length[number]) / total if total > 0 else 0.0  # turns a value of the tree into a ratio
@@ -165,10 +153,7 @@ class WithinTables(TorchRLNames):
             if not rows[number]:
                 continue
             if total <= 0:
-                raise RuntimeError(
-                    f"every row of table {tables.names[number]!r} has priority 0 and priority_offset is "
-                    f"{self.priority_offset}, so none can be drawn; use a positive priority_offset"
-                )
+                raise self.without_rows(tables.names[number], int(length[number]))
             place, over_smallest = tree.draw(part)
             places.append(place.numpy())
             ratios.append(over_smallest.double().numpy() * least * scale)

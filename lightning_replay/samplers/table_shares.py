@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_replay.draw_parts import DividedRows, DrawPart, GroupRows, GroupTotals
 from lightning_replay.samplers.table_corrections import Correction
-from lightning_replay.samplers.table_draws import DrawnRatios
+from lightning_replay.samplers.table_draws import DrawnRatios, HeldTables, SummedTables
 from lightning_replay.samplers.table_sampler import WithinTables
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
+from lightning_replay.tables.divided import PartOfTables
 from lightning_replay.tables.tables import Tables
 from lightning_replay.validation import check_callable, check_kind, checked_count, checked_flag, checked_share
 
@@ -100,7 +102,7 @@ class TableShares(WithinTables):
         self.min_sizes.update(min_sizes)
         self._names = []  # read again at the next draw
 
-    def ready_shares(self, tables: Tables) -> np.ndarray:
+    def ready_shares(self, tables: HeldTables) -> np.ndarray:
         """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
 
         Raises:
@@ -119,7 +121,7 @@ class TableShares(WithinTables):
             )
         return shares / total
 
-    def rows_of_tables(self, tables: Tables, batch_size: int) -> np.ndarray:
+    def rows_of_tables(self, tables: HeldTables, batch_size: int) -> np.ndarray:
         """Divides ``batch_size`` rows by the shares of the tables that hold enough, int64 ``[L]``."""
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
@@ -153,27 +155,62 @@ class TableShares(WithinTables):
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, drawn: DrawnRatios | None
     ) -> dict[str, Tensor]:
         """Returns the table of each row, the weights if any, and the columns of ``return_probabilities``."""
-        info = {"table": torch.from_numpy(table)}
-        beta = 0.0 if drawn is None else self.beta
-        weight = None if drawn is None or beta == 0 else drawn.importance(beta)
+        shares = correction = None
         if self.correction is not None or self.return_probabilities:
             if self.multinomial and not self.at_least_one:
                 shares = self.ready_shares(tables)
             else:  # rounding makes the shares of the batch differ from the configured ones
                 shares = np.bincount(table, minlength=len(tables)) / len(table)
-            correction = np.ones(len(table)) if self.correction is None else self.correction(tables, shares, slots)
-            if self.return_probabilities:
-                raw = correction if drawn is None else correction * drawn.ratio**-beta
-                info["table_probability"] = torch.from_numpy(shares[table]).float()
-                info["raw_weight"] = torch.from_numpy(raw).float()
             if self.correction is not None:
-                weight = correction if weight is None else weight * correction
+                correction = self.correction(tables, shares, slots)
+        weights = self._weights(table, shares, drawn, correction)
+        return {"table": torch.from_numpy(table)} | {name: torch.from_numpy(one) for name, one in weights.items()}
+
+    def _weights(
+        self, table: np.ndarray, shares: np.ndarray | None, drawn: DrawnRatios | None, correction: np.ndarray | None
+    ) -> dict[str, np.ndarray]:
+        """Returns the weights if any, and the columns of ``return_probabilities``, float32 ``[B]``."""
+        beta = 0.0 if drawn is None else self.beta
+        weight = correction
+        columns = {}
+        if self.return_probabilities:
+            assert shares is not None
+            raw = np.ones(len(table)) if correction is None else correction
+            columns["table_probability"] = shares[table].astype(np.float32)
+            columns["raw_weight"] = (raw if drawn is None else raw * drawn.ratio**-beta).astype(np.float32)
+        if drawn is not None and beta != 0:
+            weight = drawn.importance(beta) if correction is None else drawn.importance(beta) * correction
         if weight is not None:
             largest = weight.max() if self.normalize_over_batch else 1.0
-            info["priority_weight"] = torch.from_numpy(weight / largest).float()
-        return info
+            columns["priority_weight"] = (weight / largest).astype(np.float32)
+        return columns
 
-    def _drawable(self, tables: Tables) -> np.ndarray:
+    def describe_part(
+        self, tables: Tables, part: DrawPart, slots: np.ndarray
+    ) -> tuple[dict[str, Tensor], np.ndarray | None]:
+        """Returns the table of each row, and the correction if there is one.
+
+        Counts of states and actions, which ``lemma2`` and ``lemma2_exact`` read, are those of this replay.
+        """
+        info = {"table": torch.from_numpy(part.groups.copy())}
+        if self.correction is None:
+            return info, None
+        return info, self.correction(PartOfTables(tables, part.rows, part.fractions), part.shares, slots)
+
+    def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
+        """Divides a batch over the tables by their lengths in all replays together."""
+        rows, shares = super().rows_of_groups(batch_size, totals)
+        if self.multinomial and not self.at_least_one:
+            shares = self.ready_shares(SummedTables(totals.names, totals.rows))
+        return GroupRows(rows, shares)
+
+    def weigh(self, drawn: DividedRows) -> dict[str, np.ndarray]:
+        """Returns the weights if any, and the columns of ``return_probabilities``."""
+        return self._weights(drawn.group, drawn.shares, self._ratios(drawn), drawn.correction)
+
+    def _drawable(self, names: list[str]) -> np.ndarray:
+        if self._names != names:
+            self._read_names(names)
         return self._share > 0
 
     def __repr__(self) -> str:

@@ -103,6 +103,13 @@ class TorchRLNames(Seeded, ReplaySampler, TorchRLPrioritizedSampler):
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64), priority, len(priority), None)
 
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, before any exponent, to at least ``priority``."""
+        if isinstance(self._largest, Tensor):
+            self._largest.clamp_(min=priority)
+        else:
+            self._largest = max(self._largest, priority)
+
     def _exponentiated(self, priority: Tensor) -> Tensor:
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 

@@ -83,6 +83,11 @@ class Tables(Occupancy):
         return np.minimum(self.appended - self.arrays.first, self.capacity)
 
     @property
+    def drawn_among(self) -> np.ndarray:
+        """As many entries as each entry is one of in a draw from its table, ``[L]``: the length."""
+        return self.length
+
+    @property
     def first(self) -> np.ndarray:
         """The oldest entry of each table, of all that were ever appended to it, int64 ``[L]``."""
         return np.maximum(self.arrays.first, self.appended - self.capacity)
@@ -140,6 +145,12 @@ class Tables(Occupancy):
         table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
         kernels().draw(self.arrays, rows, uniform, table, slots)
         return table, slots
+
+    def entries_at(self, table: np.ndarray, points: np.ndarray) -> np.ndarray:
+        """Returns the slots at points of [0, 1), float64 ``[n]``, of tables, int64 ``[n]``, in equal parts."""
+        length = self.length[table]
+        number = self.first[table] + np.minimum((points * length).astype(np.int64), length - 1)
+        return self.entries[self.offset[table] + number % self.capacity[table]]
 
     def leave_early(self, table: int, count: int) -> None:
         """Removes the oldest ``count`` entries of a table before it is full."""
