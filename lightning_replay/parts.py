@@ -181,6 +181,10 @@ class SamplerHooks(PartHooks, EpisodeHooks):
     def raise_largest_priority(self, priority: float) -> None:
         """Raises the largest priority so far, which new rows get, to that of other replays."""
 
+    def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
+        return None
+
 
 class WriterHooks(PartHooks):
     """Attributes and methods of a writer in addition to TorchRL's; the methods have no effect by default."""

@@ -202,6 +202,12 @@ class PrioritizedSampler(DividedPriorities):
             self._largest = largest
         return late
 
+    def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where α is 0."""
+        if self._priority_exponent == 0:
+            return None
+        return (self._tree.get(index) ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0)
+
     def _attach_storage(self, storage: Storage | None) -> None:
         """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""
         if storage is None:

@@ -190,6 +190,10 @@ class WithinTables(DividedTables):
             if inside.any():
                 tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(slots[inside]))
 
+    def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows, float32 ``[n]``; ``None`` where feedback is ignored."""
+        return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
+
     def _leaves(self, slots: np.ndarray) -> Tensor:
         return self._exponentiated(torch.from_numpy(self._priority[slots]))
 

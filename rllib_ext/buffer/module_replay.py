@@ -216,9 +216,9 @@ class ModuleReplay:
         signals: dict[str, Tensor] = {}
         if given.ndim == 2 and given.shape[1] > 2:
             columns = torch.as_tensor(given).to(torch.float32)
-            given = columns[:, 0]
             if action is not None:
                 signals = {"surprise": columns[:, 1], "action_values": columns[:, 2:], "action": action}
+            given = given[:, 0]
         td_error = torch.as_tensor(given).reshape(-1)
         self.replay.update_priority(index, td_error, generation=generation, **signals)
 

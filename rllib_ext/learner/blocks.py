@@ -62,9 +62,13 @@ class TransitionBlock(SingleAgentEpisode):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle protocol 5 sends contiguous arrays out of band, and drawn columns are views of packed rows.
-        content = tree.map_structure(_contiguous, (self._columns, self.extra_model_outputs, self.ends))
-        columns, outputs, ends = content
+        columns, outputs, ends = tree.map_structure(_contiguous, self.content)
         return type(self), (self.id_, columns, outputs, *ends, self.module_id)
+
+    @property
+    def content(self) -> tuple[Sequence[Any], dict[str, np.ndarray], tuple[Any, Any]]:
+        """Columns, further columns and ends: nested arrays, those of a flagged block ``[n, ...]`` each."""
+        return self._columns, self.extra_model_outputs, self.ends
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id_={self.id_!r}, {self.t} rows)"

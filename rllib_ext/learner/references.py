@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
-    """Consecutive rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
+    """Rows ``start`` to ``stop`` of a :class:`~rllib_ext.learner.blocks.FlaggedBlock` in the object store."""
 
     reference: ray.ObjectRef
     start: int
@@ -72,7 +72,7 @@ class BlockReader:
 
     def __init__(self) -> None:
         self.num_lost = 0
-        self._rows: dict[str | None, FlaggedBlock] = {}  # one of each module, the last that was read
+        self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
         """Replaces the remote blocks among ``episodes``.
@@ -90,7 +90,7 @@ class BlockReader:
                 episodes[place] = self._block(block, fetched)
 
     def _block(self, remote: RemoteBlock, fetched: dict[ray.ObjectRef, FlaggedBlock | None]) -> FlaggedBlock:
-        parts: list[FlaggedBlock | None] = []
+        parts: list[Any] = []
         weights = remote.weights
         for reference, start, stop in remote.spans:
             block = fetched[reference]
@@ -100,10 +100,11 @@ class BlockReader:
             self._rows[remote.module_id] = found[0].slice(slice(0, 1))
         if len(found) < len(parts):
             parts, weights = self._filled(remote, parts)
-        columns, outputs, ends = _joined([(part._columns, part.extra_model_outputs, part.ends) for part in parts])
-        return FlaggedBlock(remote.id_, columns, outputs | {"weights": weights}, *ends, remote.module_id)
+        columns, outputs, (terminated, truncated) = _joined([part.content for part in parts])
+        outputs = outputs | {"weights": weights}
+        return FlaggedBlock(remote.id_, columns, outputs, terminated, truncated, remote.module_id)
 
-    def _filled(self, remote: RemoteBlock, parts: list[FlaggedBlock | None]) -> tuple[list[Any], np.ndarray]:
+    def _filled(self, remote: RemoteBlock, parts: list[Any]) -> tuple[list[Any], np.ndarray]:
         row = self._rows.get(remote.module_id)
         if row is None:
             raise RuntimeError(
@@ -111,7 +112,7 @@ class BlockReader:
                 "had learned anything. Restore a checkpoint, or start again"
             )
         weights, position = remote.weights.copy(), 0
-        filled: list[FlaggedBlock] = []
+        filled: list[Any] = []
         for (_, start, stop), part in zip(remote.spans, parts, strict=True):
             if part is None:
                 weights[position : position + stop - start] = 0.0

@@ -152,9 +152,7 @@ class ShardActors:
             Exception: what a shard has raised, after all have finished.
         """
         self.settle()
-        references = [
-            getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self.handles)
-        ]
+        references = [getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self.handles)]
         ray.wait(references, num_returns=len(references))
         answers = ray.get(references)
         self.reports = [answer.report for answer in answers]

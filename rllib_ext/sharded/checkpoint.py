@@ -44,22 +44,24 @@ class ShardedReplayPart(ReplayPart):
             self._last_save, self._replay.last_save = folder, written
 
     def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
-        """Lets the shards read a checkpoint beside what they hold."""
+        """Lets the shards read a checkpoint beside what they hold; of another number of shards, or of none, too."""
+        from lightning_replay.saving import read_state
+
         manifest, shards, data = read_manifest_of_shards(folder)
         check_files(manifest["algorithm"])
         replay = self._replay
         spaces = self._algorithm.spaces or {}
         paths = [str(path) for path in shards]
-        is_same = len(paths) == len(replay.shards)
-        replay.shards.call("stage", lambda shard: (paths[shard : shard + 1] if is_same else paths, spaces))
-        return functools.partial(self._use, data if is_same else None, WarmUp(**manifest["warm_up"]))
+        draws = max(replay.shards.call("stage", lambda shard: (paths, spaces)))
+        state = None if data is None else read_state(data)
+        return functools.partial(self._use, state, draws, WarmUp(**manifest["warm_up"]))
 
-    def _use(self, driver: Path | None, warm_up: WarmUp) -> None:
-        from lightning_replay.saving import read_state
-
+    def _use(self, state: dict[str, Any] | None, draws: int, warm_up: WarmUp) -> None:
         self._replay.shards.call("take_over")
-        if driver is not None:
-            self._replay.load_driver_state(read_state(driver))
+        if state is None:
+            self._replay.resume_at(draws)
+        else:
+            self._replay.load_driver_state(state)
         self._go_on_from(warm_up)
 
 

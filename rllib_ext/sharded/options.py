@@ -102,8 +102,9 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
         divided["memmap"] = os.path.join(divided["memmap"], f"shard-{number}")
     if divided.get("tables") is not None:
         divided["tables"] = [_table_part(table, num_shards) for table in built_tables(divided["tables"])]
-    if divided.get("seed") is not None:
-        divided["seed"] = (checked_seed(divided["seed"]) + (number + 1) * _BETWEEN_SEEDS) % 2**63
+    seed = checked_seed(divided.get("seed"))
+    if seed is not None:
+        divided["seed"] = (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63
     divided.pop("min_size", None)  # of all shards together, which the driver compares
     return divided
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from lightning_replay.validation import checked_choice, checked_count
+from lightning_replay.validation import checked_choice, checked_count, checked_seed
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.references import RemoteBlock, Span
@@ -82,14 +81,15 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self.options = ModuleOptions(recipe, "flagged", template, modules)
         # Built now: bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
-        options_of_shard(self._options, shard_options.num_shards, 0)
+        options_of_shard(self._options, shard_options.num_shards, 0)  # more shards than rows, of a capacity or a table
         self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options)
         self.draws = DividedDraws(self.shards, self._build_divider)
         self.returns: Returns = (1, 0.99)
         self.last_save: Sequence[str] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment = None
-        self._seeds = self._seeds_of(shard_options.num_shards)
+        seed = checked_seed(self._options.get("seed"))
+        self._seed = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
         self._router = Router(shard_options.num_shards)
         self._metrics = ShardMetrics()
         self._num_draws = 0
@@ -313,6 +313,10 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self._metrics.load(state["metrics"])
         self._expected = {}
 
+    def resume_at(self, num_draws: int) -> None:
+        """Sets the draws made so far, by which schedules go."""
+        self._num_draws, self._expected = num_draws, {}
+
     def _settle(self) -> None:
         if self.shards.handles:
             self.shards.settle()
@@ -326,24 +330,16 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
         """Returns the arguments of a shard's actor."""
-        options = {**self._options, "seed": self._seeds[shard]}
+        options = {**self._options, "seed": self._seed}
         folder = None
         if self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save" and self.last_save:
             folder = self.last_save[shard]
-        return self.recipe, options_of_shard(options, len(self.shards), shard), self.returns, folder
-
-    def _seeds_of(self, count: int) -> list[int]:
-        import torch
-
-        seed = self._options.get("seed")
-        if seed is None:  # as a buffer in the driver draws its own
-            seed = int(torch.randint(2**31, ()))
-        return [seed] * count
+        return self.recipe, options, shard, len(self.shards), self.returns, folder
 
     def _build_divider(self, module_id: str) -> Divider:
         from lightning_replay.divided_draws import Divider
 
-        return Divider(self._template(module_id).replay.sampler, seed=self._seeds[0])
+        return Divider(self._template(module_id).replay.sampler, seed=self._seed)
 
     def _template(self, module_id: str) -> ModuleReplay:
         if module_id not in self._templates:

@@ -51,10 +51,9 @@ class Router:
 
     Example:
         >>> router = Router(num_shards=2)
-        >>> router.shard_of("a", 5, ended=False), router.shard_of("b", 3, ended=True), router.shard_of("a", 1, ended=True)
-        (0, 1, 0)
-        >>> router.shard_of("c", 1, ended=True)
-        1
+        >>> fragments = [("a", 5, False), ("b", 3, True), ("a", 1, True), ("c", 1, True)]
+        >>> [router.shard_of(name, steps, ended=ended) for name, steps, ended in fragments]
+        [0, 1, 0, 1]
     """
 
     def __init__(self, num_shards: int, first: int = 0, remembered: int = 4096) -> None:

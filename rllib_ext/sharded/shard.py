@@ -12,6 +12,8 @@ from ray.exceptions import RayError
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
+from rllib_ext.sharded.dealing import deal_saved
+from rllib_ext.sharded.options import options_of_shard
 from rllib_ext.sharded.reports import Answer, RemotePart, ShardReport
 
 if TYPE_CHECKING:
@@ -28,15 +30,25 @@ class EpisodeShard:
     nothing.
 
     Args:
-        recipe, options: of the buffer.
+        recipe, options: of the whole sharded replay.
+        number: of this shard.
+        num_shards: S.
         returns: length and discount, for rows whose returns are formed before they are stored.
         folder: of a save to begin with; ``None`` begins empty.
     """
 
-    def __init__(self, recipe: str | None, options: Mapping[str, Any], returns: Returns, folder: str | None) -> None:
-        self._buffer = RecipeEpisodeReplayBuffer(recipe, layout="flagged", **options)
-        self._buffer.is_in_checkpoints = True
-        self._buffer.form_returns(*returns)
+    def __init__(
+        self,
+        recipe: str | None,
+        options: Mapping[str, Any],
+        number: int,
+        num_shards: int,
+        returns: Returns,
+        folder: str | None,
+    ) -> None:
+        self._recipe, self._options, self._returns = recipe, options, returns
+        self._number, self._num_shards = number, num_shards
+        self._buffer = self._built(number, num_shards)
         self._fragments_lost = 0
         self._staged: SavedBuffer | None = None
         if folder is not None:
@@ -120,19 +132,26 @@ class EpisodeShard:
         return self._answer(tuple(write_buffer(self._buffer, Path(folder), warm_up, before)))
 
     def stage(self, folders: Sequence[str], spaces: Mapping[str, Any]) -> Answer:
-        """Reads a save without using it yet.
+        """Reads a save without using it yet; returns the draws made before it.
 
         Args:
-            folders: that of this shard.
+            folders: of every shard saved; of other shards than there are now, episodes are dealt out anew.
             spaces: RLlib's, which the stored columns are compared with.
 
         Raises:
             DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
         """
-        (folder,) = folders
-        self._staged = read_buffer(self._buffer, Path(folder))
-        check_spaces(self._staged.modules, spaces)
-        return self._answer()
+        if len(folders) == self._num_shards:
+            saved = read_buffer(self._buffer, Path(folders[self._number]))
+        else:
+
+            def build(place: int) -> RecipeEpisodeReplayBuffer:
+                return self._built(place, len(folders))
+
+            saved = deal_saved(self._buffer, build, folders, self._number, self._num_shards)
+        check_spaces(saved.modules, spaces)
+        self._staged = saved
+        return self._answer(max((one["draws"] for one in saved.state["modules"].values()), default=0))
 
     def take_over(self) -> Answer:
         """Replaces what the shard holds by the save that was read."""
@@ -149,6 +168,13 @@ class EpisodeShard:
         """Restores :meth:`get_state`."""
         self._buffer.set_state(state)
         return self._answer()
+
+    def _built(self, number: int, num_shards: int) -> RecipeEpisodeReplayBuffer:
+        options = options_of_shard(self._options, num_shards, number)
+        buffer = RecipeEpisodeReplayBuffer(self._recipe, layout="flagged", **options)
+        buffer.is_in_checkpoints = True
+        buffer.form_returns(*self._returns)
+        return buffer
 
     def _answer(self, value: Any = None) -> Answer:
         modules = self._buffer.modules
