@@ -65,14 +65,14 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         ...                        transform="lightning_replay.transforms.MixPairs")
     """
     given = {"recipe": recipe, **options}
+    if given.get("num_shards") is None:
+        refuse_shard_options(given)
     try:
         samples = samples_of(given)
     except ValueError:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
         accepted(samples, _build_every_module)
-    if given.get("num_shards") is None:
-        refuse_shard_options(given)
     return {"type": RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedReplay, **given}
 
 

@@ -186,8 +186,6 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
         shards, _ = split_options(replay_options(config))
         needed += shards.num_shards * shards.num_cpus_per_shard
         holders = f", {shards.num_shards} shards"
-        if ray.is_initialized():
-            check_room(shards)
     if ray.is_initialized():
         present = ray.cluster_resources().get("CPU", 0)
         remedy = "start Ray with more, ray.init(num_cpus=...), or a larger cluster; or use fewer"
@@ -200,3 +198,5 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
             f"{needed:g} CPUs and Ray has {present:g}: {'the trial' if in_tune else 'build_algo()'} would wait for "
             f"ever. Either {remedy}; require_cpus=False leaves this check out"
         )
+    if holders and ray.is_initialized():
+        check_room(shards)

@@ -88,7 +88,8 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     if isinstance(buffer, ShardedReplay):
-        install_shards(algorithm, reads_flags=reads_flags, restore=restore, incremental=incremental)
+        options = {"restore": restore, "incremental": incremental, "assign_tasks": assign_tasks}
+        install_shards(algorithm, reads_flags=reads_flags, **options)
         return
     if not buffer.layout_was_given:
         buffer.use_layout("flagged" if reads_flags else "rows")

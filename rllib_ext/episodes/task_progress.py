@@ -39,6 +39,7 @@ class TaskProgress:
         self.replay, self._progress, self._remembered = replay, progress, remembered
         self._running: OrderedDict[int, float] = OrderedDict()
         self.episodes: Counter[str] = Counter()
+        self._new: list[tuple[str, float]] = []
         self.signals: dict[str, float] = {}
 
     def update(self, slices: list[EpisodeSlice]) -> None:
@@ -57,8 +58,15 @@ class TaskProgress:
             if signal is not None:
                 self.replay.progress(name, signal)
                 self.signals[name] = signal
+                self._new.append((name, signal))
+        del self._new[: -self._remembered]
         while len(self._running) > self._remembered:  # their EnvRunner was lost
             self._running.popitem(last=False)
+
+    def new_signals(self) -> list[tuple[str, float]]:
+        """Returns the signals since the last call, each with its task, for a scheduler elsewhere."""
+        signals, self._new = self._new, []
+        return signals
 
     def forget_running(self) -> None:
         """Removes the running episodes, which were interrupted."""

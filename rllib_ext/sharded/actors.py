@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
@@ -25,6 +25,14 @@ _MOST_FAILED_STARTS = 3  # in a row, of one shard
 _START_TIMEOUT_S = 600.0  # of a process that imports RLlib, on a machine that may be starting many
 
 
+class _Call(NamedTuple):
+    """A call that was not answered yet."""
+
+    answer: ray.ObjectRef
+    steps: int
+    td_errors: int
+
+
 class ShardActors:
     """Ray actors, one for each shard, whose methods return an :class:`~rllib_ext.sharded.reports.Answer`.
 
@@ -36,24 +44,32 @@ class ShardActors:
         kind: class of the actors.
         arguments: of the class, by number of the shard; called before each start.
         options: of the shards.
+        on_report: called with each new report.
 
     Attributes:
         handles: of the actors; empty before :meth:`start`.
         epochs: int64 ``[S]``, how often each was started.
         reports: the last one of each.
-        rows_lost: rows that lost shards held.
+        rows_lost: rows that lost shards held, and steps that they had been sent.
+        td_errors_lost: TD errors that lost shards had been sent.
     """
 
-    def __init__(self, kind: type, arguments: Callable[[int], tuple[Any, ...]], options: ShardOptions) -> None:
-        self._kind, self._arguments, self.options = kind, arguments, options
+    def __init__(
+        self,
+        kind: type,
+        arguments: Callable[[int], tuple[Any, ...]],
+        options: ShardOptions,
+        on_report: Callable[[ShardReport], None] = lambda report: None,
+    ) -> None:
+        self._kind, self._arguments, self.options, self._on_report = kind, arguments, options, on_report
         count = options.num_shards
         self.handles: list[Any] = []
         self.epochs = np.zeros(count, dtype=np.int64)
         self.reports = [ShardReport() for _ in range(count)]
-        self.rows_lost = 0
+        self.rows_lost = self.td_errors_lost = 0
         self._nodes: Sequence[str] = ()
         self._counts_lost: Counts = Counter()
-        self._pending: list[deque[ray.ObjectRef]] = [deque() for _ in range(count)]
+        self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
         self._starting, self._late = [False] * count, [False] * count
         self._failed_starts = [0] * count
 
@@ -100,17 +116,33 @@ class ShardActors:
 
     def wait_for_starts(self) -> bool:
         """Waits for shards that are being started; returns whether all have."""
-        first = [pending[0] for pending, starting in zip(self._pending, self._starting, strict=True) if starting]
+        first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
         if first:
             ray.wait(first, num_returns=len(first), timeout=_START_TIMEOUT_S)
             self.settle()
         return not any(self._starting)
 
-    def send(self, shard: int, method: str, *arguments: Any) -> ray.ObjectRef:
-        """Calls a method of a shard without waiting; calls of one shard run in order."""
-        reference = getattr(self.handles[shard], method).remote(*arguments)
-        self._pending[shard].append(reference)
-        return reference
+    def wait_for_any(self) -> None:
+        """Waits until one of the shards that are being started or are late has answered everything."""
+        last = [calls[-1].answer for calls, alive in zip(self._pending, self.alive, strict=True) if calls and not alive]
+        if last:
+            ray.wait(last, timeout=_START_TIMEOUT_S)
+            self.settle()
+
+    def send(self, shard: int, method: str, *arguments: Any, steps: int = 0, td_errors: int = 0) -> ray.ObjectRef:
+        """Calls a method of a shard without waiting; calls of one shard run in order.
+
+        Args:
+            shard: number.
+            method, arguments: of its class.
+            steps, td_errors: sent with the call, which are lost with the shard.
+
+        Returns:
+            Reference of the answer.
+        """
+        answer = getattr(self.handles[shard], method).remote(*arguments)
+        self._pending[shard].append(_Call(answer, steps, td_errors))
+        return answer
 
     def settle(self) -> dict[ray.ObjectRef, Any]:
         """Waits for answers to everything sent, except to shards that are being started or were late before.
@@ -122,8 +154,9 @@ class ShardActors:
             Exception: what a method of a shard has raised.
             RuntimeError: a shard was lost and cannot be started again.
         """
-        waited = [ref for pending, alive in zip(self._pending, self.alive, strict=True) if alive for ref in pending]
-        polled = [ref for pending, alive in zip(self._pending, self.alive, strict=True) if not alive for ref in pending]
+        by_shard = list(zip(self._pending, self.alive, strict=True))
+        waited = [call.answer for calls, alive in by_shard if alive for call in calls]
+        polled = [call.answer for calls, alive in by_shard if not alive for call in calls]
         ready: set[ray.ObjectRef] = set()
         for references, timeout in ((waited, self.options.shard_timeout_s), (polled, 0)):
             if references:
@@ -155,7 +188,8 @@ class ShardActors:
         references = [getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self.handles)]
         ray.wait(references, num_returns=len(references))
         answers = ray.get(references)
-        self.reports = [answer.report for answer in answers]
+        for shard, answer in enumerate(answers):
+            self._keep(shard, answer.report)
         return [answer.value for answer in answers]
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
@@ -184,8 +218,8 @@ class ShardActors:
         """Returns the answers of a shard that have come, in order, and keeps the last report."""
         pending = self._pending[shard]
         answers: dict[ray.ObjectRef, Answer | Exception] = {}
-        while pending and pending[0] in ready:
-            reference = pending.popleft()
+        while pending and pending[0].answer in ready:
+            reference = pending[0].answer
             try:
                 answer: Answer = ray.get(reference)
             except RayActorError as error:
@@ -193,18 +227,25 @@ class ShardActors:
                 return answers
             except Exception as error:
                 answers[reference] = error
+                pending.popleft()
                 continue
+            pending.popleft()
             answers[reference] = answer
-            self.reports[shard] = answer.report
+            self._keep(shard, answer.report)
             self._starting[shard], self._failed_starts[shard] = False, 0
         if not pending:
             self._late[shard] = False
         return answers
 
+    def _keep(self, shard: int, report: ShardReport) -> None:
+        self.reports[shard] = report
+        self._on_report(report)
+
     def _is_lost(self, shard: int, error: RayActorError) -> None:
         report, self.reports[shard] = self.reports[shard], ShardReport()
-        rows = sum(report.rows.values())
+        rows = sum(report.rows.values()) + sum(call.steps for call in self._pending[shard])
         self.rows_lost += rows
+        self.td_errors_lost += sum(call.td_errors for call in self._pending[shard])
         self._counts_lost.update(report.counts)
         self._failed_starts[shard] += self._starting[shard]
         if self._failed_starts[shard] >= _MOST_FAILED_STARTS:

@@ -47,13 +47,17 @@ class DividedDraws:
 
     Attributes:
         dividers: by module; built when its first draw comes.
-        td_errors_dropped: TD errors of rows of shards that were lost since the draw.
     """
 
     def __init__(self, actors: ShardActors, build: Callable[[str], Divider]) -> None:
         self._actors, self._build = actors, build
         self.dividers: dict[str, Divider] = {}
-        self.td_errors_dropped = 0
+        self._td_errors_late = 0
+
+    @property
+    def td_errors_dropped(self) -> int:
+        """TD errors of rows of shards that were lost since the draw."""
+        return self._td_errors_late + self._actors.td_errors_lost
 
     def divider(self, module_id: str) -> Divider:
         """Returns the divider of a module."""
@@ -105,8 +109,13 @@ class DividedDraws:
     def _divisions(self, batch_size: int, prepare: Callable[[str, int], None]) -> dict[str, Division]:
         actors = self._actors
         actors.settle()
-        if not self._drawable():
-            actors.wait_for_starts()  # steps that were sent to a shard since it was lost
+        while not self._drawable() and not all(actors.alive):
+            before = actors.alive, actors.epochs.tolist()
+            actors.wait_for_any()  # steps were sent to these shards, too
+            if before == (actors.alive, actors.epochs.tolist()):
+                raise RuntimeError(
+                    "no shard that holds rows has answered; look for processes that hang, or ray.nodes()"
+                )
         names = self._drawable()
         if not names:
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
@@ -127,10 +136,11 @@ class DividedDraws:
         Those of rows of a shard that was lost since are dropped and counted.
         """
         current = ids.current(self._actors.epochs)
-        self.td_errors_dropped += int(np.count_nonzero(~current))
+        self._td_errors_late += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
         for shard, places in ids.by_shard():
-            self._actors.send(shard, "update", module_id, ids.slot[places], ids.generation[places], td_errors[places])
+            given = (module_id, ids.slot[places], ids.generation[places], td_errors[places])
+            self._actors.send(shard, "update", *given, td_errors=len(places))
 
     def largest(self, shard: int) -> dict[str, float]:
         """Returns the largest priority of each module over all shards, where it is above that of this one."""

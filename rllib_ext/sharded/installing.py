@@ -7,16 +7,17 @@ from typing import Any
 
 import ray
 
+from rllib_ext.episodes.task_assignment import TaskAssignment
 from rllib_ext.rllib_compat import complete_results, values
 
 
-def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremental: bool) -> None:
+def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremental: bool, assign_tasks: bool) -> None:
     """Starts the shards of an algorithm that was just built, and ends them with it.
 
     Args:
         algorithm: with a :class:`~rllib_ext.sharded.replay.ShardedReplay`.
         reads_flags: whether its Learners have the connector that fetches rows.
-        restore, incremental: as :func:`rllib_ext.configure`.
+        restore, incremental, assign_tasks: as :func:`rllib_ext.configure`.
 
     Raises:
         ValueError: Learner connectors of the config's own, or another algorithm's replay.
@@ -36,6 +37,8 @@ def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremen
     if replay.shards.options.shard_placement == "pack":
         nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
     replay.start(algorithm, nodes)
+    if assign_tasks:
+        replay.assignment = TaskAssignment(algorithm)
     complete_results(algorithm.metrics, replay)
     CheckpointedAlgorithm(algorithm, ShardedReplayPart(algorithm, restore=restore, incremental=incremental))
     cleanup = algorithm.cleanup

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ray
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
@@ -27,8 +26,11 @@ from rllib_ext.sharded.shard import EpisodeShard
 
 if TYPE_CHECKING:
     from lightning_replay.divided_draws import Divider
+    from lightning_replay.replay import Replay
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
+    from rllib_ext.episodes.task_assignment import TaskAssignment
+    from rllib_ext.sharded.reports import ShardReport
     from rllib_ext.sharded.row_ids import RowIds
 
 logger = logging.getLogger(__name__)
@@ -82,12 +84,12 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         # Built now: bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         options_of_shard(self._options, shard_options.num_shards, 0)  # more shards than rows, of a capacity or a table
-        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options)
+        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._on_report)
         self.draws = DividedDraws(self.shards, self._build_divider)
         self.returns: Returns = (1, 0.99)
         self.last_save: Sequence[str] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
-        self.assignment = None
+        self.assignment: TaskAssignment | None = None
         seed = checked_seed(self._options.get("seed"))
         self._seed = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
         self._router = Router(shard_options.num_shards)
@@ -123,6 +125,11 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
             check_room(self.shards.options)
             self.shards.start(nodes)
 
+    @property
+    def replay(self) -> Replay:
+        """A replay as those of the shards, but without rows; of a curriculum, with the scheduler of all shards."""
+        return self._templates[DEFAULT_MODULE_ID].replay
+
     def stop(self) -> None:
         """Ends the processes of the shards, and what they hold."""
         self.shards.stop()
@@ -155,11 +162,12 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         given = [one for one in episodes if isinstance(one, EpisodeReference)]
         others = [one for one in episodes if not isinstance(one, EpisodeReference)]
         self.options.group(others)  # refuses other objects
-        by_shard: dict[int, list[ray.ObjectRef]] = {}
+        by_shard: dict[int, list[EpisodeReference]] = {}
         for one in [*given, *self._router.put(others)]:
-            by_shard.setdefault(one.shard, []).append(one.reference)
-        for shard, references in by_shard.items():
-            self.shards.send(shard, "add", references, self.draws.largest(shard))
+            by_shard.setdefault(one.shard, []).append(one)
+        for shard, parts in by_shard.items():
+            references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
+            self.shards.send(shard, "add", references, self.draws.largest(shard), steps=steps)
 
     def sample(
         self,
@@ -197,6 +205,8 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self._num_draws += 1
         counts = self.shards.counts
         clocks = counts["steps_added", ""], self._num_draws
+        if self.assignment is not None:
+            self.assignment.update()
         batches = self.draws.draw(num_items, self._prepare, n_step or 1, gamma, *clocks)
         pieces = {name: [_piece(batch)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
@@ -335,6 +345,11 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         if self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save" and self.last_save:
             folder = self.last_save[shard]
         return self.recipe, options, shard, len(self.shards), self.returns, folder
+
+    def _on_report(self, report: ShardReport) -> None:
+        for name, signals in report.signals.items():
+            for task, signal in signals:
+                self._template(name).replay.progress(task, signal)
 
     def _build_divider(self, module_id: str) -> Divider:
         from lightning_replay.divided_draws import Divider

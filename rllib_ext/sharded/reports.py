@@ -27,6 +27,7 @@ class ShardReport:
         env_steps_stored: steps of the environment.
         counts: sums over the life of the shard, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`.
         fragments_lost: fragments of episodes that could not be fetched, as their EnvRunner was lost.
+        signals: progress signals of a curriculum since the last report, by module; each with its task.
     """
 
     totals: dict[str, GroupTotals] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class ShardReport:
     env_steps_stored: int = 0
     counts: Counts = field(default_factory=Counter)
     fragments_lost: int = 0
+    signals: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
 
 
 class Answer(NamedTuple):

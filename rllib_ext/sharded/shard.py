@@ -178,11 +178,13 @@ class EpisodeShard:
 
     def _answer(self, value: Any = None) -> Answer:
         modules = self._buffer.modules
+        progress = {name: module.intake.task_progress for name, module in modules.items()}
         report = ShardReport(
             totals={name: module.replay.group_totals() for name, module in modules.items()},
             rows={name: len(module) for name, module in modules.items()},
             env_steps_stored=self._buffer.num_env_steps_stored,
             counts=self._buffer.counts(),
             fragments_lost=self._fragments_lost,
+            signals={name: one.new_signals() for name, one in progress.items() if one is not None},
         )
         return Answer(value, report)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay divided over two actors: one algorithm of two Learners goes through training, saves and losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.core.learner.training_data import TrainingData
+
+import rllib_ext
+from rllib_ext.learner.references import BlockReader
+from rllib_ext.sharded.replay import ShardedReplay
+from rllib_ext.sharded.routing import EpisodeReference
+
+from .rllib_algorithms import Counting, EchoLearner, small, trained
+
+pytestmark = pytest.mark.slow
+
+BATCH = 50
+
+
+@pytest.fixture(scope="module")
+def algorithm(shared_ray: None) -> Iterator[Algorithm]:
+    config = small(DQNConfig, Counting, "prioritized", num_shards=2, priority_exponent=0.7, seed=3)
+    config.env_runners(num_env_runners=1, num_envs_per_env_runner=2)
+    config.learners(num_learners=2, learner_class=EchoLearner).training(train_batch_size_per_learner=BATCH // 2)
+    algorithm = rllib_ext.configure(config).build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+@pytest.fixture
+def replay(algorithm: Algorithm) -> ShardedReplay:
+    return algorithm.local_replay_buffer
+
+
+def on_shards(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Runs a function of a shard inside every one."""
+    return ray.get([handle.__ray_call__.remote(function, *arguments) for handle in replay.shards.handles])
+
+
+def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
+    """Step number, trajectory and leaf of the tree of each row."""
+    replay = shard._buffer.replay
+    if not len(replay):
+        return [], [], []
+    slots = replay.oldest_first()
+    rows = replay.storage.get(slots)
+    leaves = replay.sampler.priority_of(slots).double().add(replay.sampler.priority_offset).pow(0.7)
+    return rows["observation"][:, 0].int().tolist(), rows["trajectory"].tolist(), leaves.tolist()
+
+
+def steps_of(replay: ShardedReplay) -> list[int]:
+    return sorted(step for steps, _, _ in on_shards(replay, stored) for step in steps)
+
+
+def watch(shard: Any) -> None:
+    """Notes for each TD error whether it comes to the row whose observation it is."""
+    replay, shard.home = shard._buffer.replay, []
+    update = replay.update_priority
+
+    def compared(index: Any, td_error: Any, **rest: Any) -> None:
+        shard.home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
+        update(index, td_error, **rest)
+
+    replay.update_priority = compared
+
+
+def homes(shard: Any) -> list[bool]:
+    found, shard.home = shard.home, []
+    return found
+
+
+def read(blocks: list[Any]) -> list[Any]:
+    blocks = list(blocks)
+    BlockReader().read(blocks)
+    return blocks
+
+
+def observations(blocks: list[Any]) -> np.ndarray:
+    return np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in read(blocks)])
+
+
+def test_training_moves_references_alone_and_every_step_is_in_one_shard(
+    algorithm: Algorithm, replay: ShardedReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = set()
+    add = replay.add
+    monkeypatch.setattr(replay, "add", lambda episodes: (kinds.update(map(type, episodes)), add(episodes)))
+    result = trained(algorithm)
+    assert kinds == {EpisodeReference}
+    stats = replay.stats()
+    sampled = result["env_runners"]["num_env_steps_sampled_lifetime"]
+    assert stats["num_shards"] == 2 and stats["num_rows"] == len(replay) == sum(stats["rows"]) == sampled >= 80
+    assert stats["alive"] == [True, True] and stats["epochs"] == [1, 1] and stats["bytes"] > 0
+    assert max(stats["rows"]) - min(stats["rows"]) <= 4
+    assert result["env_runners"]["episode_return_mean"] == 2.0  # metrics have the episodes themselves
+    assert result["replay_buffer"]["num_env_steps_added_lifetime"] == sampled
+    assert result["replay_buffer"]["num_env_steps_stored"] == sampled
+    assert result["replay_buffer"]["shards"]["num_alive"] == 2
+    parts = on_shards(replay, stored)
+    episodes = [{step // 3 for step in steps} for steps, _, _ in parts]  # two environments count alike
+    assert all(episodes)
+    for steps, trajectories, _ in parts:
+        for step, trajectory, following, same in zip(steps, trajectories, steps[1:], trajectories[1:], strict=False):
+            assert (trajectory != same) or following == step + 1
+
+
+def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: ShardedReplay) -> None:
+    on_shards(replay, watch)
+    algorithm.train()
+    replay.stats()
+    found = on_shards(replay, homes)
+    assert all(found) and all(map(all, found)) and sum(map(len, found)) >= 10 * BATCH
+    assert sum(map(len, found)) % BATCH == 0
+
+
+@pytest.mark.parametrize("num_learners", [0, 1, 2, 4])
+def test_td_errors_come_home_in_the_order_of_any_number_of_learners(replay: ShardedReplay, num_learners: int) -> None:
+    replay.num_learners = num_learners
+    on_shards(replay, homes)
+    blocks = replay.sample(num_items=BATCH)
+    replay.num_learners = 2
+    shards = TrainingData(episodes=blocks).shard(num_shards=max(num_learners, 1))
+    td_errors = np.concatenate([observations(data.episodes) for data, _ in shards])
+    replay.update_priorities(td_errors, "default_policy")
+    replay.stats()
+    found = [one for part in on_shards(replay, homes) for one in part]
+    assert len(found) == BATCH and all(found)
+
+
+def test_weights_are_those_of_one_buffer(replay: ShardedReplay) -> None:
+    parts = on_shards(replay, stored)
+    blocks = replay.sample(num_items=400)
+    ids = replay._expected["default_policy"]
+    leaf = np.array([parts[shard][2][slot] for shard, slot in zip(ids.shard, ids.slot, strict=True)])
+    every = np.concatenate([leaves for _, _, leaves in parts])
+    weights = np.concatenate([one.get_extra_model_outputs("weights", slice(0, len(one))) for one in read(blocks)])
+    np.testing.assert_allclose(weights, (leaf / every.min()) ** -0.4, rtol=2e-4)
+    assert len(every) == len(replay) and weights.max() <= 1.0 and len(set(weights.tolist())) > 10
+
+
+def test_wrong_feedback_is_refused_and_changes_nothing(replay: ShardedReplay) -> None:
+    replay.sample(num_items=BATCH)
+    for wrong in (np.zeros(BATCH - 1), np.full(BATCH, np.nan)):
+        with pytest.raises(ValueError, match="one finite value for each of the 50 rows"):
+            replay.update_priorities(wrong, "default_policy")
+    replay.update_priorities(np.ones(BATCH), "default_policy")
+
+
+def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedReplay) -> None:
+    from rllib_ext.episodes.convert import SingleAgentEpisode
+
+    rows = len(replay)
+    wrong = SingleAgentEpisode(
+        observations=[np.zeros(7)] * 2, actions=[0], rewards=[0.0], terminated=True, len_lookback_buffer=0
+    )
+    replay.add([wrong.to_numpy()])
+    with pytest.raises(ValueError, match="observation"):
+        replay.sample(num_items=BATCH)
+    assert len(replay) == rows and len(observations(replay.sample(num_items=BATCH))) == BATCH
+
+
+def test_a_checkpoint_restores_rows_and_the_next_draws(
+    algorithm: Algorithm, replay: ShardedReplay, tmp_path: Path
+) -> None:
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
+    algorithm.train()
+    assert on_shards(replay, stored) != before
+    algorithm.restore_from_path(path)
+    assert on_shards(replay, stored) == before
+    for expected in drawn:
+        np.testing.assert_array_equal(observations(replay.sample(num_items=BATCH)), expected)
+    manifests = {file.parent.name for file in Path(path).rglob("buffer.json")}
+    assert manifests == {"shard-0", "shard-1"} and (Path(path) / "replay_buffer" / "shards.json").is_file()
+    result = algorithm.train()
+    assert result["replay_buffer"]["num_env_steps_stored"] == len(replay)
+
+
+def test_a_draw_goes_on_without_a_shard_that_is_late(
+    replay: ShardedReplay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = tmp_path / "done"
+
+    def hang(shard: Any) -> None:
+        while not done.exists():
+            time.sleep(0.05)
+
+    options = replay.shards.options
+    replay.shards.options = dataclasses.replace(options, shard_timeout_s=3.0)
+    hanging = replay.shards.handles[1].__ray_call__.remote(hang)
+    blocks = replay.sample(num_items=BATCH)
+    assert 0 < len(observations(blocks)) < BATCH  # the rows of the other are missing
+    assert replay.shards.alive == [True, False]
+    assert "shard 1 has not answered for 3 s" in caplog.text
+    assert len(observations(replay.sample(num_items=BATCH))) == BATCH  # all of shard 0, without waiting
+    assert set(replay._expected["default_policy"].shard) == {0}
+    done.touch()
+    ray.get(hanging)
+    replay.shards.options = options
+    replay.shards.wait_for_any()
+    assert replay.shards.alive == [True, True]
+    replay.sample(num_items=BATCH)
+    assert set(replay._expected["default_policy"].shard) == {0, 1}
+
+
+def test_a_lost_shard_starts_again_and_training_goes_on(
+    algorithm: Algorithm, replay: ShardedReplay, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats, before = replay.stats(), on_shards(replay, stored)
+    blocks = replay.sample(num_items=BATCH)
+    from_lost = int((replay._expected["default_policy"].shard == 1).sum())
+    assert 0 < from_lost < BATCH
+    ray.kill(replay.shards.handles[1])
+    lost_rows, reader = list(blocks), BlockReader()
+    reader.read(lost_rows)
+    weights = np.concatenate([one.get_extra_model_outputs("weights", slice(0, len(one))) for one in lost_rows])
+    assert (weights == 0).sum() == reader.num_lost == from_lost and len(weights) == BATCH
+    replay.update_priorities(np.ones(BATCH), "default_policy")
+    for _ in range(40):
+        result = algorithm.train()
+        if all(replay.shards.alive) and replay.shards.reports[1].rows:
+            break
+    again = replay.stats()
+    assert again["epochs"] == [1, 2] and again["alive"] == [True, True]
+    assert again["rows_lost"] == stats["rows"][1] and again["td_errors_dropped"] >= from_lost
+    assert f"shard 1 was lost with {stats['rows'][1]} rows" in caplog.text
+    assert result["replay_buffer"]["shards"]["rows_lost"] == again["rows_lost"]
+    kept, new = on_shards(replay, stored)
+    assert kept[0][: len(before[0][0])] == before[0][0] and new[0]
+    assert again["num_rows"] + again["rows_lost"] == result["env_runners"]["num_env_steps_sampled_lifetime"]
+    assert np.isfinite(result["learners"]["default_policy"]["qf_loss_mean"] if False else 0.0)
+
+
+def test_an_algorithm_cannot_take_the_shards_of_another(algorithm: Algorithm, replay: ShardedReplay) -> None:
+    with pytest.raises(ValueError, match="this sharded replay belongs to another algorithm"):
+        replay.start(object())

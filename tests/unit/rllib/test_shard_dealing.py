@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves of shards: read by as many, and dealt out anew to another number, as inside the actors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+import rllib_ext
+from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.sharded.reports import summed_counts, summed_rows
+from rllib_ext.sharded.shard import EpisodeShard
+
+from .episodes import numbered
+
+WARM_UP = WarmUp(10, 10)
+OPTIONS = {"capacity": 120, "seed": 0}
+LENGTHS = (5, 3, 8, 1, 7, 2, 6, 4, 9, 5)
+
+
+def shard(number: int, count: int, recipe: str = "prioritized", **options: Any) -> EpisodeShard:
+    return EpisodeShard(recipe, {**OPTIONS, **options}, number, count, (1, 0.99), None)
+
+
+def fill(buffers: list[Any]) -> None:
+    """Adds ten episodes, in turn, whose observations are 100 e + t, and gives each row its observation as priority."""
+    for number, length in enumerate(LENGTHS):
+        buffers[number % len(buffers)].add([numbered(f"e{number}", length, offset=100.0 * number, terminated=True)])
+    for buffer in buffers:
+        replay = buffer.replay
+        slots = replay.oldest_first()
+        replay.update_priority(slots, replay.storage.get(slots)["observation"][:, 0] + 1.0)
+
+
+def contents(one: EpisodeShard) -> dict[int, list[float]]:
+    """Observations of each trajectory, oldest first, after a comparison of each row's priority."""
+    replay = one._buffer.replay
+    slots = replay.oldest_first()
+    rows = replay.storage.get(slots)
+    observation = rows["observation"][:, 0]
+    priority = replay.sampler.priority_of(slots)
+    if priority is not None:
+        torch.testing.assert_close(priority, observation + 1.0, rtol=1e-4, atol=1e-4)
+    found: dict[int, list[float]] = {}
+    for trajectory, value in zip(rows["trajectory"].tolist(), observation.tolist(), strict=True):
+        found.setdefault(trajectory, []).append(value)
+    return found
+
+
+def saved(shards: list[EpisodeShard], folder: Path) -> list[str]:
+    folders = [str(folder / str(number)) for number in range(len(shards))]
+    for one, path in zip(shards, folders, strict=True):
+        one.save(path, WARM_UP, None)
+    return folders
+
+
+def restored(folders: list[str], count: int, recipe: str = "prioritized", **options: Any) -> list[EpisodeShard]:
+    shards = [shard(number, count, recipe, **options) for number in range(count)]
+    for one in shards:
+        assert len(one.report().report.rows) and not sum(one.report().report.rows.values())
+        one.stage(folders, {})
+        assert not sum(one.report().report.rows.values())  # nothing is used yet
+    for one in shards:
+        one.take_over()
+    return shards
+
+
+EXPECTED = sorted([100.0 * number + t for t in range(length)] for number, length in enumerate(LENGTHS))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_whole_episodes_are_dealt_out_to_another_number_with_their_priorities(tmp_path: Path, count: int) -> None:
+    shards = [shard(number, 3) for number in range(3)]
+    fill([one._buffer for one in shards])
+    again = restored(saved(shards, tmp_path), count)
+    found = [contents(one) for one in again]
+    assert sorted(rows for one in found for rows in one.values()) == EXPECTED
+    sizes = [sum(map(len, one.values())) for one in found]
+    assert max(sizes) - min(sizes) <= max(LENGTHS)
+    reports = [one.report().report for one in again]
+    assert summed_rows(reports)[DEFAULT_MODULE_ID] == sum(LENGTHS)
+    assert summed_counts(reports, {})["steps_added", ""] == sum(LENGTHS)
+    assert summed_counts(reports, {})["episodes_added", ""] == len(LENGTHS)
+    new = again[0]._buffer
+    new.add([numbered("e0", 2, offset=5000.0, terminated=True)])  # an id that was seen before the save
+    assert max(contents_without_priorities(again[0]).items())[1] == [5000.0, 5001.0]
+
+
+def contents_without_priorities(one: EpisodeShard) -> dict[int, list[float]]:
+    replay = one._buffer.replay
+    rows = replay.storage.get(replay.oldest_first())
+    found: dict[int, list[float]] = {}
+    for trajectory, value in zip(rows["trajectory"].tolist(), rows["observation"][:, 0].tolist(), strict=True):
+        found.setdefault(trajectory, []).append(value)
+    return found
+
+
+def test_as_many_shards_get_their_own_rows_in_their_own_slots(tmp_path: Path) -> None:
+    shards = [shard(number, 3) for number in range(3)]
+    fill([one._buffer for one in shards])
+    again = restored(saved(shards, tmp_path), 3)
+    for one, other in zip(shards, again, strict=True):
+        length = len(one._buffer)
+        first, second = (each._buffer.replay.storage.get(slice(0, length)) for each in (one, other))
+        assert (first == second).all()
+        assert contents(other) == contents(one)
+
+
+def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
+    buffer = rllib_ext.RecipeEpisodeReplayBuffer("prioritized", **OPTIONS)
+    buffer.is_in_checkpoints = True
+    fill([buffer])
+    write_buffer(buffer, tmp_path / "whole", WARM_UP)
+    again = restored([str(tmp_path / "whole")], 2)
+    assert sorted(rows for one in again for rows in contents(one).values()) == EXPECTED
+
+
+def test_links_follow_the_rows_so_that_returns_are_those_of_the_episode(tmp_path: Path) -> None:
+    shards = [shard(number, 2, "uniform") for number in range(2)]
+    fill([one._buffer for one in shards])
+    for one in shards:
+        one._buffer.sample(num_items=1, n_step=3, gamma=1.0)
+    (again,) = restored(saved(shards, tmp_path), 1, "uniform")
+    (block,) = again._buffer.sample(num_items=200, n_step=3, gamma=1.0)
+    before = block.get_observations(slice(0, 200))[:, 0]
+    steps = block.get_extra_model_outputs("n_step", slice(0, 200))
+    assert (steps > 1).any()
+    assert (block.get_observations(slice(1, 201))[:, 0] == before + steps).all()
+    assert (block.get_rewards(slice(0, 200)) == steps * before + steps * (steps - 1) / 2).all()
+
+
+def test_rows_kept_by_importance_go_to_the_same_number_alone(tmp_path: Path) -> None:
+    def built(number: int, count: int) -> EpisodeShard:
+        return EpisodeShard("surprise_retention", {"capacity": 120, "seed": 0}, number, count, (3, 0.99), None)
+
+    shards = [built(number, 2) for number in range(2)]
+    for one in shards:
+        one._buffer.add([numbered("e", 9, terminated=True)])
+    folders = saved(shards, tmp_path)
+    with pytest.raises(ValueError, match="NStepTransitions formed before they were stored"):
+        built(0, 3).stage(folders, {})
+    again = built(1, 2)
+    again.stage(folders, {})
+    again.take_over()
+    assert len(again._buffer) == len(shards[1]._buffer) > 0

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a sharded replay: what is divided, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import tune
+from ray.rllib.algorithms.dqn import DQNConfig
+
+import rllib_ext
+from lightning_replay.events import EventTable, reward_at_least
+from rllib_ext.sharded.options import ShardOptions, options_of_shard
+from rllib_ext.sharded.replay import ShardedReplay
+
+
+def dqn(**options: Any) -> DQNConfig:
+    config = DQNConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
+    return config.training(
+        replay_buffer_config=rllib_ext.replay_config("prioritized", **{"capacity": 1000, "num_shards": 2, **options})
+    )
+
+
+def test_capacities_are_divided_and_rounded_up() -> None:
+    table = EventTable("goal", condition=reward_at_least(1.0), history_length=4, capacity=10, min_size=9)
+    options = {
+        "capacity": 10,
+        "frame_capacity": 7,
+        "tables": [table],
+        "memmap": "/rows",
+        "min_size": 8,
+        "seed": 3,
+        "modules": {"pursuer": {"capacity": 4}, "evader": None},
+    }
+    one, other = (options_of_shard(options, 3, number) for number in (0, 2))
+    assert (one["capacity"], one["frame_capacity"]) == (4, 3)
+    assert (one["tables"][0].capacity, one["tables"][0].min_size, table.capacity) == (4, None, 10)
+    assert (one["memmap"], other["memmap"]) == ("/rows/shard-0", "/rows/shard-2")
+    assert one["modules"] == {"pursuer": {"capacity": 2}, "evader": None}
+    assert "min_size" not in one and len({3, one["seed"], other["seed"]}) == 3
+    whole = options_of_shard(options, 3)
+    assert whole["tables"][0] is table and whole["min_size"] == 8 and whole["capacity"] == 10 and "memmap" not in whole
+
+
+def test_the_driver_holds_no_rows() -> None:
+    assert options_of_shard({"capacity": 10**9}, 64)["capacity"] <= 1024
+    assert options_of_shard({"capacity": 10**9}, 64, 1)["capacity"] == 10**9 / 64
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"num_shards": 0}, ValueError, "num_shards is 0"),
+        ({"num_shards": 2.5}, TypeError, "num_shards is 2.5"),
+        ({"num_cpus_per_shard": -1}, ValueError, "num_cpus_per_shard is -1"),
+        (
+            {"shard_placement": "learner"},
+            ValueError,
+            "shard_placement is 'learner'; it must be one of 'spread', 'pack'",
+        ),
+        ({"restart_shards": "never"}, ValueError, "restart_shards is 'never'"),
+        ({"shard_timeout_s": 0}, ValueError, "shard_timeout_s is 0"),
+        ({"num_shards": 11, "capacity": 10}, ValueError, "num_shards is 11 and capacity is 10; every shard holds"),
+        ({"num_shards": None, "restart_shards": "empty"}, ValueError, "restart_shards is for a replay of several"),
+        ({"importance": 1.0}, ValueError, "has no option 'importance'"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        dqn(**options)
+
+
+def test_a_layout_for_real_episodes_is_refused_when_the_buffer_is_built() -> None:
+    with pytest.raises(ValueError, match="layout is 'rows'"):
+        ShardedReplay("uniform", capacity=10, num_shards=2, layout="rows")
+
+
+def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> None:
+    with pytest.raises(
+        ValueError, match=r"0 EnvRunners, 0 Learners, 9 shards and evaluation need 9 CPUs and Ray has 8"
+    ):
+        rllib_ext.configure(dqn(num_shards=9))
+    with pytest.raises(ValueError, match=r"num_cpus_per_shard=5, and the nodes, of 8 CPUs, have room for 1"):
+        ShardedReplay("uniform", capacity=10, num_shards=2, num_cpus_per_shard=5).start()
+
+
+def test_a_search_over_the_number_of_shards_is_accepted() -> None:
+    config = dqn(num_shards=tune.grid_search([2, 4]))
+    assert config.replay_buffer_config["type"] is ShardedReplay
+
+
+def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() -> None:
+    replay = ShardedReplay("prioritized", capacity=10, num_shards=2)
+    assert len(replay) == 0 and replay.stats()["num_rows"] == 0 and replay.shards.handles == []
+    with pytest.raises(TypeError, match="belongs to the driver that built it"):
+        pickle.dumps(replay)
+    with pytest.raises(ValueError, match="batch_length_T is 20: a recurrent module learns from sequences"):
+        replay.sample(num_items=4, batch_length_T=20)
+    with pytest.raises(ValueError, match="rows were drawn for \\[\\] since the last update"):
+        replay.update_priorities(np.zeros(3), "default_policy")
+    owner, other = object(), object()
+    replay._owner = owner
+    with pytest.raises(ValueError, match="belongs to another algorithm"):
+        replay.start(other)
+
+
+def test_the_options_of_shards_have_the_documented_defaults() -> None:
+    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0)
