@@ -27,7 +27,8 @@ class DividedTables(TorchRLNames):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "describe" in vars(cls) and "describe_part" not in vars(cls):  # whose columns a part would be without
+        if "describe" in vars(cls) and not {"describe_part", "sample_part"} & vars(cls).keys():
+            # The rows of a part would be without the columns of this class.
             cls.sample_part = SamplerHooks.sample_part  # type: ignore[method-assign]
 
     @abstractmethod

@@ -195,7 +195,11 @@ class TableShares(WithinTables):
         info = {"table": torch.from_numpy(part.groups.copy())}
         if self.correction is None:
             return info, None
-        return info, self.correction(PartOfTables(tables, part.rows, part.fractions), part.shares, slots)
+        drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
+        if not self.uses_priorities:
+            drawn_among = np.full(len(tables), np.inf)
+            np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
+        return info, self.correction(PartOfTables(tables, part.rows, drawn_among), part.shares, slots)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:
         """Divides a batch over the tables by their lengths in all replays together."""

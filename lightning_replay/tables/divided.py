@@ -14,14 +14,12 @@ class PartOfTables(Tables):
     Args:
         tables: of one replay.
         length: int64 ``[L]``, entries of each table in all replays.
-        fractions: float64 ``[L]``, the part of the draws from each table that goes to this replay.
+        drawn_among: ``[L]``, see the property.
     """
 
-    def __init__(self, tables: Tables, length: np.ndarray, fractions: np.ndarray) -> None:
+    def __init__(self, tables: Tables, length: np.ndarray, drawn_among: np.ndarray) -> None:
         self.__dict__.update(vars(tables))
-        self._length_of_all = length
-        held = tables.length
-        self._drawn_among = np.divide(held, fractions, out=np.full(len(held), np.inf), where=fractions > 0)
+        self._length_of_all, self._drawn_among = length, drawn_among
 
     @property
     def length(self) -> np.ndarray:
@@ -30,5 +28,5 @@ class PartOfTables(Tables):
 
     @property
     def drawn_among(self) -> np.ndarray:
-        """As many entries as each entry here is one of in a draw from its table, float64 ``[L]``."""
+        """As many entries as each entry here is one of in a draw from its table, ``[L]``."""
         return self._drawn_among

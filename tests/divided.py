@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays over which draws are divided, beside one that holds the rows of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from lightning_replay.divided_draws import Divider, GroupTotals
+from lightning_replay.replay import Replay
+from lightning_replay.storage import occupancy_of
+from tests.event_steps import event_steps
+
+EVENTS = ["goal"]
+
+
+def episode(first: int, length: int) -> TensorDict:
+    """Steps numbered from ``first`` in the column ``action``; the goal is at the last of every episode of four steps
+    or more."""
+    return event_steps(first, length, {length - 1: {"goal"}} if length >= 4 else {}, EVENTS)
+
+
+def give_priorities(replay: Replay, priority: torch.Tensor) -> None:
+    """Sets the priority of each stored row to that of its number, float32 ``[numbers]``."""
+    slots = occupancy_of(replay.storage).slots()
+    if len(slots):
+        replay.update_priority(slots, priority[replay.storage.get(slots)["action"]])
+
+
+class Shards:
+    """Episodes in several replays, and all of them in :attr:`whole`.
+
+    Args:
+        build: of each replay.
+        lengths: of the episodes of each replay.
+        prepare: changes the steps of an episode before they are stored, given the number of the episode.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Replay],
+        lengths: Sequence[Sequence[int]],
+        prepare: Callable[[TensorDict, int], TensorDict] = lambda steps, number: steps,
+    ) -> None:
+        self.replays, self.whole = [build() for _ in lengths], build()
+        self.divider = Divider(build().sampler, seed=5)
+        self.owner: list[int] = []  # of each row, by number
+        self._prepare, self._episodes = prepare, 0
+        for shard, of_shard in enumerate(lengths):
+            for length in of_shard:
+                self.extend(shard, length)
+
+    def extend(self, shard: int, length: int) -> None:
+        """Stores one more episode."""
+        steps = self._prepare(episode(len(self.owner), length), self._episodes)
+        self.replays[shard].extend(steps)
+        self.whole.extend(steps)
+        self.owner += [shard] * length
+        self._episodes += 1
+
+    def give_priorities(self, priority: torch.Tensor) -> None:
+        """Sets priorities by number in all replays."""
+        for replay in (*self.replays, self.whole):
+            give_priorities(replay, priority)
+
+    def totals(self) -> list[GroupTotals | None]:
+        return [replay.group_totals() for replay in self.replays]
+
+    def draw(
+        self, batch_size: int, totals: Sequence[GroupTotals | None] | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Draws a batch by these totals, the present ones by default.
+
+        Returns:
+            Numbers of the rows, int64 ``[B]``, and the columns ``table`` and of the divider.
+        """
+        division = self.divider.divide(batch_size, self.totals() if totals is None else totals)
+        asked = zip(self.replays, division.parts, strict=True)
+        drawn = [replay.sample_part(part) if len(part) else None for replay, part in asked]
+        batches = [one[0] for one in drawn if one is not None]
+        columns = self.divider.weigh(division, [None if one is None else one[1] for one in drawn])
+        if batches[0].get("table", None) is not None:
+            columns["table"] = torch.cat([batch["table"] for batch in batches]).numpy()
+        return torch.cat([batch["action"] for batch in batches]).numpy(), columns
+
+    def draw_many(
+        self, draws: int, batch_size: int, totals: Sequence[GroupTotals | None] | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Draws batches by the same totals, and joins them."""
+        totals = self.totals() if totals is None else totals
+        batches = [self.draw(batch_size, totals) for _ in range(draws // batch_size)]
+        numbers = np.concatenate([numbers for numbers, _ in batches])
+        return numbers, {key: np.concatenate([columns[key] for _, columns in batches]) for key in batches[0][1]}
