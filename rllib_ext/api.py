@@ -50,7 +50,10 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
             ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
             import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
             ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
-            every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``.
+            every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With
+            ``num_shards`` the rows are divided over Ray actors, see
+            :class:`~rllib_ext.sharded.replay.ShardedReplay`; ``num_cpus_per_shard``, ``shard_placement``,
+            ``restart_shards`` and ``shard_timeout_s`` are those of :class:`~rllib_ext.sharded.options.ShardOptions`.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -104,6 +107,9 @@ def configure(
       ``learner_connector`` of the config's own, or without RLlib's connectors, each row travels as an episode instead,
       which is slower; a warning is logged.
     * TD errors reach their rows with any number of Learners.
+    * With ``num_shards``, EnvRunners put episodes into Ray's object store, from which the shards fetch them, and
+      Learners fetch the rows of a batch from the shards: ``EnvRunner.sample()`` returns references, also to other
+      callers. The config's Learner connectors must be RLlib's own. The shards end with ``algorithm.stop()``.
     * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
       are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
       present networks compute for them.

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
 
 MANIFEST = "buffer.json"
+MANIFEST_OF_SHARDS = "shards.json"  # in place of the other, of a sharded replay
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
 FORMAT_VERSION = 2  # version 1 had a checksum of the state alone
+SHARDS_VERSION = 1  # of the other manifest
 
 
 class SavedBuffer(NamedTuple):
@@ -113,7 +115,24 @@ def read_warm_up(folder: Path) -> WarmUp | None:
     Raises:
         DamagedFileError, ValueError: as :func:`read_buffer`.
     """
-    return WarmUp(**read_buffer_manifest(folder)["warm_up"]) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    is_of_shards = (folder / MANIFEST_OF_SHARDS).exists() and not (folder / MANIFEST).exists()
+    return WarmUp(**(read_shards_manifest if is_of_shards else read_buffer_manifest)(folder)["warm_up"])
+
+
+def read_shards_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the manifest of a sharded replay; errors as :func:`read_buffer`."""
+    from lightning_replay.saving import DamagedFileError
+    from lightning_replay.saving.directory import read_manifest
+
+    file = folder / MANIFEST_OF_SHARDS
+    try:
+        return read_manifest(file, SHARDS_VERSION)
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedFileError(
+            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
+        ) from error
 
 
 def check_spaces(modules: Mapping[str, ModuleReplay], spaces: Mapping[str, Any]) -> None:
@@ -152,6 +171,11 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
     from lightning_replay.saving.serialization import MALFORMED
 
     file = folder / MANIFEST
+    if not file.exists() and (folder / MANIFEST_OF_SHARDS).exists():
+        raise ValueError(
+            f"{folder} holds a replay of several shards, and this algorithm has one buffer in the driver; nothing was "
+            "restored. Give replay_config(num_shards=...); any number of shards can be restored from it"
+        )
     try:
         manifest = read_manifest(file, FORMAT_VERSION, checked_from=2)
     except (FileNotFoundError, DamagedFileError) as error:

@@ -16,7 +16,15 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, read_warm_up, write_buffer
+from rllib_ext.buffer.files import (
+    MANIFEST_OF_SHARDS,
+    SavedBuffer,
+    WarmUp,
+    check_spaces,
+    read_buffer,
+    read_warm_up,
+    write_buffer,
+)
 from rllib_ext.checkpoint.algorithm import CheckFiles
 
 logger = logging.getLogger(__name__)
@@ -58,6 +66,7 @@ class ReplayPart:
         """Writes the buffer."""
         previous = self._last_save if self._incremental and stays else None
         size = write_buffer(self._buffer, folder, state, previous, files)
+        (folder / MANIFEST_OF_SHARDS).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
         self._last_save = folder if stays else self._last_save
         logger.info("replay buffer saved: %s bytes, %s of them written", f"{size.total:,}", f"{size.written:,}")
 

@@ -205,14 +205,18 @@ class ShardActors:
 
     def _start(self, shard: int) -> None:
         self.epochs[shard] += 1
+        self.handles[shard] = self._actor(shard)
+        self._pending[shard].clear()
+        self._starting[shard], self._late[shard] = True, False
+        self.send(shard, "report")
+
+    def _actor(self, shard: int) -> Any:
+        """Returns the handle of a new actor."""
         strategy: Any = "SPREAD"
         if self._nodes:
             strategy = NodeAffinitySchedulingStrategy(self._nodes[shard % len(self._nodes)], soft=True)
         actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
-        self.handles[shard] = actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
-        self._pending[shard].clear()
-        self._starting[shard], self._late[shard] = True, False
-        self.send(shard, "report")
+        return actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
 
     def _answers(self, shard: int, ready: set[ray.ObjectRef]) -> dict[ray.ObjectRef, Answer | Exception]:
         """Returns the answers of a shard that have come, in order, and keeps the last report."""

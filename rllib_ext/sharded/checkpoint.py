@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllib_ext.buffer.files import MANIFEST as BUFFER_MANIFEST
-from rllib_ext.buffer.files import WarmUp
+from rllib_ext.buffer.files import MANIFEST_OF_SHARDS as MANIFEST
+from rllib_ext.buffer.files import SHARDS_VERSION, WarmUp, read_buffer_manifest, read_shards_manifest
 from rllib_ext.checkpoint.algorithm import CheckFiles
 from rllib_ext.checkpoint.replay import ReplayPart
 
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "shards.json"
 SHARDS = "shards"
 DRIVER = "driver"
 FORMAT = "lightning-replay-shards"
-FORMAT_VERSION = 1
 
 
 class ShardedReplayPart(ReplayPart):
@@ -100,13 +99,14 @@ def write_shards(
         total = sum(size for size, _ in sizes)
         save.manifest |= {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": SHARDS_VERSION,
             "num_shards": count,
             "warm_up": warm_up._asdict(),
             "bytes": total,
             "algorithm": files,
         }
     logger.info("%d shards saved: %s bytes, %s of them written", count, f"{total:,}", sum(new for _, new in sizes))
+    (folder / BUFFER_MANIFEST).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
     return [str(path) for path in paths]
 
 
@@ -132,19 +132,8 @@ def read_manifest_of_shards(folder: Path) -> tuple[dict[str, Any], list[Path], P
         DamagedFileError: the manifest, or a folder it names, is missing or damaged.
         ValueError: a newer format.
     """
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_manifest
-
-    file = folder / MANIFEST
-    if not file.exists() and (folder / BUFFER_MANIFEST).exists():
-        from rllib_ext.buffer.files import read_buffer_manifest
-
+    if not (folder / MANIFEST).exists() and (folder / BUFFER_MANIFEST).exists():
         return read_buffer_manifest(folder), [folder], None
-    try:
-        manifest = read_manifest(file, FORMAT_VERSION)
-    except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedFileError(
-            f"{file} is missing or damaged ({error}); nothing was restored. Restore an earlier checkpoint"
-        ) from error
+    manifest = read_shards_manifest(folder)
     data = folder / Path(manifest["data"]).name
     return manifest, [data / f"shard-{shard}" for shard in range(manifest["num_shards"])], data / DRIVER

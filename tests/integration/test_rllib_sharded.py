@@ -222,6 +222,8 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     from_lost = int((replay._expected["default_policy"].shard == 1).sum())
     assert 0 < from_lost < BATCH
     ray.kill(replay.shards.handles[1])
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get([replay.shards.handles[1].report.remote() for _ in range(100)])
     lost_rows, reader = list(blocks), BlockReader()
     reader.read(lost_rows)
     weights = np.concatenate([one.get_extra_model_outputs("weights", slice(0, len(one))) for one in lost_rows])
@@ -239,7 +241,6 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     kept, new = on_shards(replay, stored)
     assert kept[0][: len(before[0][0])] == before[0][0] and new[0]
     assert again["num_rows"] + again["rows_lost"] == result["env_runners"]["num_env_steps_sampled_lifetime"]
-    assert np.isfinite(result["learners"]["default_policy"]["qf_loss_mean"] if False else 0.0)
 
 
 def test_an_algorithm_cannot_take_the_shards_of_another(algorithm: Algorithm, replay: ShardedReplay) -> None:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards in the process of the test, which start in no time: a call is made when it is sent, in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from rllib_ext.learner.references import BlockReader
+from rllib_ext.sharded.actors import ShardActors
+from rllib_ext.sharded.replay import ShardedReplay
+
+
+class LocalShard:
+    """An actor's handle whose methods run here; answers go through the object store."""
+
+    def __init__(self, shard: Any) -> None:
+        self.shard = shard
+
+    def __getattr__(self, name: str) -> Any:
+        return LocalMethod(getattr(self.shard, name))
+
+
+class LocalMethod:
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def remote(self, *arguments: Any) -> ray.ObjectRef:
+        return ray.put(self._method(*arguments))
+
+
+def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets sharded replays start their shards here."""
+
+    def local(actors: Any, shard: int) -> LocalShard:
+        return LocalShard(actors._kind(*actors._arguments(shard)))
+
+    monkeypatch.setattr(ShardActors, "_actor", local)
+
+
+def replays(replay: ShardedReplay, module_id: str = "default_policy") -> list[Any]:
+    """The replay of a module in each shard."""
+    return [handle.shard._buffer.modules[module_id].replay for handle in replay.shards.handles]
+
+
+def read(blocks: list[Any]) -> list[Any]:
+    """The blocks as a Learner gets them."""
+    blocks = list(blocks)
+    BlockReader().read(blocks)
+    return blocks
+
+
+def first_numbers(block: Any) -> np.ndarray:
+    """The first number of each row's observation."""
+    return block.get_observations(slice(0, len(block)))[:, 0]

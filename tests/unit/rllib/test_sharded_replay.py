@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's part of a sharded replay, over shards in this process: every recipe, several agents, curricula."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core.learner.training_data import TrainingData
+
+from lightning_replay import recipes
+from lightning_replay.schedulers import MeanReturn
+from lightning_replay.schedules import Linear
+from rllib_ext.sharded.replay import ShardedReplay
+from tests.recipe_options import required_options
+
+from .episodes import numbered
+from .local_shards import first_numbers, read, replays, start_locally
+from .multi_agent_episodes import OBSERVED, play
+
+PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
+UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
+
+
+@pytest.fixture(autouse=True)
+def _local_shards(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_locally(monkeypatch)
+
+
+def with_task(episode: Any, task: int) -> Any:
+    episode.custom_data["task"] = task
+    return episode
+
+
+def episodes(count: int = 12, length: int = 6, first: int = 0) -> list[Any]:
+    """Episodes whose observations are 100 e + t, tasks by turns."""
+    return [
+        with_task(numbered(f"e{number}", length, offset=100.0 * number, terminated=True), number % 2)
+        for number in range(first, first + count)
+    ]
+
+
+def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any) -> ShardedReplay:
+    given = required_options(recipe, capacity) | {"seed": 0} | options
+    replay = ShardedReplay(recipe, num_shards=num_shards, **given)
+    replay.form_returns(1, 0.99)
+    return replay
+
+
+@pytest.mark.parametrize("recipe", sorted(recipes.known()))
+def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(recipe: str) -> None:
+    replay = build(recipe)
+    replay.add(episodes())
+    shards: set[int] = set()
+    for _ in range(4):
+        (block,) = replay.sample(num_items=40)
+        ids = replay._expected["default_policy"]
+        shards |= set(ids.shard.tolist())
+        (rows,) = read([block])
+        assert len(block) == len(rows) == len(ids.shard) == 40
+        weights = rows.get_extra_model_outputs("weights", slice(0, 40))
+        assert np.isfinite(weights).all() and (weights > 0).all()
+        if recipe in UNMIXED:
+            following = rows.get_observations(slice(1, 41))[:, 0]
+            assert (following == first_numbers(rows) + 1).all()
+        replay.update_priorities(np.ones(40), "default_policy")
+    assert shards == {0, 1, 2}
+    assert replay.stats()["num_rows"] == len(replay) == sum(map(len, replays(replay)))
+    assert replay.get_metrics()["num_env_steps_added_lifetime"].peek() == 72
+
+
+@pytest.mark.parametrize("num_learners", [0, 2, 3])
+def test_td_errors_of_several_modules_come_home(num_learners: int) -> None:
+    replay = build("prioritized")
+    replay.num_learners = num_learners
+    for _ in range(6):
+        fragments = play(["a", "b", "c"], [dict.fromkeys("abc", OBSERVED)] * 9, fragment=4).fragments
+        for fragment in fragments:
+            replay.add([fragment])
+    blocks = replay.sample(num_items=30)
+    shards = TrainingData(episodes=blocks).shard(num_shards=max(num_learners, 1))
+    td_errors: dict[str, list[np.ndarray]] = {}
+    for data, _ in shards:
+        for block in read(data.episodes):
+            td_errors.setdefault(block.module_id, []).append(first_numbers(block))
+    expected: Counter[str] = Counter()
+    for name, parts in td_errors.items():
+        given = np.concatenate(parts)
+        ids = replay._expected[name]
+        replay.update_priorities(given, name)
+        for shard, slot, value in zip(ids.shard, ids.slot, given, strict=True):
+            one = replays(replay, name)[shard]
+            assert one.storage.get(int(slot))["observation"][0] == value
+            assert one.sampler.priority_of(torch.tensor([slot]))[0] == pytest.approx(value, rel=1e-4, abs=1e-4)
+            expected[name] += 1
+    assert expected == {"module_a": 30, "module_b": 30, "module_c": 30}
+    assert replay.num_env_steps_stored == 6 * 9 and set(replay.shards.rows) == set(expected)
+
+
+def test_new_rows_get_the_largest_priority_of_all_shards() -> None:
+    replay = build("prioritized", num_shards=2, priority_exponent=1.0)
+    replay.add(episodes(2))
+    replay.sample(num_items=40)
+    ids = replay._expected["default_policy"]
+    replay.update_priorities(np.where(ids.shard == 0, 9.0, 2.0), "default_policy")
+    replay.sample(num_items=1)
+    new = episodes(2, first=2)
+    replay.add(new)
+    for one in replays(replay):
+        slots = one.oldest_first()[-6:]
+        assert one.sampler.priority_of(slots).tolist() == pytest.approx([9.0] * 6, rel=1e-4)
+
+
+def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
+    schedule = Linear(start=0.0, end=1.0, duration=144, clock="env_steps")
+    replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
+    replay.add(episodes())  # 72 steps: β is 0.5
+    replay.sample(num_items=100)
+    ids = replay._expected["default_policy"]
+    replay.update_priorities(np.where(ids.slot == 0, 4.0, 1.0), "default_policy")
+    (rows,) = read(replay.sample(num_items=100))
+    slot = replay._expected["default_policy"].slot
+    weights = rows.get_extra_model_outputs("weights", slice(0, 100))
+    assert 0 < (slot == 0).sum() < 100
+    np.testing.assert_allclose(weights, np.where(slot == 0, 0.5, 1.0), rtol=1e-5)
+
+
+def test_shares_of_tables_are_exact_over_all_shards() -> None:
+    replay = build("event_tables", capacity=60)
+    replay.add(episodes())
+    (rows,) = read(replay.sample(num_items=40))
+    high = sum(len(one.tables.slots_of(one.tables.number("high"))) for one in replays(replay))
+    assert high >= 3
+    table = replays(replay)[0].tables.number("high")
+    of_table = {(shard, slot) for shard, one in enumerate(replays(replay)) for slot in one.tables.slots_of(table)}
+    ids = replay._expected["default_policy"]
+    drawn = [(shard, slot) in of_table for shard, slot in zip(ids.shard.tolist(), ids.slot.tolist(), strict=True)]
+    assert sum(drawn) >= 20 and len(rows) == 40  # half of the batch, and those that the default table gives as well
+    assert sum(replay.replay.sampler.rows_drawn) in (0, 40)
+
+
+def test_a_batch_of_a_curriculum_is_of_one_task_and_signals_reach_the_scheduler() -> None:
+    progress = MeanReturn(low=0.0, high=1000.0, every=1)
+    replay = build("parallel_curriculum", capacity=60, progress=progress)
+    replay.add(episodes())
+    tasks = set()
+    for _ in range(12):
+        (rows,) = read(replay.sample(num_items=20))
+        of_batch = {int(number // 100) % 2 for number in first_numbers(rows)}
+        assert len(of_batch) == 1
+        tasks |= of_batch
+    assert tasks == {0, 1}
+    signals = [
+        one.intake.task_progress for one in (h.shard._buffer.modules["default_policy"] for h in replay.shards.handles)
+    ]
+    assert sum(sum(one.episodes.values()) for one in signals) == 12
+    assert not any(one.new_signals() for one in signals)  # all were sent
+    assert replay.replay.tasks == ["target", "near"] and len(replay.replay) == 0
+
+
+def test_a_state_goes_on_with_the_same_draws() -> None:
+    replay, other = build("prioritized"), build("prioritized", seed=5)
+    replay.add(episodes())
+    replay.sample(num_items=8)
+    state = replay.get_state()
+    other.start()
+    other.set_state(state)
+    for _ in range(3):
+        drawn = [first_numbers(read(one.sample(num_items=16))[0]).tolist() for one in (replay, other)]
+        assert drawn[0] == drawn[1]
+    with pytest.raises(ValueError, match="the state is of 3 shards and there are 2"):
+        build("prioritized", num_shards=2).set_state(state)
+
+
+def test_an_empty_replay_and_other_objects_are_refused() -> None:
+    replay = build("uniform")
+    with pytest.raises(RuntimeError, match="cannot sample from an empty replay buffer"):
+        replay.sample(num_items=2)
+    with pytest.raises(TypeError, match="got a str; episodes are accepted"):
+        replay.add(["an episode"])
+    assert len(replay) == 0
