@@ -79,6 +79,7 @@ def check_buffer(config: AlgorithmConfig) -> None:
         raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
     _check_max_trajectories(config)
     _check_capacity(config)
+    _check_shard_capacity(config)
 
 
 def _check_max_trajectories(config: AlgorithmConfig) -> None:
@@ -115,6 +116,19 @@ def _check_capacity(config: AlgorithmConfig) -> None:
             f"{name} is {capacity}, below the {config.total_train_batch_size} rows of a train batch. "
             "Raise the capacity or lower train_batch_size_per_learner"
         )
+
+
+def _check_shard_capacity(config: AlgorithmConfig) -> None:
+    """Refuses shards that hold less than a fragment of an episode."""
+    number, steps = num_shards_in(config.replay_buffer_config), config.get_rollout_fragment_length()
+    if number and config.batch_mode == "truncate_episodes":
+        least = trial_buffer(**replay_options(config)).modules
+        rows = min(module.intake.max_rows for module in least.values())
+        if rows < steps:
+            raise ValueError(
+                f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {steps} steps of "
+                "an episode at once, which go to one shard. Give fewer shards, or raise the capacity"
+            )
 
 
 def replay_options(config: AlgorithmConfig) -> dict[str, Any]:

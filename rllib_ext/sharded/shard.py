@@ -79,8 +79,10 @@ class EpisodeShard:
         for name, priority in largest.items():
             if name in self._buffer.modules:
                 self._buffer.modules[name].replay.raise_largest_priority(priority)
-        if episodes:
-            self._buffer.add(episodes)
+        most = min((module.intake.max_rows for module in self._buffer.modules.values()), default=0)
+        at_once = len(episodes) if sum(map(len, episodes)) <= most else 1  # what comes may be more than a shard holds
+        for start in range(0, len(episodes), max(at_once, 1)):
+            self._buffer.add(episodes[start : start + at_once])
         return self._answer()
 
     def draw(

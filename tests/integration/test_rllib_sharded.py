@@ -243,6 +243,23 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     assert again["num_rows"] + again["rows_lost"] == result["env_runners"]["num_env_steps_sampled_lifetime"]
 
 
+def test_a_lost_shard_starts_again_with_its_last_save(
+    algorithm: Algorithm, replay: ShardedReplay, tmp_path: Path
+) -> None:
+    replay.shards.options = dataclasses.replace(replay.shards.options, restart_shards="last_save")
+    algorithm.save_to_path(tmp_path / "checkpoint")
+    before = on_shards(replay, stored)
+    ray.kill(replay.shards.handles[0])
+    for _ in range(40):
+        replay.sample(num_items=BATCH)
+        if replay.shards.epochs[0] == 2 and all(replay.shards.alive):
+            break
+        replay.shards.wait_for_starts()
+    assert on_shards(replay, stored) == before
+    algorithm.train()
+    assert len(replay) > sum(len(steps) for steps, _, _ in before)
+
+
 def test_an_algorithm_cannot_take_the_shards_of_another(algorithm: Algorithm, replay: ShardedReplay) -> None:
     with pytest.raises(ValueError, match="this sharded replay belongs to another algorithm"):
         replay.start(object())

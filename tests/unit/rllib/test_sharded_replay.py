@@ -22,6 +22,7 @@ from .local_shards import first_numbers, read, replays, start_locally
 from .multi_agent_episodes import OBSERVED, play
 
 PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
+WHOLE_ACTIONS: dict[str, Any] = {"noisy": {"keys": ["observation"]}, "neighborhood_mixup": {"discrete": "same_action"}}
 UNMIXED = sorted(set(recipes.known()) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 
@@ -45,6 +46,7 @@ def episodes(count: int = 12, length: int = 6, first: int = 0) -> list[Any]:
 
 def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any) -> ShardedReplay:
     given = required_options(recipe, capacity) | {"seed": 0} | options
+    given |= WHOLE_ACTIONS.get(recipe, {})
     replay = ShardedReplay(recipe, num_shards=num_shards, **given)
     replay.form_returns(1, 0.99)
     return replay
@@ -129,7 +131,7 @@ def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
 
 
 def test_shares_of_tables_are_exact_over_all_shards() -> None:
-    replay = build("event_tables", capacity=60)
+    replay = build("event_tables", capacity=120)
     replay.add(episodes())
     (rows,) = read(replay.sample(num_items=40))
     high = sum(len(one.tables.slots_of(one.tables.number("high"))) for one in replays(replay))
