@@ -15,6 +15,7 @@ from lightning_replay.argument_names import with_named_arguments
 from lightning_replay.checkpoint.replay import read_replay, save_replay
 from lightning_replay.checkpoint.state import read_state, restore_state
 from lightning_replay.declared import declared_sampler, declared_writer
+from lightning_replay.draw_parts import GroupTotals
 from lightning_replay.locking import LockedReplay
 from lightning_replay.parts import BufferHooks, Drawing, Insertion, ReplaySampler, ReplayTransform
 from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
@@ -23,7 +24,7 @@ from lightning_replay.saving.state import refusing_other_states
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.transition_check import TransitionCheck
 from lightning_replay.tables.tables import Tables
-from lightning_replay.validation import checked_count, checked_seed
+from lightning_replay.validation import checked_count, checked_number, checked_seed
 
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
@@ -186,6 +187,29 @@ class AssembledReplay(BufferHooks, LockedReplay):
                 self._check_usable()
             self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
             self._writer_hooks.advance(env_steps=env_steps, updates=updates)
+
+    def group_totals(self) -> GroupTotals:
+        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`.
+
+        Raises:
+            TypeError: draws of the sampler cannot be divided over several replays.
+        """
+        with self._changing():  # a sampler may read rows that were stored before it was attached
+            self._sampler_hooks.check_divisible()
+            return self._sampler_hooks.group_totals(self._storage)
+
+    def raise_largest_priority(self, priority: float) -> None:
+        """Raises the largest priority so far, which new rows get, to that of other replays; ignored without priorities.
+
+        Args:
+            priority: before any exponent.
+
+        Raises:
+            TypeError, ValueError: no finite number from 0 on; nothing is changed.
+        """
+        priority = checked_number("priority", priority, 0.0)
+        with self._changing():
+            self._sampler_hooks.raise_largest_priority(priority)
 
     def seed(self, seed: int) -> None:
         """Restarts the draws of sampler, transforms and writer from ``seed``."""

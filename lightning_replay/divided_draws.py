@@ -16,9 +16,9 @@ from lightning_replay.declared import declared_sampler
 from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
 from lightning_replay.parts import Drawing, SamplerHooks
 from lightning_replay.seeded import Seeded
-from lightning_replay.validation import check_kind, checked_count, checked_number
+from lightning_replay.validation import check_kind, checked_count
 
-__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart", "checked_largest"]
+__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart"]
 
 _BELOW_ONE = np.nextafter(1.0, 0.0)
 
@@ -204,11 +204,6 @@ class SamplerOfPart(Drawing):
     def undo_draw(self, state: Any) -> None:
         """Undoes the draws since :meth:`draw_state`."""
         self._hooks.undo_draw(state)
-
-
-def checked_largest(priority: float) -> float:
-    """Returns the largest priority of several replays; refuses what is no finite number from 0 on."""
-    return checked_number("priority", priority, 0.0)
 
 
 def _check_groups(totals: Sequence[GroupTotals]) -> None:

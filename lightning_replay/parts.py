@@ -149,8 +149,7 @@ class SamplerHooks(PartHooks, EpisodeHooks):
 
     def group_totals(self, storage: Any) -> GroupTotals:
         """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""
-        self.check_divisible()
-        raise NotImplementedError(f"{type(self).__name__} defines sample_part and no group_totals; define both")
+        raise NotImplementedError(f"{type(self).__name__} defines no group_totals(storage); define it with sample_part")
 
     def sample_part(self, storage: Any, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws the rows at the points of a draw that is divided over several replays.
@@ -159,7 +158,6 @@ class SamplerHooks(PartHooks, EpisodeHooks):
             Slots, int64 ``[n]`` (pairs: ``[n, 2]``), and further columns ``[n, ...]``, as ``sample`` returns them but
             for the weights; and the probabilities of the rows.
         """
-        self.check_divisible()
         raise NotImplementedError
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> GroupRows:

@@ -21,7 +21,7 @@ from torchrl.envs import Transform
 
 from lightning_replay.argument_names import method_for
 from lightning_replay.assembled import AssembledReplay, check_parts
-from lightning_replay.divided_draws import DrawPart, GroupTotals, PartDraw, SamplerOfPart, checked_largest
+from lightning_replay.divided_draws import DrawPart, PartDraw, SamplerOfPart
 from lightning_replay.episodes.running import newest_running, slots_by_age, stored_trajectories
 from lightning_replay.episodes.tracker import EpisodeTracker
 from lightning_replay.late_updates import Feedback
@@ -405,15 +405,6 @@ class Replay(AssembledReplay):
             info["generation"] = data.get("generation")
         return (data, info) if return_info else data
 
-    def group_totals(self) -> GroupTotals:
-        """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`.
-
-        Raises:
-            TypeError: draws of the sampler cannot be divided over several replays.
-        """
-        with self._changing():  # a sampler may read rows that were stored before it was attached
-            return self._sampler_hooks.group_totals(self._storage)
-
     def sample_part(self, part: DrawPart) -> tuple[TensorDictBase, PartDraw]:
         """Draws the rows of a batch that is divided over several replays; see :mod:`lightning_replay.divided_draws`.
 
@@ -438,19 +429,6 @@ class Replay(AssembledReplay):
         self._feedback.last_index = info["index"]
         self._feedback.draws_since_update += 1
         return data, sampler.reply
-
-    def raise_largest_priority(self, priority: float) -> None:
-        """Raises the largest priority so far, which new rows get, to that of other replays; ignored without priorities.
-
-        Args:
-            priority: before any exponent.
-
-        Raises:
-            TypeError, ValueError: no finite number from 0 on; nothing is changed.
-        """
-        priority = checked_largest(priority)
-        with self._changing():
-            self._sampler_hooks.raise_largest_priority(priority)
 
     def _sample(self, batch_size: int, sampler: Any = None) -> tuple[TensorDictBase, dict[str, Any]]:
         with self._replay_lock, self._write_lock:

@@ -163,8 +163,11 @@ class TableShares(WithinTables):
                 shares = np.bincount(table, minlength=len(tables)) / len(table)
             if self.correction is not None:
                 correction = self.correction(tables, shares, slots)
-        weights = self._weights(table, shares, drawn, correction)
-        return {"table": torch.from_numpy(table)} | {name: torch.from_numpy(one) for name, one in weights.items()}
+        info = {"table": torch.from_numpy(table)}
+        if drawn is not None or shares is not None:
+            weights = self._weights(table, shares, drawn, correction)
+            info |= {name: torch.from_numpy(one) for name, one in weights.items()}
+        return info
 
     def _weights(
         self, table: np.ndarray, shares: np.ndarray | None, drawn: DrawnRatios | None, correction: np.ndarray | None
