@@ -116,6 +116,25 @@ def test_new_rows_get_the_largest_priority_of_all_shards() -> None:
         assert one.sampler.priority_of(slots).tolist() == pytest.approx([9.0] * 6, rel=1e-4)
 
 
+def test_td_errors_of_a_shard_that_was_started_again_are_dropped_and_counted() -> None:
+    replay = build("prioritized", num_shards=2, priority_exponent=1.0)
+    replay.add(episodes())
+    replay.sample(num_items=40)
+    ids = replay._expected["default_policy"]
+    replay.shards.epochs[1] += 1
+    replay.update_priorities(np.full(40, 9.0), "default_policy")
+    assert replay.stats()["td_errors_dropped"] == (ids.shard == 1).sum() > 0
+    kept, other = replays(replay)
+    assert kept.stats()["priorities_updated"] == (ids.shard == 0).sum() and other.stats()["priorities_updated"] == 0
+
+
+def test_more_steps_than_a_shard_holds_come_in_one_call() -> None:
+    replay = build("uniform", num_shards=2, capacity=20)
+    replay.add(episodes(8))
+    assert [len(one) for one in replays(replay)] == [10, 10]
+    assert replay.get_added_timesteps() == 48
+
+
 def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
     schedule = Linear(start=0.0, end=1.0, duration=144, clock="env_steps")
     replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
