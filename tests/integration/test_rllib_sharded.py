@@ -224,8 +224,13 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
     ray.kill(replay.shards.handles[1])
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get([replay.shards.handles[1].report.remote() for _ in range(100)])
-    lost_rows, reader = list(blocks), BlockReader()
-    reader.read(lost_rows)
+    reader = BlockReader()
+    for _ in range(120):  # until Ray has noticed that the owner of the rows is gone
+        lost_rows = list(blocks)
+        reader.read(lost_rows)
+        if reader.num_lost:
+            break
+        time.sleep(0.5)
     weights = np.concatenate([one.get_extra_model_outputs("weights", slice(0, len(one))) for one in lost_rows])
     assert (weights == 0).sum() == reader.num_lost == from_lost and len(weights) == BATCH
     replay.update_priorities(np.ones(BATCH), "default_policy")
