@@ -18,7 +18,7 @@ from ray.rllib.algorithms.iql import IQL
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
-from rllib_ext.rllib_compat import algorithm_name, num_actors
+from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.options import check_room, options_of_shard, split_options
 from rllib_ext.sharded.replay import ShardedReplay
 from rllib_ext.sharded.routing import num_shards_in
@@ -196,7 +196,7 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
     driver, *actors = config.algo_class.default_resource_request(config).bundles
     needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
     holders = ""
-    if num_shards_in(config.replay_buffer_config):
+    if num_shards_in(settings_of_buffer(config)):
         shards, _ = split_options(replay_options(config))
         needed += shards.num_shards * shards.num_cpus_per_shard
         holders = f", {shards.num_shards} shards"

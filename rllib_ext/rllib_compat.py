@@ -79,6 +79,11 @@ def num_aggregators(config: AlgorithmConfig) -> int:
     return getattr(config, "num_aggregator_actors_per_learner", 0)
 
 
+def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns the ``replay_buffer_config``, which PPO's config lacks."""
+    return getattr(config, "replay_buffer_config", None) or {}
+
+
 def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
     """Returns the functions that a config has for an event."""
     given = getattr(config, f"callbacks_{event}")
