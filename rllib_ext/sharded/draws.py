@@ -34,6 +34,12 @@ class RemoteBatch(NamedTuple):
     def __len__(self) -> int:
         return len(self.ids.shard)
 
+    @property
+    def weights(self) -> np.ndarray:
+        """Importance weights, float32 ``[B]``; 1 where the sampler makes none."""
+        weights = self.columns.get("priority_weight")
+        return np.ones(len(self), dtype=np.float32) if weights is None else weights
+
 
 class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
@@ -134,7 +140,16 @@ class DividedDraws:
         """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows, without waiting.
 
         Those of rows of a shard that was lost since are dropped and counted.
+
+        Raises:
+            ValueError: another number of TD errors than of rows, or NaN or infinite values; none was sent.
         """
+        if len(td_errors) != len(ids.shard) or not np.isfinite(td_errors).all():
+            raise ValueError(
+                f"td_error must hold one finite value for each of the {len(ids.shard)} rows of the batch; got shape "
+                f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
+                "priority was changed"
+            )
         current = ids.current(self._actors.epochs)
         self._td_errors_late += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]

@@ -13,8 +13,8 @@ from ray.rllib.utils import metrics as keys
 from rllib_ext.buffer.metrics import CounterLog
 
 if TYPE_CHECKING:
-    from rllib_ext.sharded.draws import RemoteBatch
-    from rllib_ext.sharded.replay import ShardedReplay
+    from rllib_ext.sharded.actors import ShardActors
+    from rllib_ext.sharded.draws import DividedDraws, RemoteBatch
     from rllib_ext.sharded.reports import Counts
 
 _SAMPLED = "steps_sampled"
@@ -45,14 +45,14 @@ class ShardMetrics:
             steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
         self.mean_n_step = steps / len(batches)
 
-    def report(self, replay: ShardedReplay, draws_per_report: int) -> dict[str, Any]:
+    def report(self, shards: ShardActors, draws: DividedDraws, draws_per_report: int) -> dict[str, Any]:
         """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
-        return self._reduce(replay) if self._calls - self._reported >= draws_per_report else {}
+        return self._reduce(shards, draws) if self._calls - self._reported >= draws_per_report else {}
 
-    def remaining(self, replay: ShardedReplay) -> dict[str, Any]:
+    def remaining(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         """Returns the metrics if there was a draw since the last."""
-        return self._reduce(replay) if self._calls > self._reported else {}
+        return self._reduce(shards, draws) if self._calls > self._reported else {}
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
@@ -68,9 +68,8 @@ class ShardMetrics:
             for name in ("sampled", "logged")
         )
 
-    def _reduce(self, replay: ShardedReplay) -> dict[str, Any]:
+    def _reduce(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         self._reported = self._calls
-        shards = replay.shards
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         log = functools.partial(self._log.logger.log_value, reduce="item")
@@ -80,5 +79,5 @@ class ShardMetrics:
         log(("shards", "rows_lost"), shards.rows_lost)
         log(("shards", "rows_smallest"), min(rows))
         log(("shards", "rows_largest"), max(rows))
-        log(("shards", "td_errors_dropped"), replay.draws.td_errors_dropped)
+        log(("shards", "td_errors_dropped"), draws.td_errors_dropped)
         return self._log.logger.reduce()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,7 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from lightning_replay.validation import checked_choice, checked_count, checked_seed
-from rllib_ext.buffer.module_options import ModuleOptions
+from lightning_replay.validation import checked_choice, checked_count
 from rllib_ext.learner.batch_layouts import Piece
 from rllib_ext.learner.references import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
@@ -20,20 +18,16 @@ from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.actors import ShardActors
 from rllib_ext.sharded.draws import DividedDraws, RemoteBatch
 from rllib_ext.sharded.metrics import ShardMetrics
-from rllib_ext.sharded.options import check_room, options_of_shard, split_options
+from rllib_ext.sharded.options import check_room, split_options
 from rllib_ext.sharded.routing import EpisodeReference, Router
 from rllib_ext.sharded.shard import EpisodeShard
+from rllib_ext.sharded.stats import stats_of
+from rllib_ext.sharded.templates import Templates
 
 if TYPE_CHECKING:
-    from lightning_replay.divided_draws import Divider
     from lightning_replay.replay import Replay
-    from rllib_ext.buffer.building import Returns
-    from rllib_ext.buffer.module_replay import ModuleReplay
     from rllib_ext.episodes.task_assignment import TaskAssignment
-    from rllib_ext.sharded.reports import ShardReport
     from rllib_ext.sharded.row_ids import RowIds
-
-logger = logging.getLogger(__name__)
 
 
 class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
@@ -59,6 +53,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     Attributes:
         shards: the actors.
+        templates: replays without rows, as those of the shards.
         draws: divides the draws.
 
     Raises:
@@ -77,21 +72,14 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         del metrics_num_episodes_for_smoothing
         checked_choice("layout", layout, (None, "flagged"))
         self.recipe, self.num_learners = recipe, checked_count("num_learners", num_learners, 0, of="Learners")
-        shard_options, self._options = split_options(options)
-        template = options_of_shard(self._options, shard_options.num_shards)
-        modules = template.pop("modules", None) or {}
-        self.options = ModuleOptions(recipe, "flagged", template, modules)
-        # Built now: bad options are refused here and not in an actor.
-        self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
-        options_of_shard(self._options, shard_options.num_shards, 0)  # more shards than rows, of a capacity or a table
-        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self._on_report)
-        self.draws = DividedDraws(self.shards, self._build_divider)
-        self.returns: Returns = (1, 0.99)
+        shard_options, of_buffer = split_options(options)
+        self.templates = Templates(recipe, of_buffer, shard_options.num_shards)
+        self.options = self.templates.options
+        self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals)
+        self.draws = DividedDraws(self.shards, self.templates.divider)
         self.last_save: Sequence[str] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment: TaskAssignment | None = None
-        seed = checked_seed(self._options.get("seed"))
-        self._seed = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
         self._router = Router(shard_options.num_shards)
         self._metrics = ShardMetrics()
         self._num_draws = 0
@@ -128,7 +116,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
     @property
     def replay(self) -> Replay:
         """A replay as those of the shards, but without rows; of a curriculum, with the scheduler of all shards."""
-        return self._templates[DEFAULT_MODULE_ID].replay
+        return self.templates.of(DEFAULT_MODULE_ID).replay
 
     def stop(self) -> None:
         """Ends the processes of the shards, and what they hold."""
@@ -146,8 +134,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
-        self.returns = (n_step, gamma)
-        self._templates |= self.options.form_returns(self.returns, self._templates)
+        self.templates.form_returns(n_step, gamma)
 
     def add(self, episodes: Any, weight: float | None = None) -> None:
         """Sends episodes, or references to them, to their shards, without waiting until they are stored.
@@ -203,8 +190,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         num_items = checked_count("num_items", num_items, of="rows")
         self.start()
         self._num_draws += 1
-        counts = self.shards.counts
-        clocks = counts["steps_added", ""], self._num_draws
+        clocks = self.shards.counts["steps_added", ""], self._num_draws
         if self.assignment is not None:
             self.assignment.update()
         batches = self.draws.draw(num_items, self._prepare, n_step or 1, gamma, *clocks)
@@ -228,57 +214,27 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         """
         if module_id is None and len(self._expected) == 1:
             module_id = next(iter(self._expected))
-        if module_id is not None and not self._template(module_id).replay.takes_feedback:
+        if module_id is not None and not self.templates.of(module_id).replay.takes_feedback:
             return
         if module_id not in self._expected:
             raise ValueError(
                 f"update_priorities got TD errors of module {module_id!r}, and rows were drawn for "
                 f"{sorted(self._expected)} since the last update; sample first"
             )
-        td_errors = np.asarray(priorities)
-        ids = self._expected[module_id]
-        if len(td_errors) != len(ids.shard) or not np.isfinite(td_errors).all():
-            raise ValueError(
-                f"td_error must hold one finite value for each of the {len(ids.shard)} rows of the batch; got shape "
-                f"{list(td_errors.shape)}, {np.count_nonzero(~np.isfinite(td_errors))} of them NaN or infinite. No "
-                "priority was changed"
-            )
+        self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
         del self._expected[module_id]
-        self.draws.update(module_id, ids, td_errors)
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
-        return self._metrics.report(self, self.draws_per_report)
+        return self._metrics.report(self.shards, self.draws, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
         """Returns the counters if something was drawn since they were last returned."""
-        return self._metrics.remaining(self)
+        return self._metrics.remaining(self.shards, self.draws)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the shards hold.
-
-        ``num_shards``, ``num_rows``, ``rows``, ``mass`` (of what rows are drawn in proportion to), ``alive`` and
-        ``epochs``, the last four of each shard; ``rows_lost`` with shards, ``td_errors_dropped`` because their shard
-        was lost, ``late_updates_dropped`` because their row had left, ``fragments_lost`` with EnvRunners before a shard
-        fetched them; ``bytes`` stored.
-        """
-        values = self._settled_stats()
-        replays = [stats for by_module in values for stats in by_module.values()]
-        reports = self.shards.reports
-        rows = [sum(report.rows.values()) for report in reports]
-        return {
-            "num_shards": len(self.shards),
-            "num_rows": sum(rows),
-            "rows": rows,
-            "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in reports],
-            "alive": self.shards.alive,
-            "epochs": self.shards.epochs.tolist(),
-            "rows_lost": self.shards.rows_lost,
-            "td_errors_dropped": self.draws.td_errors_dropped,
-            "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
-            "fragments_lost": sum(report.fragments_lost for report in reports),
-            "bytes": sum(one["nbytes"] for one in replays),
-        }
+        """Returns what the shards hold, see :func:`~rllib_ext.sharded.stats.stats_of`."""
+        return stats_of(self.shards, self.draws)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps stored."""
@@ -324,53 +280,24 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self._expected = {}
 
     def resume_at(self, num_draws: int) -> None:
-        """Sets the draws made so far, by which schedules go."""
+        """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
         self._num_draws, self._expected = num_draws, {}
 
     def _settle(self) -> None:
         if self.shards.handles:
             self.shards.settle()
 
-    def _settled_stats(self) -> list[dict[str, Any]]:
-        if not self.shards.handles:
-            return []
-        asked = [self.shards.send(shard, "stats") for shard in range(len(self.shards))]
-        values = self.shards.settle()
-        return [values[reference] for reference in asked if reference in values]
-
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        """Returns the arguments of a shard's actor."""
-        options = {**self._options, "seed": self._seed}
-        folder = None
-        if self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save" and self.last_save:
-            folder = self.last_save[shard]
-        return self.recipe, options, shard, len(self.shards), self.returns, folder
-
-    def _on_report(self, report: ShardReport) -> None:
-        for name, signals in report.signals.items():
-            for task, signal in signals:
-                self._template(name).replay.progress(task, signal)
-
-    def _build_divider(self, module_id: str) -> Divider:
-        from lightning_replay.divided_draws import Divider
-
-        return Divider(self._template(module_id).replay.sampler, seed=self._seed)
-
-    def _template(self, module_id: str) -> ModuleReplay:
-        if module_id not in self._templates:
-            self._templates[module_id] = self.options.build(module_id)
-        return self._templates[module_id]
+        restarts = self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save"
+        return self.templates.arguments_of(shard, self.last_save[shard] if restarts and self.last_save else None)
 
     def _prepare(self, module_id: str, batch_size: int) -> None:
-        held = [total for total in self.shards.totals(module_id) if total is not None]
-        self._template(module_id).set_min_sizes(batch_size, np.sum([total.rows for total in held], axis=0))
+        self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))
         self.draws.divider(module_id).advance(env_steps=self.shards.counts["steps_added", ""], updates=self._num_draws)
 
 
 def _piece(batch: RemoteBatch) -> Piece:
     spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
-    weights = batch.columns.get("priority_weight")
-    if weights is None:
-        weights = np.ones(len(batch), dtype=np.float32)
     module_id = batch.parts[0].module_id
-    return Piece(RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, weights, module_id), np.arange(len(batch)))
+    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id)
+    return Piece(block, np.arange(len(batch)))

@@ -65,7 +65,7 @@ def test_the_former_name_warns_and_does_the_same() -> None:
     with pytest.warns(DeprecationWarning, match=r"call configure\(config, levels=levels, ...\)"):
         former = rllib_ext.configure_levels(ppo(), {"levels": 5}, held_out_levels=3, flush=True)
     present = rllib_ext.configure(ppo(), levels={"levels": 5}, held_out_levels=3, flush=True)
-    for event in EVENTS:
+    for event in hooks(present):
         ((one,), (other,)) = (getattr(config, f"callbacks_{event}") for config in (former, present))
         assert one.func is other.func and one.keywords.keys() == other.keywords.keys()
         assert {**one.keywords, "packed": None} == {**other.keywords, "packed": None}

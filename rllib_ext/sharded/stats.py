@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shards of a replay hold, and what was lost with some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rllib_ext.sharded.actors import ShardActors
+    from rllib_ext.sharded.draws import DividedDraws
+
+
+def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    """Waits for everything sent, and returns
+
+    * ``num_shards``, ``num_rows`` and ``bytes`` stored;
+    * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
+      it was started);
+    * ``rows_lost`` with shards, and steps that these had been sent;
+    * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;
+    * ``fragments_lost`` with EnvRunners before a shard had fetched them.
+
+    Shards that are late or are being started are left out of ``bytes`` and ``late_updates_dropped``.
+    """
+    asked = [shards.send(shard, "stats") for shard in range(len(shards.handles))]
+    values = shards.settle() if asked else {}
+    replays = [stats for answer in asked if answer in values for stats in values[answer].values()]
+    rows = [sum(report.rows.values()) for report in shards.reports]
+    return {
+        "num_shards": len(shards),
+        "num_rows": sum(rows),
+        "rows": rows,
+        "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in shards.reports],
+        "alive": shards.alive,
+        "epochs": shards.epochs.tolist(),
+        "rows_lost": shards.rows_lost,
+        "td_errors_dropped": draws.td_errors_dropped,
+        "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
+        "fragments_lost": sum(report.fragments_lost for report in shards.reports),
+        "bytes": sum(one["nbytes"] for one in replays),
+    }
