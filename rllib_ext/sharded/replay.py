@@ -87,10 +87,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self._owner: Any = None
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a sharded replay belongs to the driver that built it and cannot be sent to another process. Its actors "
-            "are buffer.shards.handles"
-        )
+        raise TypeError("a sharded replay belongs to the driver that built it; send its actors, buffer.shards.handles")
 
     def start(self, owner: Any = None, nodes: Sequence[str] = ()) -> None:
         """Starts the shards; nothing happens if they have started.
