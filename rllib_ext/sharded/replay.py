@@ -120,14 +120,12 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self.shards.stop()
 
     def __len__(self) -> int:
-        self._settle()
-        return sum(self.shards.rows.values())
+        return sum(self._settled().rows.values())
 
     @property
     def num_env_steps_stored(self) -> int:
         """Steps of the environment, as of one buffer."""
-        self._settle()
-        return sum(report.env_steps_stored for report in self.shards.reports)
+        return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
@@ -235,15 +233,15 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps stored."""
-        return len(self) if module_id is None else self.shards.rows[module_id]
+        return len(self) if module_id is None else self._settled().rows[module_id]
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Returns the episodes added."""
-        return self.shards.counts["episodes_added", module_id or ""]
+        return self._settled().counts["episodes_added", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps added since the start."""
-        return self.shards.counts["steps_added", module_id or ""]
+        return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps drawn since the start."""
@@ -280,9 +278,10 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
         self._num_draws, self._expected = num_draws, {}
 
-    def _settle(self) -> None:
+    def _settled(self) -> ShardActors:
         if self.shards.handles:
             self.shards.settle()
+        return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
         restarts = self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save"

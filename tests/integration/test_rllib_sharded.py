@@ -240,8 +240,9 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
             break
     again = replay.stats()
     assert again["epochs"] == [1, 2] and again["alive"] == [True, True]
-    assert again["rows_lost"] == stats["rows"][1] and again["td_errors_dropped"] >= from_lost
-    assert f"shard 1 was lost with {stats['rows'][1]} rows" in caplog.text
+    # and at most the steps that were sent until the driver noticed
+    assert again["rows_lost"] >= stats["rows"][1] and again["td_errors_dropped"] >= from_lost
+    assert f"shard 1 was lost with {again['rows_lost']} rows" in caplog.text
     assert result["replay_buffer"]["shards"]["rows_lost"] == again["rows_lost"]
     kept, new = on_shards(replay, stored)
     assert kept[0][: len(before[0][0])] == before[0][0] and new[0]
