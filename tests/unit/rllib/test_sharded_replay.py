@@ -82,7 +82,7 @@ def test_td_errors_of_several_modules_come_home(num_learners: int) -> None:
         fragments = play(["a", "b", "c"], [dict.fromkeys("abc", OBSERVED)] * 9, fragment=4).fragments
         for fragment in fragments:
             replay.add([fragment])
-    blocks = replay.sample(num_items=30)
+    blocks = replay.sample(num_items=31)  # which no number of Learners divides
     shards = TrainingData(episodes=blocks).shard(num_shards=max(num_learners, 1))
     td_errors: dict[str, list[np.ndarray]] = {}
     for data, _ in shards:
@@ -98,7 +98,7 @@ def test_td_errors_of_several_modules_come_home(num_learners: int) -> None:
             assert one.storage.get(int(slot))["observation"][0] == value
             assert one.sampler.priority_of(torch.tensor([slot]))[0] == pytest.approx(value, rel=1e-4, abs=1e-4)
             expected[name] += 1
-    assert expected == {"module_a": 30, "module_b": 30, "module_c": 30}
+    assert expected == {"module_a": 31, "module_b": 31, "module_c": 31}
     assert replay.num_env_steps_stored == 6 * 9 and set(replay.shards.rows) == set(expected)
 
 
