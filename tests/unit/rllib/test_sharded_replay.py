@@ -12,7 +12,7 @@ import torch
 from ray.rllib.core.learner.training_data import TrainingData
 
 from lightning_replay import recipes
-from lightning_replay.schedulers import MeanReturn
+from lightning_replay.schedulers import EasyToHard, MeanReturn
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.replay import ShardedReplay
 from tests.recipe_options import required_options
@@ -180,6 +180,18 @@ def test_a_batch_of_a_curriculum_is_of_one_task_and_signals_reach_the_scheduler(
     assert sum(sum(one.episodes.values()) for one in signals) == 12
     assert not any(one.new_signals() for one in signals)  # all were sent
     assert replay.replay.tasks == ["target", "near"] and len(replay.replay) == 0
+
+
+def test_signals_of_any_shard_move_the_curriculum_on() -> None:
+    scheduler, progress = EasyToHard(["near", "target"], advance_at=0.5), MeanReturn(low=0.0, high=10.0, every=1)
+    replay = build("parallel_curriculum", capacity=60, scheduler=scheduler, progress=progress)
+    assert replay.replay.actor_tasks(1) == [1]
+    replay.add(episodes(1, first=0))  # of the target alone
+    replay.sample(num_items=4)
+    assert replay.replay.actor_tasks(1) == [1]
+    replay.add(episodes(1, first=1))
+    replay.sample(num_items=4)
+    assert replay.replay.actor_tasks(1) == [0]
 
 
 def test_a_state_goes_on_with_the_same_draws() -> None:
