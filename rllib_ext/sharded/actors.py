@@ -33,9 +33,6 @@ class _Call(NamedTuple):
     td_errors: int
 
 
-Fetched = dict[ray.ObjectRef, Answer | Exception]
-
-
 class ShardActors:
     """Ray actors, one for each shard, whose methods return an :class:`~rllib_ext.sharded.reports.Answer`.
 
@@ -164,11 +161,10 @@ class ShardActors:
         for references, timeout in ((waited, self.options.shard_timeout_s), (polled, 0)):
             if references:
                 ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
-        fetched = _fetched(ready)
         values: dict[ray.ObjectRef, Any] = {}
         errors = []
         for shard, alive in enumerate(self.alive):
-            answers = self._answers(shard, fetched)
+            answers = self._answers(shard, ready)
             errors += [error for error in answers.values() if isinstance(error, Exception)]
             values |= {ref: answer.value for ref, answer in answers.items() if isinstance(answer, Answer)}
             if alive and self._pending[shard] and not self._starting[shard]:
@@ -222,19 +218,25 @@ class ShardActors:
         actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
         return actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
 
-    def _answers(self, shard: int, fetched: Fetched) -> Fetched:
+    def _answers(self, shard: int, ready: set[ray.ObjectRef]) -> dict[ray.ObjectRef, Answer | Exception]:
         """Returns the answers of a shard that have come, in order, and keeps the last report."""
         pending = self._pending[shard]
-        answers: Fetched = {}
-        while pending and pending[0].answer in fetched:
-            answer = fetched[pending[0].answer]
-            if isinstance(answer, RayActorError):
-                self._is_lost(shard, answer)
+        answers: dict[ray.ObjectRef, Answer | Exception] = {}
+        while pending and pending[0].answer in ready:
+            reference = pending[0].answer
+            try:
+                answer: Answer = ray.get(reference)
+            except RayActorError as error:
+                self._is_lost(shard, error)
                 return answers
-            answers[pending.popleft().answer] = answer
-            if isinstance(answer, Answer):
-                self._keep(shard, answer.report)
-                self._starting[shard], self._failed_starts[shard] = False, 0
+            except Exception as error:
+                answers[reference] = error
+                pending.popleft()
+                continue
+            pending.popleft()
+            answers[reference] = answer
+            self._keep(shard, answer.report)
+            self._starting[shard], self._failed_starts[shard] = False, 0
         if not pending:
             self._late[shard] = False
         return answers
@@ -268,20 +270,3 @@ class ShardActors:
                 sum(self.reports[shard].rows.values()),
             )
         self._late[shard] = True
-
-
-def _fetched(ready: set[ray.ObjectRef]) -> Fetched:
-    """Returns answers that have come, or what was raised instead."""
-    references = list(ready)
-    try:
-        return dict(zip(references, ray.get(references), strict=True))
-    except Exception:
-        return {reference: _answer_or_error(reference) for reference in references}
-
-
-def _answer_or_error(reference: ray.ObjectRef) -> Answer | Exception:
-    try:
-        answer: Answer = ray.get(reference)
-    except Exception as error:
-        return error
-    return answer
