@@ -24,9 +24,9 @@ priorities = st.lists(st.floats(0.01, 100.0), min_size=100, max_size=100)
 exponents = st.sampled_from([0.0, 0.3, 1.0])
 
 
-def of_tables(exponent: float, beta: float, **options: Any) -> Replay:
-    table = EventTable("goal", events=[Event(IsTrue("goal"), 3)], capacity=100, share=0.4, min_size=1)
-    given_options = {"capacity": 100, "batch_size": 2, "default_share": 0.6, "min_size": 1, "seed": 1}
+def of_tables(exponent: float, beta: float, share: float = 0.4, **options: Any) -> Replay:
+    table = EventTable("goal", events=[Event(IsTrue("goal"), 3)], capacity=100, share=share, min_size=1)
+    given_options = {"capacity": 100, "batch_size": 2, "default_share": 1 - share, "min_size": 1, "seed": 1}
     given_options |= {"priority_exponent": exponent, "importance_exponent": beta}
     return recipes.event_tables(tables=[table], **given_options | options)
 
@@ -88,9 +88,12 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
     beta=exponents,
     correction=st.sampled_from(["none", "mixture"]),
     multinomial=st.booleans(),
+    share=st.sampled_from([0.4, 0.4, 0.0]),
 )
-def test_weights_of_tables_are_those_of_one_replay(lengths, priority, exponent, beta, correction, multinomial) -> None:
-    options = {"correction": correction, "multinomial": multinomial, "return_probabilities": True}
+def test_weights_of_tables_are_those_of_one_replay(
+    lengths, priority, exponent, beta, correction, multinomial, share
+) -> None:
+    options = {"correction": correction, "multinomial": multinomial, "return_probabilities": True, "share": share}
     shards = Shards(lambda: of_tables(exponent, beta, **options), lengths)
     if exponent:
         shards.give_priorities(torch.tensor(priority))

@@ -78,16 +78,16 @@ def test_weights_of_fresh_totals() -> None:
 
 
 def test_weights_of_stale_totals() -> None:
-    """Half of the draws go to each replay; by now the second has another row of priority 12, the sum 16.
+    """Half of the draws go to each replay; by now the second has another row of priority 28, the sum 32.
 
-    Row 2 is drawn with 1/2 * 4/16 = 1/8, the new row with 3/8, rows 0 and 1 with 1/8 and 3/8: rows 0 and 2 least.
+    Row 2 is drawn with 1/2 * 4/32 = 1/16, less than any other, the new row with 7/16, rows 0 and 1 with 2/16 and 6/16.
     """
     shards = one_and_three_and_four()
     before = shards.totals()
     shards.extend(1, 1)
-    shards.give_priorities(torch.tensor([1.0, 3.0, 4.0, 12.0]))
+    shards.give_priorities(torch.tensor([1.0, 3.0, 4.0, 28.0]))
     numbers, columns = shards.draw(64, before)
-    expected = np.array([1.0, 3**-0.5, 1.0, 3**-0.5], dtype=np.float32)
+    expected = np.array([2**-0.5, 6**-0.5, 1.0, 7**-0.5], dtype=np.float32)
     np.testing.assert_allclose(columns["priority_weight"], expected[numbers], rtol=1e-6)
     assert set(numbers) == {0, 1, 2, 3}
 
@@ -355,6 +355,27 @@ def test_a_part_that_is_refused_has_drawn_nothing(kind: str) -> None:
     assert str(replay.sampler.draw_state()) == str(before)
     replay.sample_part(division.parts[0])
     assert counts._clocks["draws"] == clocks["draws"] + 1 and replay.awaits_priorities
+
+
+class LatePart(Newest):
+    """Refuses a part once it has used its generator, although its ordinary draws do not do that."""
+
+    refuses_unchanged = True
+
+    def sample_part(self, storage, part):
+        torch.rand(3, generator=self._generator)
+        raise RuntimeError("refused")
+
+
+def test_a_part_that_the_sampler_refuses_late_has_drawn_nothing() -> None:
+    sampler = LatePart()
+    sampler._seed_generator(0)
+    replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=2)
+    replay.extend(numbered_steps(0, 3))
+    before = sampler.draw_state()
+    with pytest.raises(RuntimeError, match="refused"):
+        replay.sample_part(part_of([0.5]))
+    assert torch.equal(sampler.draw_state(), before)
 
 
 def test_there_must_be_rows_to_draw_from() -> None:
