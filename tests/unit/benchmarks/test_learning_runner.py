@@ -59,6 +59,7 @@ EXPERIMENT = Experiment(
     title="Random walks",
     claim="drift moves.",
     task="A walk.",
+    length="{steps} steps",
     arms={"no drift": {"drift": 0.0}, "drift": {"drift": 1.0}},
     settings={"kind": "walk", "steps": 5},
     fast={"steps": 2},
@@ -268,6 +269,9 @@ def test_a_fast_command_keeps_nothing(tmp_path, capsys) -> None:
         ({"seeds": (1, 1)}, "repetitions"),
         ({"pilot_seeds": (3,)}, r"\[3\] are pilot seeds and count too"),
         ({"comparisons": (("drift", "slip"),)}, r"name \['slip'\]; arms are"),
+        ({"headline": (("no drift", "drift"),)}, "choose at most 4 of the comparisons"),
+        ({"headline": (("drift", "no drift"),) * 5}, "choose at most 4 of the comparisons"),
+        ({"length": "5 steps"}, "name settings in braces"),
         ({"arms": {"a b": {}, "a-b": {}}}, "must differ"),
     ],
 )

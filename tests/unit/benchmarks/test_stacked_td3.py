@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
 from lightning_replay.agents.perceptrons import tensors_of
-from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns, StackedTD3
+from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
+from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 
 OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}

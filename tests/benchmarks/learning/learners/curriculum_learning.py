@@ -78,10 +78,17 @@ class Settings:
     parameter_noise: float
 
     def __post_init__(self) -> None:
-        for name in ("updates_per_round", "updates_per_signal", "updates_per_test"):
-            larger, smaller = sorted((getattr(self, name), self.updates_per_draw), reverse=True)
+        intervals = {
+            "updates_per_round": self.updates_per_round,
+            "updates_per_signal": self.updates_per_signal,
+            "updates_per_test": self.updates_per_test,
+        }
+        for name, updates in intervals.items():
+            larger, smaller = sorted((updates, self.updates_per_draw), reverse=True)
             if larger % smaller:
-                raise ValueError(f"{name} is {getattr(self, name)} and updates_per_draw {smaller}; one must divide.")
+                raise ValueError(
+                    f"{name} is {updates} and updates_per_draw {self.updates_per_draw}; one must divide the other."
+                )
 
 
 def scheduler_of(settings: Settings) -> Scheduler:
