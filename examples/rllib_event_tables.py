@@ -20,7 +20,8 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 
-GAP_X, GAP_Y = 6, 5  # the only way between the rooms of start and goal
+OBSERVED = 13 + 7 + 4  # one-hot vectors of x, y and direction
+GAP_X = 6  # the column of the wall between the rooms of start and goal, entered in its gap alone
 TABLES: list[dict[str, Any]] = [
     {
         "name": "goal",
@@ -33,9 +34,8 @@ TABLES: list[dict[str, Any]] = [
         "condition": {
             "class_path": "lightning_replay.events.key_in_region",
             "init_args": {
-                "key": ["next", "observation"],  # x, y, and whether it faces right, down, left, up
-                "low": [GAP_X, GAP_Y, None, None, None, None],
-                "high": [GAP_X, GAP_Y, None, None, None, None],
+                "key": ["next", "observation"],
+                "low": [1.0 if component == GAP_X else None for component in range(OBSERVED)],
             },
         },
         "history_length": 50,
@@ -57,7 +57,7 @@ def main() -> None:
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         DQNConfig()
-        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 200})
+        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 200, "one_hot": True})
         .env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=2)
         .training(
             replay_buffer_config=rllib_ext.replay_config(options.recipe, capacity=20_000, **tables),

@@ -202,7 +202,11 @@ class Experiment:
                 f"{self.name}: headline is {list(self.headline)}; choose at most {MOST_HEADLINES} of the comparisons "
                 f"{list(self.pairs)}."
             )
-        if self.run_length == self.length:
+        try:
+            names_settings = self.run_length != self.length
+        except KeyError as error:
+            raise ValueError(f"{self.name}: length {self.length!r} names {error}, which is no setting.") from error
+        if not names_settings:
             raise ValueError(
                 f"{self.name}: length is {self.length!r}; name settings in braces: '{{env_steps:,}} steps'."
             )

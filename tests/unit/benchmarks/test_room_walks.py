@@ -26,14 +26,11 @@ from tests.benchmarks.learning.learners.three_rooms import (
     Table,
     replay_of,
 )
+from tests.unit.benchmarks.stacked_batches import PlainBatches
 
 OPTIONS = {"learning_rate": 1e-2, "discount": 0.9, "target_update_rate": 0.1}
 SIZES = (ONE_HOT.shape[1], 8, 8, 3)
 BATCH, UPDATES, RUNS = 8, 5, 2
-
-
-class _Plain(list):
-    """Lightning takes an iterable with a length for a loader."""
 
 
 def batches() -> TensorDict:
@@ -69,7 +66,7 @@ def test_a_run_learns_what_the_agent_learns() -> None:
     agent.update = kept  # type: ignore[method-assign]
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
-    trainer.fit(agent, train_dataloaders=_Plain(given[run].split(BATCH)))
+    trainer.fit(agent, train_dataloaders=PlainBatches(given[run].split(BATCH)))
     torch.testing.assert_close(
         errors[run].abs(), torch.cat(found), atol=1e-5, rtol=1e-4
     )  # the agent returns magnitudes

@@ -16,8 +16,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay import Replay, load_replay
+from lightning_replay import Replay
 from lightning_replay.envs.minatar import MinAtarGame
+from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 _EPISODES = 50  # over which a return is averaged
@@ -104,9 +105,7 @@ class StackedPlayers:
 
     def save(self, folder: Path) -> None:
         """Writes agent, replays, games and random generators, from which the runs go on exactly as they are."""
-        self.agent.save(folder / "agent.pt")
-        for number, replay in enumerate(self.replays):
-            replay.save(folder / f"replay_{number}")
+        save_agent_and_replays(folder, self.agent, self.replays)
         kept = {
             "env_steps": self.env_steps,
             "games": self._games,
@@ -119,8 +118,7 @@ class StackedPlayers:
 
     def load(self, folder: Path, prepare: Callable[[int, Replay], None]) -> None:
         """Reads what :meth:`save` wrote; ``prepare`` sets again what a replay does not save."""
-        self.agent.load(folder / "agent.pt")
-        self.replays = [load_replay(folder / f"replay_{number}") for number in range(len(self.replays))]
+        self.replays = load_agent_and_replays(folder, self.agent, len(self.replays))
         for number, replay in enumerate(self.replays):
             prepare(number, replay)
         kept = torch.load(folder / "runs.pt", weights_only=False)

@@ -20,7 +20,8 @@ from gymnasium.wrappers import RescaleAction
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_replay import Replay, load_replay
+from lightning_replay import Replay
+from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
 from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 
@@ -95,9 +96,7 @@ class StackedRuns:
 
     def save(self, folder: Path) -> None:
         """Writes agent, replays, random generators and environments; MuJoCo's go on exactly where they are."""
-        self.agent.save(folder / "agent.pt")
-        for number, replay in enumerate(self.replays):
-            replay.save(folder / f"replay_{number}")
+        save_agent_and_replays(folder, self.agent, self.replays)
         kept = {
             "env_steps": self.env_steps,
             "generators": [generator.bit_generator.state for generator in self._generators],
@@ -109,8 +108,7 @@ class StackedRuns:
 
     def load(self, folder: Path) -> None:
         """Reads what :meth:`save` wrote. Environments other than MuJoCo's begin a new episode."""
-        self.agent.load(folder / "agent.pt")
-        self.replays = [load_replay(folder / f"replay_{number}") for number in range(len(self.replays))]
+        self.replays = load_agent_and_replays(folder, self.agent, len(self.replays))
         kept = torch.load(folder / "runs.pt", weights_only=False)
         self.env_steps, self._trajectory = kept["env_steps"], kept["trajectory"]
         for generator, state in zip(self._generators, kept["generators"], strict=True):
