@@ -26,7 +26,7 @@ TABLES: list[dict[str, Any]] = [
     {
         "name": "goal",
         "condition": {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}},
-        "history_length": 50,
+        "history_length": 200,
         "capacity": 5_000,
     },
     {
@@ -38,7 +38,7 @@ TABLES: list[dict[str, Any]] = [
                 "low": [1.0 if component == GAP_X else None for component in range(OBSERVED)],
             },
         },
-        "history_length": 50,
+        "history_length": 200,
         "capacity": 5_000,
     },
 ]
@@ -57,7 +57,7 @@ def main() -> None:
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         DQNConfig()
-        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 200, "one_hot": True})
+        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 500, "one_hot": True})
         .env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=2)
         .training(
             replay_buffer_config=rllib_ext.replay_config(options.recipe, capacity=20_000, **tables),
@@ -65,7 +65,7 @@ def main() -> None:
             num_steps_sampled_before_learning_starts=warmup_steps,
             lr=1e-3,
             gamma=0.97,
-            epsilon=[[0, 1.0], [total_steps // 2, 0.05]],
+            epsilon=[[0, 1.0], [total_steps // 2, 0.3]],
             target_network_update_freq=500,
             double_q=True,
             dueling=False,
