@@ -20,12 +20,13 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 
-GAP_X, GAP_Y = 6, 5  # the only way between the rooms of start and goal
+OBSERVED = 13 + 7 + 4  # one-hot vectors of x, y and direction
+GAP_X = 6  # the column of the wall between the rooms of start and goal, entered in its gap alone
 TABLES: list[dict[str, Any]] = [
     {
         "name": "goal",
         "condition": {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}},
-        "history_length": 50,
+        "history_length": 200,
         "capacity": 5_000,
     },
     {
@@ -33,12 +34,11 @@ TABLES: list[dict[str, Any]] = [
         "condition": {
             "class_path": "lightning_replay.events.key_in_region",
             "init_args": {
-                "key": ["next", "observation"],  # x, y, and whether it faces right, down, left, up
-                "low": [GAP_X, GAP_Y, None, None, None, None],
-                "high": [GAP_X, GAP_Y, None, None, None, None],
+                "key": ["next", "observation"],
+                "low": [1.0 if component == GAP_X else None for component in range(OBSERVED)],
             },
         },
-        "history_length": 50,
+        "history_length": 200,
         "capacity": 5_000,
     },
 ]
@@ -57,7 +57,7 @@ def main() -> None:
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         DQNConfig()
-        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 200})
+        .environment("lightning_replay.envs:TwoRooms-v0", env_config={"max_steps": 500, "one_hot": True})
         .env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=2)
         .training(
             replay_buffer_config=rllib_ext.replay_config(options.recipe, capacity=20_000, **tables),
@@ -65,7 +65,7 @@ def main() -> None:
             num_steps_sampled_before_learning_starts=warmup_steps,
             lr=1e-3,
             gamma=0.97,
-            epsilon=[[0, 1.0], [total_steps // 2, 0.05]],
+            epsilon=[[0, 1.0], [total_steps // 2, 0.3]],
             target_network_update_freq=500,
             double_q=True,
             dueling=False,

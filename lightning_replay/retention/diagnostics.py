@@ -182,7 +182,7 @@ def _warn(stats: Mapping[str, float], newest_share: float) -> None:
     warnings.warn(
         f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
         "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. Compare "
-        "with rule=OldestLeaves(), use n_steps=1, or lower surprise_exponent; see docs/retention.md",
+        "with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see docs/retention.md",
         stacklevel=5,
     )
 

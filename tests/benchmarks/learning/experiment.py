@@ -23,6 +23,7 @@ A finished unit is kept in ``.experiments`` and not computed again. An experimen
             title="HalfCheetah-v5, TD3 at a replay ratio of 20",
             claim="Neighbourhood mixup learns faster (Sander et al. 2022, https://...): 6467 to 9340 at 200,000 steps.",
             task="5,000 random steps, 3,000 learned from; networks of 64 and 64 units. Pilot seeds chose the rate.",
+            length="{env_steps:,} steps",
             arms={"uniform": {"replay": "uniform"}, "neighbourhood mixup": {"replay": "nmer", "num_neighbors": 10}},
             settings={"env_steps": 8_000, "learning_rate": 1e-3},
             fast={"env_steps": 5_100},
@@ -61,10 +62,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.learning.comparison import Contrast, difference_of_means
+from tests.benchmarks.learning.comparison import Contrast, difference_of_means, ratio_of_medians
 from tests.benchmarks.learning.recorder import Recorder, SeedRun
 
 Settings = dict[str, Any]
+Pairs = Sequence[tuple[str, str]]  # each an arm and the one it is compared with
+MOST_HEADLINES = 4
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,17 @@ def final(key: str, name: str, **options: Any) -> Measure:
     return Measure(name, lambda run: run.final[key], **options)
 
 
+def steps_to(key: str, name: str) -> Measure:
+    """Returns a number of steps that was given to ``out.final``: fewer are better, compared by ratios of medians."""
+    return final(key, name, higher_is_better=False, digits=0, contrast=ratio_of_medians)
+
+
+def combination(first: str, second: str, both: str = "both", neither: str = "uniform") -> dict[str, Pairs]:
+    """Returns ``comparisons`` and ``headline`` of arms with one of two methods, with both and with neither."""
+    alone, together = [(first, neither), (second, neither)], [(both, first), (both, second)]
+    return {"comparisons": [*alone, (both, neither), *together], "headline": alone + together}
+
+
 @dataclass(frozen=True)
 class Panel:
     """A panel of the picture: a curve of several arms, mean over seeds with a band of one standard error.
@@ -129,6 +143,7 @@ class Experiment:
         title: of page and picture.
         claim: of the paper, with its figure and its reference.
         task: what is learned and how, and what was chosen on pilot seeds, for the page.
+        length: of a run, with settings in braces as ``str.format`` has them: ``"{env_steps:,} steps"``.
         arms: settings of each arm by its name.
         settings: of all arms; an arm's own take precedence.
         seeds: those that count, not used before.
@@ -138,6 +153,7 @@ class Experiment:
         fast: settings of ``--fast``, a run of seconds without results.
         also: further measures, for the tables.
         comparisons: pairs of an arm and the one it is compared with; all with the first arm if empty.
+        headline: at most four of these pairs, for the table of all experiments; the first four if empty.
         panels: of the picture.
         xlabel: what the steps of ``out.record`` count.
         seeds_together: how many seeds a unit stacks.
@@ -148,6 +164,7 @@ class Experiment:
     title: str
     claim: str
     task: str
+    length: str
     arms: Mapping[str, Settings]
     seeds: Sequence[int]
     pilot_seeds: Sequence[int]
@@ -156,7 +173,8 @@ class Experiment:
     settings: Settings = field(default_factory=dict)
     fast: Settings = field(default_factory=dict)
     also: Sequence[Measure] = ()
-    comparisons: Sequence[tuple[str, str]] = ()
+    comparisons: Pairs = ()
+    headline: Pairs = ()
     panels: Sequence[Panel] = ()
     xlabel: str = "environment steps"
     seeds_together: int = 1
@@ -179,12 +197,35 @@ class Experiment:
             raise ValueError(f"{self.name}: comparisons or panels name {sorted(unknown)}; arms are {list(self.arms)}.")
         if len({slug(arm) for arm in self.arms}) < len(self.arms):
             raise ValueError(f"{self.name}: names of arms must differ in letters or digits; got {list(self.arms)}.")
+        if len(self.headline) > MOST_HEADLINES or not set(self.headline) <= set(self.pairs):
+            raise ValueError(
+                f"{self.name}: headline is {list(self.headline)}; choose at most {MOST_HEADLINES} of the comparisons "
+                f"{list(self.pairs)}."
+            )
+        try:
+            names_settings = self.run_length != self.length
+        except KeyError as error:
+            raise ValueError(f"{self.name}: length {self.length!r} names {error}, which is no setting.") from error
+        if not names_settings:
+            raise ValueError(
+                f"{self.name}: length is {self.length!r}; name settings in braces: '{{env_steps:,}} steps'."
+            )
 
     @property
-    def pairs(self) -> Sequence[tuple[str, str]]:
+    def pairs(self) -> Pairs:
         """Arms that are compared, ``(arm, other)``."""
         first, *others = self.arms
         return self.comparisons or [(arm, first) for arm in others]
+
+    @property
+    def headlines(self) -> Pairs:
+        """Comparisons for the table of all experiments, at most four."""
+        return self.headline or self.pairs[:MOST_HEADLINES]
+
+    @property
+    def run_length(self) -> str:
+        """How long a run is, from the settings."""
+        return self.length.format_map(self.settings)
 
     def settings_of(self, arm: str) -> Settings:
         """Those of the experiment, updated by those of the arm, as they are read back from JSON."""

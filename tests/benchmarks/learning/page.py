@@ -76,7 +76,12 @@ class Results:
         told = self.experiment
         measures = [told.measure, *told.also]
         return {
-            **{name: getattr(told, name) for name in ("name", "title", "claim", "task", "settings", "arms")},
+            "name": told.name,
+            "title": told.title,
+            "claim": told.claim,
+            "task": told.task,
+            "settings": told.settings,
+            "arms": told.arms,
             "seeds": self.seeds,
             "pilot_seeds": list(told.pilot_seeds),
             "missing": self.missing,

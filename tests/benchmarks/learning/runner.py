@@ -209,5 +209,5 @@ def state_of(experiment: Experiment, options: argparse.Namespace) -> Path:
 
 def command_of(experiment: Experiment, options: argparse.Namespace) -> str:
     """What another user types to repeat the results."""
-    flags = [flag for flag in ("--pilot", "--partial") if getattr(options, flag[2:])]
+    flags = [flag for flag, is_set in (("--pilot", options.pilot), ("--partial", options.partial)) if is_set]
     return " ".join([COMMAND, "--only", experiment.name, *flags])

@@ -15,9 +15,9 @@ from lightning_replay.writers import RetentionWriter
 from tests.benchmarks.learning.experiments import combined_events_retention, combined_levels_priorities
 from tests.benchmarks.learning.learners import lock_dqn
 from tests.benchmarks.learning.learners.combination_lock import LEVELS, NUM_ACTIONS, CombinationLocks
-from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN
 from tests.benchmarks.learning.learners.retained_walks import RetainedWalks, SideBySide, measure_surprise
-from tests.benchmarks.learning.learners.stacked_dqn import agent_of
+from tests.benchmarks.learning.learners.room_walks import agent_of
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.learners.three_rooms import STATE_OF_ONE_HOT, Table
 from tests.benchmarks.learning.recorder import Recorder
 
@@ -58,28 +58,28 @@ def test_an_update_has_rows_of_both_buffers_and_td_errors_return_to_their_rows(m
     table, settings = Table.of(ThreeRooms()), ROOMS.settings_of("both")
     agent, pair = agent_of(settings, (1,)), side_by_side("both", 1, table)
     drawn, fed, updates = [], [], []
-    sample, learn = pair.sample, agent.learn
+    sample, update = pair.sample, agent._update
 
     def kept_sample() -> list[TensorDict]:
         drawn.append(sample())
         return drawn[-1]
 
-    def kept_learn(rows: TensorDict, count: int) -> torch.Tensor:
-        updates.extend(rows.chunk(count, 1))
-        learn(rows, count)
-        return states_of(rows)  # in place of TD errors, to see where they go
+    def kept_update(observation: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        updates.append(observation)
+        _, values = update(observation, *others)
+        return observation @ STATE_OF_ONE_HOT, values  # in place of TD errors, to see where they go
 
     monkeypatch.setattr(pair, "sample", kept_sample)
     monkeypatch.setattr(pair, "feed", lambda *given: fed.append(given))
-    monkeypatch.setattr(agent, "learn", kept_learn)
+    monkeypatch.setattr(agent, "_update", kept_update)
     RetainedWalks(agent, table, [pair], (1,), settings).advance()
     retained, events = map(states_of, drawn[0])
     assert len(updates) == 8 and len(retained) == len(events) == 32
-    for number, update in enumerate(updates):
-        assert torch.equal(states_of(update)[0], torch.cat([retained[number::8], events[number::8]]))
+    for number, observation in enumerate(updates):
+        assert torch.equal(observation[0] @ STATE_OF_ONE_HOT, torch.cat([retained[number::8], events[number::8]]))
     _, td_error, values = fed[0]
     assert torch.equal(td_error, torch.cat([retained, events]))
-    joined = torch.cat([batch.select("observation") for batch in drawn[0]]).unsqueeze(0)
+    joined = torch.cat([batch["observation"] for batch in drawn[0]]).unsqueeze(0)
     assert torch.equal(values, agent.values(joined)[0])
 
 
@@ -98,18 +98,18 @@ def test_surprise_is_the_squared_td_error_of_the_own_run() -> None:
     table, settings = Table.of(ThreeRooms()), ROOMS.settings_of("retention")
     agent = agent_of(settings, (1, 2))
     walk = table.walk_to_goal(3, 1_000)[-20:]
-    both = torch.stack([walk, walk])
     pair = combined_events_retention.replay_of(settings, 0)
     measure_surprise(agent, 1, pair.replays[0])
     surprise = pair.replays[0].writer.initial_surprise(walk)
     torch.testing.assert_close(surprise, agent.td_error(1, walk).square())
     assert not torch.equal(agent.td_error(0, walk), agent.td_error(1, walk))
-    torch.testing.assert_close(torch.stack([agent.td_error(run, walk) for run in (0, 1)]), agent.learn(both, 1))
+    alone = torch.stack([agent.td_error(run, walk) for run in (0, 1)])
+    torch.testing.assert_close(alone, agent.learn([walk, walk])[0])
 
 
 def lock_runs(seeds: tuple[int, ...], arm: str = "both", **changed) -> lock_dqn.LockRuns:
     settings = LOCKS.settings_of(arm) | changed
-    agent = StackedDQN((lock_dqn.OBSERVATION, 16, NUM_ACTIONS), seeds, 1e-2, 0.9, 20)
+    agent = StackedDQN((lock_dqn.OBSERVATION, 16, NUM_ACTIONS), seeds, 1e-2, 0.9, updates_per_target=20)
     levels = [combined_levels_priorities.levels_of(settings, seed) for seed in seeds]
     replays = [combined_levels_priorities.replay_of(settings, seed) for seed in seeds]
     return lock_dqn.LockRuns(agent, levels, replays, seeds, settings)

@@ -12,7 +12,8 @@ from lightning_replay.replay import Replay
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from tests.benchmarks.learning.experiments import combined_mixup_events, combined_pucks
 from tests.benchmarks.learning.learners.puck import DISTANCES, GOAL_RADIUS, LIMIT, TASKS, PuckRuns, Pucks
-from tests.benchmarks.learning.learners.stacked_td3 import DealtRuns, StackedTD3
+from tests.benchmarks.learning.learners.stacked_runs import DealtRuns
+from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 from tests.benchmarks.learning.recorder import Recorder
 
 CURRICULA, EVENTS = combined_pucks.EXPERIMENTS

@@ -19,8 +19,8 @@ with warnings.catch_warnings():
     import Box2D  # noqa: F401
 
 from tests.benchmarks.learning.learners.lander import CONDITIONS, ENV, LanderRuns, replay_of
+from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
-from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
 
 EVENTS = {"replay": "event tables", "events": list(CONDITIONS), "history_length": 20, "table_capacity": 200}
 SETTINGS: dict[str, Any] = EVENTS | {"capacity": 2_000, "batch_size": 8, "steps_per_draw": 4, "default_share": 0.5}

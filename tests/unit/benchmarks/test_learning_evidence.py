@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,10 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLACED, rows, table, write_table
+from tests.benchmarks.learning.experiment import Pairs
 from tests.benchmarks.learning.runner import RESULTS, all_experiments
 
 README = PAGE.parents[1] / "README.md"
 FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[^\]]+\]")  # a number with its interval
+# Rows of the README by how they begin, and the method of the page that has their figures.
+QUOTED = {
+    "| PER,": "Event tables",
+    "| NMER,": "Neighbourhood mixup",
+    "| SSET,": "Event tables",
+    "| DPCER,": "Parallel curriculum",
+    "| retention by": "Retention by surprise and on-policyness",
+    "| PLR,": "Prioritized level replay",
+    "Baselines of": "Event tables",
+}
 
 
 def test_the_page_has_the_table_of_the_kept_results() -> None:
@@ -21,24 +33,67 @@ def test_the_page_has_the_table_of_the_kept_results() -> None:
     assert kept == table(all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
 
 
-def test_the_effects_in_the_readme_are_figures_of_the_page() -> None:
-    effects = [line for line in README.read_text().splitlines() if re.match(r"\| .*(recipes|levels)\.", line)]
-    figures = [figure for line in effects for figure in FIGURE.findall(line)]
-    assert len(figures) >= len(METHODS) - 1
-    assert [figure for figure in figures if figure not in PAGE.read_text()] == []
+def of_method(method: str) -> str:
+    """The rows of a method in the page's table, and its section."""
+    kept, after = PAGE.read_text().split(BEGIN)[1].split(END)
+    lines = [line for line in kept.splitlines() if re.match(rf"\| (\*\*)?{method}[ *]", line)]
+    sections = {section.split("\n")[0]: section for section in after.split("\n## ")}
+    assert len(lines) == len(METHODS[method][1])
+    return "\n".join([*lines, sections[method]])
+
+
+@pytest.mark.parametrize("begins", QUOTED)
+def test_the_effects_in_the_readme_are_figures_of_the_same_method(begins: str) -> None:
+    (line,) = (line for line in README.read_text().splitlines() if line.startswith(begins))
+    figures = FIGURE.findall(line)
+    assert figures and [figure for figure in figures if figure not in of_method(QUOTED[begins])] == []
+
+
+def test_every_interval_in_the_readme_is_of_a_method() -> None:
+    quoting = [line for line in README.read_text().splitlines() if FIGURE.search(line)]
+    assert [line for line in quoting if not line.startswith(tuple(QUOTED))] == []
 
 
 def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> None:
     experiments = all_experiments()
-    content = {"measure": "success", "verdicts": ["a is better than b: +1 [+0, +2], 8 of 8 seeds"], "missing": {}}
-    (tmp_path / "locks.json").write_text(json.dumps(content))
-    (tmp_path / "rooms.json").write_text(json.dumps(content | {"missing": {"a": [1]}}))
+    write(tmp_path / "locks.json", experiments["locks"].pairs[:1])
+    write(tmp_path / "rooms.json", experiments["rooms"].pairs[:1], missing={"uniform": [1]})
     found = {name: row for row in rows(experiments, tmp_path) for name in [row[3].split("=")[1].rstrip("`")]}
-    assert list(found) == [name for _, runs in METHODS.values() for name in runs]
-    assert found["locks"][2] == "success:<br>a is better than b: +1 [+0, +2], 8 of 8 seeds"
-    assert found["rooms"][2].startswith("unfinished, so no verdict; success")
+    assert list(found) == [name for _, names in METHODS.values() for name in names]
+    assert found["locks"][2] == "success:<br>verdict 0"
+    assert found["rooms"][2] == "unfinished, so no verdict; success:<br>verdict 0"
     assert found["multi-room"][2] == "not finished, no verdict yet"
-    assert "seeds 200 to 207" in found["locks"][1] and "6,400 episodes" in found["locks"][1]
+
+
+def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None) -> None:
+    """Results with a verdict for each pair, by their numbers, and others by a measure that does not decide."""
+    made = [{"arm": arm, "other": other, "text": f"verdict {number}"} for number, (arm, other) in enumerate(pairs)]
+    others = [pair | {"text": "of another measure"} for pair in made]
+    content = {"measure": "success", "comparisons": {"speed": others, "success": made}, "missing": missing or {}}
+    path.write_text(json.dumps(content))
+
+
+def test_a_row_has_the_headlines_and_a_link_to_all(tmp_path: Path) -> None:
+    experiments = all_experiments()
+    few, many = experiments["locks"], experiments["event-tables"]
+    for experiment in (few, many):
+        write(tmp_path / f"{experiment.name}.json", experiment.pairs)
+    found = {row[3]: row[2].split("<br>")[1:] for row in rows(experiments, tmp_path)}
+    assert found["`make experiments ONLY=locks`"] == [f"verdict {number}" for number in range(4)]
+    *headlines, link = found["`make experiments ONLY=event-tables`"]
+    shown = [many.pairs[int(verdict.split()[1])] for verdict in headlines]
+    assert set(shown) == set(many.headline) and len(shown) == 4
+    assert link == "[all 18 comparisons](../tests/benchmarks/results/event-tables.md)"
+
+
+def test_the_length_of_a_run_is_that_of_the_settings() -> None:
+    experiments = all_experiments()
+    settings = experiments["locks"].settings | {"updates": 1_234}
+    changed = experiments | {"locks": dataclasses.replace(experiments["locks"], settings=settings)}
+    task = next(row[1] for row in rows(changed, RESULTS) if "ONLY=locks`" in row[3])
+    assert task.endswith("; 1234 updates of 16 episodes, seeds 200 to 207")
+    lengths = {name: experiment.run_length for name, experiment in experiments.items()}
+    assert lengths["nmer-short"] == "8,000 steps" and lengths["event-tables-file"] == "20,000 steps"
 
 
 def test_an_experiment_without_a_place_is_refused(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder, seed_runs
-from tests.benchmarks.learning.runner import all_experiments, main, parser_of
-from tests.benchmarks.learning.units import Unit, carry_out_all, units_of
+from tests.benchmarks.learning.runner import main, parser_of
+from tests.benchmarks.learning.units import carry_out_all, units_of
 
 CALLS: list[tuple[str, tuple[int, ...]]] = []
 FAILS_AT: list[int] = []  # a step at which the next run is interrupted
@@ -59,6 +59,7 @@ EXPERIMENT = Experiment(
     title="Random walks",
     claim="drift moves.",
     task="A walk.",
+    length="{steps} steps",
     arms={"no drift": {"drift": 0.0}, "drift": {"drift": 1.0}},
     settings={"kind": "walk", "steps": 5},
     fast={"steps": 2},
@@ -261,21 +262,6 @@ def test_a_fast_command_keeps_nothing(tmp_path, capsys) -> None:
     assert "+2.000" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"name": "Walk it"}, "small letters"),
-        ({"seeds": (1, 1)}, "repetitions"),
-        ({"pilot_seeds": (3,)}, r"\[3\] are pilot seeds and count too"),
-        ({"comparisons": (("drift", "slip"),)}, r"name \['slip'\]; arms are"),
-        ({"arms": {"a b": {}, "a-b": {}}}, "must differ"),
-    ],
-)
-def test_wrong_experiments_are_refused(changes, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(EXPERIMENT, **({"panels": ()} | changes))
-
-
 def test_wrong_records_are_refused() -> None:
     out = Recorder((0, 1))
     with pytest.raises(ValueError, match=r"place has the shape \[3\]; give one number for each of \(0, 1\)"):
@@ -298,11 +284,3 @@ def test_unknown_names_are_refused(tmp_path) -> None:
         start(tmp_path, "--only", "run")
     with pytest.raises(ValueError, match="no arm is named 'slip'; choose from no drift, drift"):
         start(tmp_path, "--arms", "slip")
-
-
-def test_every_experiment_has_a_name_of_its_own_and_settings_that_are_json() -> None:
-    experiments = all_experiments()
-    assert {"locks", "rooms", "nmer-short"} <= set(experiments)
-    for experiment in experiments.values():
-        for arm in experiment.arms:
-            Unit(experiment, arm, (0,), Path()).settings  # noqa: B018

@@ -1,218 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double DQN of several seeds learns what the library's learns, and the table of three rooms is the environment."""
+"""Double DQN of several seeds in one process: gradients as torch's, and runs that go on exactly where they stopped."""
 
 from __future__ import annotations
 
-import lightning as L
-import numpy as np
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import Tensor, nn
 
-from lightning_replay import Replay
-from lightning_replay.agents import DQN
-from lightning_replay.agents.perceptrons import tensors_of
-from lightning_replay.envs.grids import ThreeRooms
-from tests.benchmarks.learning.learners.grids import state_of
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedWalks, agent_of
-from tests.benchmarks.learning.learners.three_rooms import (
-    CONDITIONS,
-    ONE_HOT,
-    PLACES,
-    POTENTIALS,
-    STATE_OF_ONE_HOT,
-    Table,
-    replay_of,
-)
+from tests.benchmarks.learning.experiments import retention
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
+from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
 
-OPTIONS = {"hidden_sizes": (8, 8), "learning_rate": 1e-2, "discount": 0.9, "target_update_rate": 0.1}
-BATCH, UPDATES, RUNS = 8, 5, 2
+SIZES, ROWS = (6, 8, 8, 3), 16
 
 
-class _Plain(list):
-    """Lightning takes an iterable with a length for a loader."""
-
-
-def batches() -> TensorDict:
-    """Rows ``[R, updates * B]``; rewards beyond 1 reach the linear part of smooth L1."""
-    size = [RUNS, UPDATES * BATCH]
-    states, following = torch.randint(len(PLACES), (2, *size))
-    terminated = torch.rand(*size, 1) < 0.3
-    after = {"observation": ONE_HOT[following], "reward": 3 * torch.rand(*size, 1), "terminated": terminated}
-    columns = {"observation": ONE_HOT[states], "action": torch.randint(3, size), "next": after | {"done": terminated}}
-    return TensorDict(columns | {"priority_weight": torch.rand(size)}, size)
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # played for a data module alone
-def test_a_run_learns_what_the_agent_learns() -> None:
-    torch.manual_seed(0)
-    run, stacked = 1, StackedDQN(ONE_HOT, (4, 9), **OPTIONS)
-    agent = DQN(ONE_HOT.shape[1], 3, **OPTIONS)
-    sources = [list(stacked.network.parameters()), [torch.randn_like(each) for each in stacked.network.parameters()]]
-    stacked._target = sources[1]  # far from the network, so that it matters which of them chooses an action
-    for layers, stack in zip((agent.layers, agent.target_layers), sources, strict=True):
-        for parameter, source in zip(tensors_of(layers), stack, strict=True):
-            parameter.data.copy_(source[run].detach().T.squeeze(-1))
-    given = batches()
-    errors = stacked.learn(given, UPDATES)
-    found: list[torch.Tensor] = []
-    update = agent.update
-
-    def kept(batch: TensorDict) -> dict[str, torch.Tensor]:
-        outputs = update(batch)
-        found.append(outputs["td_error"])
-        return outputs
-
-    agent.update = kept  # type: ignore[method-assign]
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
-    trainer.fit(agent, train_dataloaders=_Plain(given[run].split(BATCH)))
-    torch.testing.assert_close(errors[run], torch.cat(found), atol=1e-5, rtol=1e-4)
-    for parameter, learned in zip(tensors_of(agent.layers), stacked.network.parameters(), strict=True):
-        torch.testing.assert_close(parameter.data, learned[run].detach().T.squeeze(-1), atol=1e-5, rtol=1e-4)
-
-
-def test_rows_dealt_in_turn_are_every_fifth_of_a_draw() -> None:
-    given = batches()
-    in_turn, consecutive = (StackedDQN(ONE_HOT, (4, 9), **OPTIONS) for _ in range(2))
-    order = torch.arange(UPDATES * BATCH).view(BATCH, UPDATES).T.flatten()  # row k in update k % UPDATES
-    errors = in_turn.learn(given, UPDATES, in_turn=True)
-    assert torch.equal(errors[:, order], consecutive.learn(given[:, order], UPDATES))
-    assert all(
-        torch.equal(*pair) for pair in zip(in_turn.network.parameters(), consecutive.network.parameters(), strict=True)
+def batch_of(seed: int) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 2, (2, ROWS, 1, 2, 3), generator=generator, dtype=torch.uint8)
+    following = {
+        "observation": images[1],
+        "reward": 3.0 * torch.rand(ROWS, 1, generator=generator),
+        "terminated": torch.rand(ROWS, 1, generator=generator) < 0.3,
+    }
+    action = torch.randint(0, 3, (ROWS,), generator=generator)
+    weight = torch.rand(ROWS, generator=generator)
+    return TensorDict(
+        {"observation": images[0], "action": action, "priority_weight": weight, "next": following}, [ROWS]
     )
 
 
-def test_a_run_does_not_change_another() -> None:
-    both, alone = StackedDQN(ONE_HOT, (4, 9), **OPTIONS), StackedDQN(ONE_HOT, (9,), **OPTIONS)
-    given = batches()
-    both.learn(given, UPDATES)
-    alone.learn(given[1:], UPDATES)
-    for parameter, single in zip(both.network.parameters(), alone.network.parameters(), strict=True):
-        torch.testing.assert_close(parameter[1:], single, atol=1e-6, rtol=1e-5)
+def network_of(agent: StackedDQN, run: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for weight, bias in zip(agent.online[::2], agent.online[1::2], strict=True):
+        layer = nn.Linear(*weight.shape[1:])
+        layer.weight.data, layer.bias.data = weight[run].detach().T.clone(), bias[run, 0].detach().clone()
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
-def test_the_table_walks_as_the_environment() -> None:
-    env, table = ThreeRooms(max_steps=50, one_hot=True), Table.of(ThreeRooms())
-    generator = np.random.default_rng(0)
-    observation, _ = env.reset()
-    assert state_of(env) == table.start
-    for _ in range(3_000):
-        state, action = state_of(env), int(generator.integers(3))
-        assert np.array_equal(observation, ONE_HOT[state]) and observation @ STATE_OF_ONE_HOT.numpy() == state
-        observation, reward, terminated, truncated, _ = env.step(action)
-        assert (state_of(env), terminated) == (table.following[state, action], table.is_goal[state, action])
-        assert reward == float(terminated)
-        if terminated or truncated:
-            observation, _ = env.reset()
+def errors(online: nn.Module, target: nn.Module, batch: TensorDict, discount: float | Tensor) -> Tensor:
+    observation, following = (part["observation"].flatten(1).float() for part in (batch, batch["next"]))
+    with torch.no_grad():
+        best = online(following).argmax(1, keepdim=True)
+        value = target(following).gather(1, best) * ~batch["next", "terminated"]
+    goal = batch["next", "reward"] + discount * value
+    return (goal - online(observation).gather(1, batch["action"].unsqueeze(1))).squeeze(1)
 
 
-def check_walk(rows: TensorDict, episode_steps: int) -> None:
-    """Rows ``[N]`` are steps of the environment, one after another."""
-    table = Table.of(ThreeRooms())
-    state, following = (
-        (rows[key] @ STATE_OF_ONE_HOT).long().numpy() for key in ("observation", ("next", "observation"))
-    )
-    assert torch.equal(rows["observation"], ONE_HOT[state]) and torch.equal(
-        rows["next", "observation"], ONE_HOT[following]
-    )
-    action = rows["action"].numpy()
-    assert np.array_equal(following, table.following[state, action])
-    terminated, truncated, done = (
-        rows["next", name].squeeze(-1).numpy() for name in ("terminated", "truncated", "done")
-    )
-    assert np.array_equal(terminated, table.is_goal[state, action]) and np.array_equal(done, terminated | truncated)
-    assert np.array_equal(rows["next", "reward"].squeeze(-1).numpy(), terminated)
-    assert np.array_equal(state, np.append(table.start, np.where(done, table.start, following)[:-1]))
-    ends = np.append(-1, done.nonzero()[0])
-    lengths = np.diff(ends)
-    assert np.array_equal(truncated[done], (lengths == episode_steps) & ~terminated[done])
-    assert lengths.max(initial=0) <= episode_steps and len(rows) - 1 - ends[-1] < episode_steps
+def test_a_run_learns_as_by_autograd() -> None:
+    agent = StackedDQN(SIZES, (4, 9), learning_rate=1e-2, discount=0.9, updates_per_target=3)
+    online = network_of(agent, 1)
+    target = copy.deepcopy(online)
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-2)
+    for update in range(1, 8):
+        both = [batch_of(100 + update), batch_of(update)]
+        error = errors(online, target, both[1], 0.9)
+        found, values = agent.learn(both)
+        torch.testing.assert_close(found[1], error.detach())
+        taken = values[1].gather(1, both[1]["action"].unsqueeze(1)).squeeze(1)
+        observation = both[1]["observation"].flatten(1).float()
+        torch.testing.assert_close(taken, online(observation).gather(1, both[1]["action"].unsqueeze(1)).squeeze(1))
+        optimizer.zero_grad()
+        loss = nn.functional.smooth_l1_loss(error, torch.zeros(ROWS), reduction="none")
+        (loss * both[1]["priority_weight"]).mean().backward()
+        optimizer.step()
+        if update % 3 == 0:
+            target.load_state_dict(online.state_dict())
+    rows = batch_of(50)
+    torch.testing.assert_close(agent.td_error(1, rows), errors(online, target, rows, 0.9).detach())
 
 
-def test_a_walk_ends_with_the_first_goal_and_its_events_are_where_they_are() -> None:
-    walk = Table.of(ThreeRooms()).walk_to_goal(seed=1, episode_steps=200)
-    check_walk(walk, 200)
-    assert walk["next", "reward"].nonzero()[:, 0].tolist() == [len(walk) - 1]
-    assert walk["next", "truncated"].flatten().nonzero().flatten().tolist() == list(range(199, len(walk) - 1, 200))
-    places = [PLACES[int(number)] for number in walk["next", "observation"] @ STATE_OF_ONE_HOT]
-    for name, expected in (
-        ("gap", [(x, y) in ThreeRooms.GAPS for x, y, _ in places]),
-        ("near start", [(x, y) == (2, 2) for x, y, _ in places]),
-        ("goal", [(x, y) == ThreeRooms.GOAL for x, y, _ in places]),
-    ):
-        assert CONDITIONS[name](walk).flatten().tolist() == expected and any(expected)
-    x, y = ThreeRooms.GOAL
-    near = [pytest.approx(-0.05 * (abs(column - x) + abs(row - y))) for column, row, _ in places]
-    assert POTENTIALS["distance"](walk["next", "observation"]).tolist() == near
-    at_first_gap = [float((column, row) == ThreeRooms.GAPS[0]) for column, row, _ in places]
-    assert POTENTIALS["gap"](walk["next", "observation"]).flatten().tolist() == at_first_gap
+def test_rows_of_several_steps_have_their_own_discount() -> None:
+    agent = StackedDQN(SIZES, (4,), learning_rate=1e-2, discount=0.9, updates_per_target=3)
+    rows = batch_of(1)
+    rows["discount"] = torch.linspace(0.5, 1.0, ROWS).unsqueeze(1)
+    network = network_of(agent, 0)
+    torch.testing.assert_close(agent.td_error(0, rows), errors(network, network, rows, rows["discount"]).detach())
 
 
-def test_greedy_steps_of_the_shortest_way_and_of_one_that_never_arrives() -> None:
-    table = Table.of(ThreeRooms())
-    left = np.where(table.is_goal, 1, 10_000)  # steps to the goal, [S, A]
-    for _ in range(200):
-        left = np.where(table.is_goal, 1, 1 + left.min(1)[table.following])
-    policies = np.stack([left.argmin(1), np.zeros(len(left), dtype=np.int64)])
-    assert table.greedy_steps(policies, 100).tolist() == [23, 100]
-    assert table.greedy_steps(policies, 23).tolist() == [23, 23]
+SHORT = retention.SETTINGS | {
+    **{"env_steps": 300, "warmup_steps": 40, "exploration_steps": 100, "check_every": 100},
+    **{"capacity": 60, "compared_rows": 60, "hidden_sizes": (8,), "batch_size": 8, "rule": "SurpriseOnPolicyness"},
+}
 
 
-SETTINGS = {
-    "inputs": "one-hot",
-    "episode_steps": 40,
-    "exploration": 0.5,
-    "steps_per_draw": 8,
-    "updates_per_draw": 8,
-    "batch_size": 64,
-    "capacity": 1_000,
-    "replay": "prioritized",
-    "importance_exponent": 0.4,
-} | OPTIONS
+def recorded(seeds: tuple[int, ...], folder: Path | None = None, deadline: float = float("inf")) -> dict:
+    out = Recorder(seeds, folder, deadline)
+    retention.run(SHORT, seeds, out)
+    return {name: out.content[name] for name in ("steps", "curves", "final")}
 
 
-def walks(seeds: tuple[int, ...]) -> tuple[StackedWalks, list[Replay]]:
-    replays = [replay_of(SETTINGS, seed) for seed in seeds]
-    return StackedWalks(agent_of(SETTINGS, seeds), Table.of(ThreeRooms()), replays, seeds, SETTINGS), replays
+@pytest.mark.filterwarnings("ignore:.*AdroitHand")
+def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(tmp_path: Path) -> None:
+    whole = recorded((3, 5))
+    for _ in range(2):
+        with pytest.raises(OutOfTimeError):
+            recorded((3, 5), tmp_path, deadline=0.0)
+    assert recorded((3, 5), tmp_path) == whole
+    assert whole["steps"] == [100, 200, 300]
 
 
-def test_runs_walk_as_the_environment_and_alone_as_beside_others() -> None:
-    both, replays = walks((3, 5))
-    alone, (single,) = walks((5,))
-    for _ in range(15):
-        both.advance()
-        alone.advance()
-    rows = [replay.storage[:][: len(replay)] for replay in (*replays, single)]
-    for each in rows:
-        check_walk(each, SETTINGS["episode_steps"])
-        assert len(each) == 120 and len(set(each["action"].tolist())) == 3
-    assert torch.equal(rows[1]["action"], rows[2]["action"]) and not torch.equal(rows[0]["action"], rows[1]["action"])
-
-
-def test_half_of_the_actions_are_the_agents() -> None:
-    (walk, (replay,)) = walks((3,))
-    agent = walk._agent
-    agent.greedy = lambda states: torch.full_like(states, 2)
-    for _ in range(100):
-        walk.advance()
-    share = (replay.storage[:]["action"][: len(replay)] == 2).float().mean()
-    assert share == pytest.approx(0.5 + 0.5 / 3, abs=0.06)
-
-
-def test_td_errors_return_to_the_rows_they_are_of() -> None:
-    walk, replays = walks((3, 5))
-    given: list[list[tuple[list[int], list[float]]]] = [[], []]
-    walk._agent.learn = lambda rows, updates, in_turn: rows["observation"] @ STATE_OF_ONE_HOT
-    for replay, kept in zip(replays, given, strict=True):
-
-        def keep(index: torch.Tensor, error: torch.Tensor, generation: torch.Tensor, kept: list = kept) -> None:
-            kept.append((index.tolist(), error.tolist()))
-
-        replay.update_priority = keep
-    for _ in range(3):
-        walk.advance()
-    for replay, kept in zip(replays, given, strict=True):
-        assert len(kept) == 3
-        for index, error in kept:
-            assert error == (replay.storage[:]["observation"][index] @ STATE_OF_ONE_HOT).tolist()
+def test_a_run_is_the_same_beside_others() -> None:
+    both, alone = recorded((3, 5)), recorded((5,))
+    assert [point[1] for point in both["curves"]["age"]] == [point[0] for point in alone["curves"]["age"]]
+    assert both["final"]["nbytes"][1] == alone["final"]["nbytes"][0]

@@ -12,31 +12,18 @@ from tensordict import TensorDict
 from lightning_replay.agents import SAC
 from lightning_replay.agents.perceptrons import tensors_of
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
+from tests.unit.benchmarks.stacked_batches import continuous_batches, weights_of
 
 OBSERVATION, ACTION, BATCH, UPDATES = 3, 2, 16, 5
 RATE = 1e-2
 
 
 def batches(runs: int, is_weighted: bool = False) -> TensorDict:
-    size = [runs, UPDATES, BATCH]
-    following = {
-        "observation": torch.randn(*size, OBSERVATION),
-        "reward": torch.randn(*size, 1),
-        "terminated": torch.rand(*size, 1) < 0.2,
-    }
-    columns = {"observation": torch.randn(*size, OBSERVATION), "action": torch.rand(*size, ACTION) * 2 - 1}
-    if is_weighted:
-        columns["priority_weight"] = torch.rand(size)
-    return TensorDict(columns | {"next": following}, size)
-
-
-def of_run(network: torch.nn.ParameterList, run: int) -> list[torch.Tensor]:
-    """Returns the parameters of one run, transposed as ``torch.nn.Linear`` has them."""
-    return [parameter[run].detach().T.squeeze(-1) for parameter in network.parameters()]
+    return continuous_batches(runs, UPDATES, BATCH, (OBSERVATION, ACTION), is_weighted)
 
 
 def both(stacked: torch.nn.ParameterList, run: int, runs: int) -> list[torch.Tensor]:
-    return [torch.stack(pair) for pair in zip(of_run(stacked, run), of_run(stacked, runs + run), strict=True)]
+    return [torch.stack(pair) for pair in zip(weights_of(stacked, run), weights_of(stacked, runs + run), strict=True)]
 
 
 class Alone:
@@ -46,7 +33,9 @@ class Alone:
         rates = {f"{name}_learning_rate": RATE for name in ("actor", "critic", "entropy")}
         self.agent = SAC(OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, (8, 8), **rates, target_update_rate=0.1)
         with torch.no_grad():
-            for parameter, source in zip(tensors_of(self.agent.actor_layers), of_run(stacked.policy, run), strict=True):
+            for parameter, source in zip(
+                tensors_of(self.agent.actor_layers), weights_of(stacked.policy, run), strict=True
+            ):
                 parameter.copy_(source)
             critics = self.agent.loss.qvalue_network_params
             for parameter, source in zip(critics.values(True, True), both(stacked.critics, run, runs), strict=True):
@@ -80,7 +69,7 @@ def test_a_run_learns_what_the_agent_learns(is_weighted: bool, monkeypatch: pyte
     for batch, drawn, errors in zip(given[run].unbind(0), noise, td_errors[run], strict=True):
         torch.testing.assert_close(alone.learn(batch, drawn), errors, atol=1e-4, rtol=1e-4)
     agent, close = alone.agent, {"atol": 1e-5, "rtol": 1e-4}
-    for parameter, learned in zip(tensors_of(agent.actor_layers), of_run(stacked.policy, run), strict=True):
+    for parameter, learned in zip(tensors_of(agent.actor_layers), weights_of(stacked.policy, run), strict=True):
         torch.testing.assert_close(parameter, learned.to(parameter.dtype), **close)
     for networks, name in ((stacked.critics, "qvalue"), (stacked.target_critics, "target_qvalue")):
         parameters = getattr(agent.loss, f"{name}_network_params").values(True, True)
@@ -102,7 +91,7 @@ def test_a_run_is_the_same_beside_others() -> None:
     together, single = (StackedSAC(OBSERVATION, ACTION, seeds, (8, 8), RATE) for seeds in ((3, 5), (5,)))
     given = batches(2)
     torch.testing.assert_close(together.learn(given)[1], single.learn(given[1:])[0], atol=1e-5, rtol=1e-4)
-    for ours, theirs in zip(of_run(together.policy, 1), of_run(single.policy, 0), strict=True):
+    for ours, theirs in zip(weights_of(together.policy, 1), weights_of(single.policy, 0), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert together.log_alpha[0] != together.log_alpha[1]
 

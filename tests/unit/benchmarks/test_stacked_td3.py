@@ -12,23 +12,16 @@ from tensordict import TensorDict
 from lightning_replay import recipes
 from lightning_replay.agents import TD3
 from lightning_replay.agents.perceptrons import tensors_of
-from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns, StackedTD3
+from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
+from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
+from tests.unit.benchmarks.stacked_batches import PlainBatches, continuous_batches, weights_of
 
 OBSERVATION, ACTION, BATCH, UPDATES = 3, 1, 16, 5
 OPTIONS = {"hidden_sizes": (8, 8), "target_update_rate": 0.1, "target_noise": 0.0}
 
 
 def batches(runs: int, is_weighted: bool = False) -> TensorDict:
-    size = [runs, UPDATES, BATCH]
-    following = {
-        "observation": torch.randn(*size, OBSERVATION),
-        "reward": torch.randn(*size, 1),
-        "terminated": torch.rand(*size, 1) < 0.2,
-    }
-    columns = {"observation": torch.randn(*size, OBSERVATION), "action": torch.rand(*size, ACTION) * 2 - 1}
-    if is_weighted:
-        columns["priority_weight"] = torch.rand(size)
-    return TensorDict(columns | {"next": following}, size)
+    return continuous_batches(runs, UPDATES, BATCH, (OBSERVATION, ACTION), is_weighted)
 
 
 def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]:
@@ -40,17 +33,8 @@ def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]
             td_errors.append(outputs["td_error"].clone())
 
     trainer = L.Trainer(callbacks=[Collect()], max_epochs=1, accelerator="cpu", enable_model_summary=False, **options)
-    trainer.fit(agent, train_dataloaders=_Plain(steps))
+    trainer.fit(agent, train_dataloaders=PlainBatches(steps))
     return td_errors
-
-
-class _Plain(list):
-    """Lightning takes an iterable with a length for a loader."""
-
-
-def weights_of(network: torch.nn.ParameterList, run: int) -> list[torch.Tensor]:
-    """Returns the parameters of one run, transposed as ``torch.nn.Linear`` has them."""
-    return [parameter[run].detach().T.squeeze(-1) for parameter in network.parameters()]
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # played for a data module alone

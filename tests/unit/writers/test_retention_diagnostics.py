@@ -7,12 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.retention import eviction_order
+from lightning_replay.retention.diagnostics import NewestRows
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly
 from tests.transitions import numbered_steps
 
@@ -66,14 +68,32 @@ def test_kept_rows_beside_the_newest(at_once: int) -> None:
     assert figures(replay) == pytest.approx(dict(zip(FIGURES, (4.75 / 4, 0.5, 1.0, kept / newest), strict=True)))
 
 
-def test_feedback_counts_for_a_kept_row_and_while_it_is_among_the_newest() -> None:
-    replay = eight_rows(8)
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_feedback_counts_for_a_kept_row_and_while_it_is_among_the_newest(at_once: int) -> None:
+    replay = eight_rows(at_once)
     replay.update_priority(torch.tensor([2, 2]), torch.tensor([7.0, -1.0]))  # row 5: the last of two for a slot counts
     assert figures(replay)["td_error_over_newest"] == pytest.approx((10.0 / 4) / (2.5 / 4))
     replay.update_priority(torch.tensor([0]), torch.tensor([2.0]))  # row 0 is not among the newest
     assert figures(replay)["td_error_over_newest"] == pytest.approx((8.0 / 4) / (2.5 / 4))
     replay.extend(steps([0.25] * 3))  # refused: the newest are now 7 to 10
     assert figures(replay)["td_error_over_newest"] == pytest.approx((8.0 / 4) / (1.25 / 4))
+
+
+@pytest.mark.parametrize("sizes", [(5,), (2, 3), (3, 4), (2, 2, 3), (4, 1, 5, 12, 2), (1,) * 13])
+def test_a_row_has_the_place_of_its_number_in_the_ring(sizes: tuple[int, ...]) -> None:
+    """In blocks that end before the ring does, at its end and beyond, and that are longer than it."""
+    ring, capacity, count = NewestRows(5), 5, 0
+    for size in sizes:
+        numbers = np.arange(count, count + size)
+        ring.add(count, numbers % 2 == 0, numbers.astype(np.float32))
+        count += size
+    state, newest = ring.state_dict(), torch.arange(max(0, count - capacity), count)
+    assert state["next"] == count
+    assert state["surprise"][newest % capacity].tolist() == newest.tolist()
+    assert state["is_terminal"][newest % capacity].tolist() == (newest % 2 == 0).tolist()
+    for number in newest.tolist():  # feedback for a row reaches it, and no other
+        ring.update(np.array([number]), np.array([100.0 + number], dtype=np.float32))
+    assert ring.state_dict()["surprise"][newest % capacity].tolist() == (100.0 + newest).tolist()
 
 
 def test_errors_are_unknown_until_feedback_where_nothing_measures_new_rows() -> None:
@@ -133,7 +153,7 @@ def test_hoarding_is_warned_of_once() -> None:
     replay = hoarding()
     expected = (
         r"mean age is 7\.5 times the capacity .*; 100% of them end an episode \(1% of the newest\); "
-        r"their TD error is 4\.0 times that of the newest.* see docs/retention\.md"
+        r"their TD error is 4\.0 times that of the newest.*rule=OldestLeaves\(\), .* see docs/retention\.md"
     )
     with pytest.warns(UserWarning, match=expected):
         replay.stats()

@@ -10,10 +10,10 @@ import numpy as np
 from lightning_replay import Replay, recipes
 from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.events import EventTable
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings
-from tests.benchmarks.learning.experiments.event_tables import ALSO, MEASURE, SETTINGS, learn
+from tests.benchmarks.learning.experiment import Experiment, Settings, combination
+from tests.benchmarks.learning.experiments.event_tables import ALSO, LENGTH, MEASURE, SETTINGS, greedy_panel, learn
 from tests.benchmarks.learning.learners.retained_walks import RetainedWalks, SideBySide, measure_surprise
-from tests.benchmarks.learning.learners.stacked_dqn import agent_of
+from tests.benchmarks.learning.learners.room_walks import agent_of
 from tests.benchmarks.learning.learners.three_rooms import CONDITIONS, Table
 from tests.benchmarks.learning.recorder import Recorder
 
@@ -87,6 +87,7 @@ EXPERIMENTS = (
         "surprise is 0 (https://openreview.net/forum?id=SPRHpBKzJE); event tables keep the steps to the goal "
         "(Kompella et al. 2022, https://arxiv.org/abs/2211.00576).",
         task=TASK,
+        length=LENGTH,
         arms={
             "uniform": {"replay": "uniform"},
             "event table": {"replay": "event table"},
@@ -99,14 +100,8 @@ EXPERIMENTS = (
         pilot_seeds=range(4, 12),
         measure=MEASURE,
         also=ALSO,
-        comparisons=(
-            ("event table", "uniform"),
-            ("retention", "uniform"),
-            ("both", "uniform"),
-            ("both", "event table"),
-            ("both", "retention"),
-        ),
-        panels=(Panel("greedy_return", "greedy return", (), "", 4),),
+        **combination("event table", "retention"),
+        panels=(greedy_panel(()),),
         xlabel="environment steps from the first goal",
         run=run,
         seeds_together=8,

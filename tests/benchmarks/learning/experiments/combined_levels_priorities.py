@@ -3,30 +3,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from lightning_replay import Replay, recipes
-from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of
-from tests.benchmarks.learning.experiments.locks import expected_difficulty
+from lightning_replay.levels import LevelSelector
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, combination, final, mean_of
+from tests.benchmarks.learning.learners import level_choice
 from tests.benchmarks.learning.learners.combination_lock import LEVELS, NUM_ACTIONS
 from tests.benchmarks.learning.learners.lock_dqn import OBSERVATION, LockRuns
-from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import Recorder
 
 
 def levels_of(settings: Settings, seed: int) -> LevelSelector:
     """Uniform levels without a temperature, otherwise levels by the ranks of their scores."""
-    if settings["score_temperature"] is None:
-        return UniformLevels(range(LEVELS), seed=seed)
-    return LevelBuffer(
-        range(LEVELS),
-        score=scores.L1ValueLoss(discount=settings["discount"], gae_lambda=settings["gae_lambda"]),
-        score_temperature=settings["score_temperature"],
-        staleness_weight=settings["staleness_weight"],
-        seed=seed,
-    )
+    of_score = {name: settings[name] for name in ("discount", "gae_lambda")}
+    return level_choice.levels_of(settings, range(LEVELS), seed, **of_score)
 
 
 def replay_of(settings: Settings, seed: int) -> Replay:
@@ -40,8 +32,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Share of locks that the greedy actions open, and the expected difficulty of a replayed level."""
-    # That nearly one level is replayed at this temperature is part of what is measured.
-    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    level_choice.expect_repeats()
     levels = [levels_of(settings, seed) for seed in seeds]
     sizes = (OBSERVATION, *settings["hidden_sizes"], NUM_ACTIONS)
     names = ("learning_rate", "discount", "updates_per_target")
@@ -50,7 +41,8 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     for number in range(1, settings["rounds"] + 1):
         runs.play_and_learn()
         if number % settings["rounds_per_point"] == 0:
-            difficulty = [expected_difficulty(each, locks) for each, locks in zip(levels, runs.locks, strict=True)]
+            pairs = zip(levels, runs.locks, strict=True)
+            difficulty = [level_choice.expected_difficulty(each, locks.difficulty) for each, locks in pairs]
             out.record(number * settings["episodes_per_round"], success=runs.success(), difficulty=difficulty)
     out.final(success=runs.success())
 
@@ -72,6 +64,7 @@ EXPERIMENTS = (
         "is the share of the locks that the greedy actions open. Pilot seeds chose the number of rounds and updates, "
         "of which more solve every lock with uniform levels, and the temperature, out of 0.1, 0.3 and 1; the paper's "
         "0.1, which was worse than uniform levels there, is a further arm.",
+        length="{rounds} rounds of {episodes_per_round} episodes",
         arms={
             "uniform": {},
             "prioritized rows": PRIORITIES,
@@ -112,6 +105,7 @@ EXPERIMENTS = (
             ("level replay, temperature 0.1", "uniform"),
             ("both, temperature 0.1", "level replay, temperature 0.1"),
         ),
+        headline=combination("prioritized rows", "level replay")["headline"],
         panels=(
             Panel("success", "share of locks opened"),
             Panel("difficulty", "expected stages of a replayed lock"),

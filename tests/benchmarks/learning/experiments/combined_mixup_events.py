@@ -12,7 +12,7 @@ from lightning_replay.samplers.table_shares import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.transforms import MixPairs
 from lightning_replay.writers import EventTableWriter
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of, mean_of
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, combination, last_of, mean_of
 from tests.benchmarks.learning.experiments import nmer
 from tests.benchmarks.learning.recorder import Recorder
 
@@ -46,7 +46,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
-    from tests.benchmarks.learning.learners.stacked_td3 import DealtRuns
+    from tests.benchmarks.learning.learners.stacked_runs import DealtRuns
 
     nmer.play(settings, seeds, out, DealtRuns, replay_of)
 
@@ -72,6 +72,7 @@ EXPERIMENTS = (
         "With both, the first row of each pair comes from the tables and the second is one of its 10 nearest "
         "neighbours, wherever that is. Pilot seeds were run with these settings for the event table and for both, and "
         "changed nothing.",
+        length="{env_steps:,} steps",
         arms={
             "uniform": {"replay": "uniform"},
             "event table": {"replay": "event tables"} | EVENTS,
@@ -84,13 +85,7 @@ EXPERIMENTS = (
         pilot_seeds=range(86, 90),
         measure=mean_of("return", "mean return over the run", digits=0),
         also=(last_of("return", 3, "mean return of the last three evaluations", digits=0),),
-        comparisons=(
-            ("event table", "uniform"),
-            ("neighbourhood mixup", "uniform"),
-            ("both", "uniform"),
-            ("both", "event table"),
-            ("both", "neighbourhood mixup"),
-        ),
+        **combination("event table", "neighbourhood mixup"),
         panels=(Panel("return", "evaluation return"),),
         xlabel="environment steps, the first 5,000 random",
         seeds_together=6,

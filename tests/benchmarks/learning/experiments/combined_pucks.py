@@ -16,8 +16,9 @@ from lightning_replay.schedulers import OneTask, UniformTasks
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.transforms import MixPairs
 from lightning_replay.writers import EventTableWriter, TaskTableWriter
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of, mean_of
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, combination, last_of, mean_of
 from tests.benchmarks.learning.learners.puck import ACTION, OBSERVATION, TASKS, PuckRuns
+from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -51,8 +52,6 @@ def mixed(settings: Settings, first: Sampler) -> dict[str, Sampler | MixPairs]:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Success on every task along the way."""
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
-
     names = ("hidden_sizes", "learning_rate", "discount", "exploration_noise")
     agent = StackedTD3(OBSERVATION, ACTION, seeds, **{name: settings[name] for name in names})
     runs = PuckRuns(agent, [replay_of(settings, seed) for seed in seeds], seeds, settings)
@@ -92,6 +91,7 @@ ENVIRONMENT = (
     "around the goal from which the policy without exploration reaches it. "
 )
 OPTIONS = {
+    "length": "{rounds:,} rounds of {actors} steps",
     "fast": {"rounds": 30, "rounds_per_point": 10, "warmup_rounds": 25, "min_size": 8},
     "xlabel": "environment steps, the first 1,000 random",
     "seeds_together": 8,
@@ -122,12 +122,11 @@ EXPERIMENTS = (
             last_of("target", 3, "success on the target in the last three tests"),
             mean_of("every", "success on all tasks over the run", skip=0),
         ),
-        comparisons=(
-            ("curriculum", "no curriculum"),
-            ("no curriculum, neighbourhood mixup", "no curriculum"),
-            ("curriculum, neighbourhood mixup", "no curriculum"),
-            ("curriculum, neighbourhood mixup", "curriculum"),
-            ("curriculum, neighbourhood mixup", "no curriculum, neighbourhood mixup"),
+        **combination(
+            "curriculum",
+            "no curriculum, neighbourhood mixup",
+            both="curriculum, neighbourhood mixup",
+            neither="no curriculum",
         ),
         panels=(
             Panel("target", "success on the target"),
@@ -157,13 +156,7 @@ EXPERIMENTS = (
             last_of("every", 3, "success at all distances in the last three tests"),
             mean_of("near", "success at distance 0.4 over the run", skip=0),
         ),
-        comparisons=(
-            ("event table", "uniform"),
-            ("neighbourhood mixup", "uniform"),
-            ("both", "uniform"),
-            ("both", "event table"),
-            ("both", "neighbourhood mixup"),
-        ),
+        **combination("event table", "neighbourhood mixup"),
         panels=(Panel("every", "success at all distances"), Panel("near", "success at distance 0.4")),
         **OPTIONS,
     ),

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from lightning_replay.envs.grids import ThreeRooms
-from tests.benchmarks.learning.comparison import ratio_of_medians
-from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, final, last_of, mean_of
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedWalks, agent_of
-from tests.benchmarks.learning.learners.three_rooms import PLACES, Checks, Table, filled_replay
+from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, last_of, mean_of, steps_to
+from tests.benchmarks.learning.learners.room_walks import StackedWalks, agent_of
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
+from tests.benchmarks.learning.learners.three_rooms import ONE_HOT, Checks, Table, filled_replay
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -32,13 +31,18 @@ def learn(walks: StackedWalks, agent: StackedDQN, table: Table, settings: Settin
     """Plays and learns to the end of the runs; records what the greedy policy does at every check."""
     runs = len(out.seeds)
     checks = Checks(table, runs, out)
-    states = torch.arange(len(PLACES)).expand(runs, -1)
+    everywhere = ONE_HOT.repeat(runs, 1, 1)
     per_draw, every = settings["steps_per_draw"], settings["check_every"]
     for step in range(per_draw, settings["env_steps"] + 1, per_draw):
         walks.advance()
         if step % every == 0:
-            checks.add(step, agent.greedy(states).numpy())
+            checks.add(step, agent.act(everywhere).numpy())
     out.final(**checks.final(settings["env_steps"]))
+
+
+def greedy_panel(arms: Sequence[str], title: str = "") -> Panel:
+    """Greedy returns of some arms, all if empty, means of four checks."""
+    return Panel("greedy_return", "greedy return", arms, title, block=4)
 
 
 SETTINGS = {
@@ -68,18 +72,13 @@ EVENTS = {
     "priority_exponent": 0.0,
     "importance_exponent": 0.0,
 }
-MEASURE = final(
-    "steps_to_near_optimal",
-    "steps from the first goal to near-optimal",
-    higher_is_better=False,
-    digits=0,
-    contrast=ratio_of_medians,
-)
+MEASURE = steps_to("steps_to_near_optimal", "steps from the first goal to near-optimal")
 ALSO = (
     mean_of("greedy_return", "greedy return over the run", skip=0),
     Measure("share near-optimal at a check", lambda run: run.final["near_optimal"], digits=2),
     last_of("near_optimal", 10, "share of the last ten checks that are near-optimal", digits=2),
 )
+LENGTH = "{env_steps:,} steps after the first goal"
 TASK = (
     "Reward 1 at a goal 23 steps away, x, y and direction as one-hot inputs of a double DQN with 64 and 64 units. A "
     "random walk until the first goal, the same for all arms of a seed, then 12,000 steps with 30 % random actions; "
@@ -121,6 +120,20 @@ LIMITS: dict[str, Settings] = {
     "learning rate 1e-3, target rate 0.05": {"learning_rate": 1e-3, "target_update_rate": 0.05},
     "coordinates as inputs": {"inputs": "coordinates"},
 }
+HEADLINE = (
+    *((arm, "uniform") for arm in ("event table: goal", GAP_AND_GOAL, "prioritized, β 0")),
+    (GAP_AND_GOAL, "prioritized, β 0"),
+)
+OPTIONS = {
+    "length": LENGTH,
+    "fast": FAST,
+    "pilot_seeds": range(4),
+    "measure": MEASURE,
+    "also": ALSO,
+    "xlabel": "environment steps from the first goal",
+    "run": run,
+    "seeds_together": 16,
+}
 
 EXPERIMENTS = (
     Experiment(
@@ -131,35 +144,21 @@ EXPERIMENTS = (
         "this program learns as those did, and changed nothing.",
         arms=ARMS,
         settings=SETTINGS,
-        fast=FAST,
         seeds=range(300, 316),
-        pilot_seeds=range(4),
-        measure=MEASURE,
-        also=ALSO,
         comparisons=(
             *((arm, "uniform") for arm in ARMS if arm != "uniform"),
             ("event table: goal", "prioritized, β 0"),
             (GAP_AND_GOAL, "prioritized, β 0"),
             ("event tables with priorities", GAP_AND_GOAL),
         ),
+        headline=HEADLINE,
         panels=(
-            Panel(
-                "greedy_return",
-                "greedy return",
+            greedy_panel(
                 ("uniform", "event table: goal", GAP_AND_GOAL, "prioritized, β 0.4", "prioritized, β 0"),
                 "event tables and priorities",
-                4,
             ),
-            Panel(
-                "greedy_return",
-                "greedy return",
-                ("uniform", GAP_AND_GOAL, "history 60", "history 30", "history 8", "history 1"),
-                "histories",
-                4,
-            ),
-            Panel(
-                "greedy_return",
-                "greedy return",
+            greedy_panel(("uniform", GAP_AND_GOAL, "history 60", "history 30", "history 8", "history 1"), "histories"),
+            greedy_panel(
                 (
                     "uniform",
                     GAP_AND_GOAL,
@@ -168,12 +167,9 @@ EXPERIMENTS = (
                     "shaping: distance to the goal",
                 ),
                 "what does not help",
-                4,
             ),
         ),
-        xlabel="environment steps from the first goal",
-        run=run,
-        seeds_together=16,
+        **OPTIONS,
     ),
     Experiment(
         name="event-tables-limits",
@@ -187,21 +183,10 @@ EXPERIMENTS = (
             for draws, given in (("uniform", UNIFORM), ("event tables", EVENTS))
         },
         settings=SETTINGS,
-        fast=FAST,
         seeds=range(320, 336),
-        pilot_seeds=range(4),
-        measure=MEASURE,
-        also=ALSO,
         comparisons=tuple((f"event tables, {limit}", f"uniform, {limit}") for limit in LIMITS),
-        panels=tuple(
-            Panel(
-                "greedy_return", "greedy return", [f"{draws}, {limit}" for draws in ("uniform", "event tables")], "", 4
-            )
-            for limit in LIMITS
-        ),
-        xlabel="environment steps from the first goal",
-        run=run,
-        seeds_together=16,
+        panels=tuple(greedy_panel([f"{draws}, {limit}" for draws in ("uniform", "event tables")]) for limit in LIMITS),
+        **OPTIONS,
     ),
     Experiment(
         name="event-tables-in-turn",
@@ -213,11 +198,7 @@ EXPERIMENTS = (
         arms={arm: ARMS[arm] for arm in ARMS if ARMS[arm]["replay"] in ("uniform", "event tables")}
         | {CONSECUTIVE: EVENTS | {"rows_in_turn": False}, "prioritized, β 0": ARMS["prioritized, β 0"]},
         settings=SETTINGS | {"rows_in_turn": True},
-        fast=FAST,
         seeds=range(360, 376),
-        pilot_seeds=range(4),
-        measure=MEASURE,
-        also=ALSO,
         comparisons=(
             *((arm, "uniform") for arm in ARMS if ARMS[arm]["replay"] == "event tables"),
             ("prioritized, β 0", "uniform"),
@@ -226,24 +207,11 @@ EXPERIMENTS = (
             (GAP_AND_GOAL, "prioritized, β 0"),
             ("event tables with priorities", GAP_AND_GOAL),
         ),
+        headline=HEADLINE,
         panels=(
-            Panel(
-                "greedy_return",
-                "greedy return",
-                ("uniform", GAP_AND_GOAL, CONSECUTIVE, "event table: goal", "prioritized, β 0"),
-                "",
-                4,
-            ),
-            Panel(
-                "greedy_return",
-                "greedy return",
-                ("uniform", "badly chosen event: near the start", "badly chosen event: gap", "history 1"),
-                "",
-                4,
-            ),
+            greedy_panel(("uniform", GAP_AND_GOAL, CONSECUTIVE, "event table: goal", "prioritized, β 0")),
+            greedy_panel(("uniform", "badly chosen event: near the start", "badly chosen event: gap", "history 1")),
         ),
-        xlabel="environment steps from the first goal",
-        run=run,
-        seeds_together=16,
+        **OPTIONS,
     ),
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import gymnasium
@@ -14,9 +13,10 @@ import torch
 from lightning_replay.agents import DQN
 from lightning_replay.envs.grids import ThreeRooms
 from lightning_replay.lit import ReplayDataModule
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings
+from tests.benchmarks.learning.experiment import Experiment, Settings
 from tests.benchmarks.learning.experiments import event_tables
 from tests.benchmarks.learning.learners.three_rooms import ONE_HOT, Checks, Table, filled_replay
+from tests.benchmarks.learning.learners.trainers import quiet_trainer
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -36,8 +36,6 @@ class CheckGreedy(L.Callback):
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """The measures of ``event-tables``."""
-    for name in ("lightning", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     (seed,) = seeds
     table = Table.of(ThreeRooms())
     replay, walked = filled_replay(table, settings, seed)
@@ -61,16 +59,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         seed=seed,
     )
     checks = Checks(table, 1, out)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[CheckGreedy(checks, settings["check_every"])],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(agent, datamodule=data)
+    quiet_trainer(CheckGreedy(checks, settings["check_every"])).fit(agent, datamodule=data)
     out.final(**checks.final(settings["env_steps"]), walked=np.array([walked]))
 
 
@@ -85,6 +74,7 @@ EXPERIMENTS = (
         task="As event-tables, each seed by itself in lightning_replay.agents.DQN with ReplayDataModule and a trainer: "
         "the replay is filled by the walk to the first goal, and one batch of 8 rows is drawn for each step. The first "
         "8 of the 12,000 steps are random.",
+        length=event_tables.LENGTH,
         arms={arm: event_tables.ARMS[arm] for arm in ARMS},
         settings={name: value for name, value in event_tables.SETTINGS.items() if name not in OF_STACKED_SEEDS}
         | {"batch_size": 8, "warmup_steps": 8},
@@ -93,7 +83,7 @@ EXPERIMENTS = (
         pilot_seeds=range(4),
         measure=event_tables.MEASURE,
         also=event_tables.ALSO,
-        panels=(Panel("greedy_return", "greedy return", block=4),),
+        panels=(event_tables.greedy_panel(()),),
         xlabel="environment steps from the first goal",
         run=run,
     ),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import logging
 import sys
 import tempfile
 import warnings
@@ -17,8 +16,7 @@ import numpy as np
 import yaml
 
 from lightning_replay.shipped_configs import config_directory
-from tests.benchmarks.learning.comparison import ratio_of_medians
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of, steps_to
 from tests.benchmarks.learning.recorder import Recorder
 
 FILE = "lightning/sset_ddqn_three_rooms.yaml"
@@ -27,9 +25,9 @@ FILE = "lightning/sset_ddqn_three_rooms.yaml"
 def evaluations(arguments: Sequence[str]) -> list[tuple[int, float]]:
     """Runs the command; returns steps and returns of its evaluations after the random steps."""
     from lightning_replay.lit.cli import main
+    from tests.benchmarks.learning.learners.trainers import quiet_lightning
 
-    for name in ("lightning", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_lightning()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = sys.argv
@@ -77,18 +75,13 @@ EXPERIMENTS = (
         "random steps, then 15,000 with an update of 8 rows each. Every 1,000 steps a greedy episode is played, which "
         "ends after 100 steps; a run in which none reached the goal counts with 20,000 steps, a lower bound. Uniform "
         "draws are the same file with `--data.init_args.replay=uniform`.",
+        length="{content[data][init_args][env_steps]:,} steps",
         arms={"uniform": {"arguments": UNIFORM}, "event tables": {"arguments": []}},
         settings={"content": CONTENT, "steps": []},
         fast={"steps": ["--data.init_args.env_steps=330", "--data.init_args.warmup_steps=300"]},
         seeds=range(380, 385),
         pilot_seeds=(0,),
-        measure=final(
-            "steps_to_goal",
-            "steps to the first greedy episode that reached the goal",
-            higher_is_better=False,
-            digits=0,
-            contrast=ratio_of_medians,
-        ),
+        measure=steps_to("steps_to_goal", "steps to the first greedy episode that reached the goal"),
         also=(
             final("reached", "share that reached it", digits=2),
             mean_of("greedy_return", "greedy return over the run", skip=0, digits=2),

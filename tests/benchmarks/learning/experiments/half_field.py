@@ -32,7 +32,7 @@ EXPERIMENTS = (
         title="Half-field soccer, one player and no keeper: curricula",
         claim="with batches from several tasks the target is learned, without a curriculum it is not (Distributed "
         "Parallel Curriculum Experience Replay, Li & Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP: 99.5 % goals "
-        "in Half Field Offense after a million updates, with either schedule).",
+        "in Half Field Offense after a million updates).",
         task="MP-DQN with a reward of 5 for a goal and none else; twelve fields in lock-step, two updates for each of "
         "their steps. Greedy success from 100 starts of each task, the target being the farthest, 24 times. EXP3, easy "
         "to hard and the reverse curriculum get a progress signal of each task, the mean success of its last 100 "
@@ -43,6 +43,7 @@ EXPERIMENTS = (
         "the values, or 1e-3 for the parameters: fewer; 2e-3 for the values, or 24 fields: no difference); 128 and 64 "
         "units bring more goals with as many updates. Signals of EXP3 every 100, 500, 2,000 and 8,000 updates: "
         "success on both tasks 0.47, 0.51, 0.36 and 0.39 (two seeds).",
+        length="{updates:,} updates",
         arms={
             NONE: {"scheduler": "one task"},
             UNIFORM: {"scheduler": "uniform"},

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from lightning_replay.levels import LevelSelector
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final
 from tests.benchmarks.learning.experiments.locks import EPISODES_PER_UPDATE, levels_of, update
 from tests.benchmarks.learning.learners.combination_lock import LEVELS, CombinationLocks, TabularActorCritic
+from tests.benchmarks.learning.learners.level_choice import expect_repeats
 from tests.benchmarks.learning.recorder import Recorder
 
 UPDATES_PER_POINT = 8
@@ -34,7 +34,7 @@ def start_idle_level(levels: LevelSelector, actor: int, playing: list[int], gene
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Success over all levels, and over the middle third of the run how few levels are replayed."""
     (seed,) = seeds
-    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    expect_repeats()
     locks, player = CombinationLocks(seed), TabularActorCritic(sees_end=settings["sees_end"])
     levels, generator = levels_of(settings, seed), np.random.default_rng(seed + 1_000_000)
     updates = settings["updates"]
@@ -84,6 +84,7 @@ EXPERIMENTS = (
         "and with one that does not (blind). With 'none in flight' no level is chosen twice for one update. Effective "
         "levels (one over the sum of squared replay probabilities) and the largest share of the episodes of an update "
         "that one level has are means over the middle third of the run.",
+        length=f"{{updates}} updates of {EPISODES_PER_UPDATE} episodes",
         arms=ARMS,
         settings={"updates": 400},
         fast={"updates": 20},
@@ -96,6 +97,11 @@ EXPERIMENTS = (
             final("largest_share", "largest share of an update", higher_is_better=False, digits=2),
         ),
         comparisons=[(arm, f"uniform; {arm.split('; ')[1]}") for arm in ARMS if not arm.startswith("uniform")],
+        headline=[
+            (f"temperature {choice}; {critic}", f"uniform; {critic}")
+            for critic in CRITICS
+            for choice in ("0.1, staleness weight 0.1", "0.3, staleness weight 0.3")
+        ],
         panels=[
             Panel(
                 "success",

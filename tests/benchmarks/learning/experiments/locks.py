@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
+from lightning_replay.levels import LevelSelector
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of
+from tests.benchmarks.learning.learners import level_choice
 from tests.benchmarks.learning.learners.combination_lock import (
     DISCOUNT,
     GAE_LAMBDA,
@@ -25,23 +25,7 @@ UPDATES_PER_POINT = 10
 
 def levels_of(settings: Settings, seed: int) -> LevelSelector:
     """Uniform levels without a temperature, otherwise levels by the ranks of their scores."""
-    if settings["score_temperature"] is None:
-        return UniformLevels(range(LEVELS), seed=seed)
-    return LevelBuffer(
-        range(LEVELS),
-        score=scores.L1ValueLoss(discount=DISCOUNT, gae_lambda=GAE_LAMBDA),
-        score_temperature=settings["score_temperature"],
-        staleness_weight=settings["staleness_weight"],
-        seed=seed,
-    )
-
-
-def expected_difficulty(levels: LevelSelector, locks: CombinationLocks) -> float:
-    """Of a level drawn from the replay distribution; of any level, where no level has a score."""
-    distribution = levels.probabilities()
-    if not len(distribution):
-        return float(locks.difficulty.mean())
-    return float(distribution["probability"].double().numpy() @ locks.difficulty[distribution["level_id"].numpy()])
+    return level_choice.levels_of(settings, range(LEVELS), seed, discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
 
 
 def update(
@@ -62,15 +46,14 @@ def update(
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Success over all levels and expected difficulty, means over blocks of updates."""
     (seed,) = seeds
-    # That nearly one level is replayed at this temperature is part of what is measured.
-    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    level_choice.expect_repeats()
     locks, player, levels = CombinationLocks(seed), TabularActorCritic(), levels_of(settings, seed)
     generator = np.random.default_rng(seed + 1_000_000)
     block = []
     for number in range(1, settings["updates"] + 1):
         chosen = [levels.next_level(actor) for actor in range(EPISODES_PER_UPDATE)]
         update(chosen, locks, player, levels, generator)
-        block.append((locks.success(player).mean(), expected_difficulty(levels, locks)))
+        block.append((locks.success(player).mean(), level_choice.expected_difficulty(levels, locks.difficulty)))
         if number % UPDATES_PER_POINT == 0:
             success, difficulty = np.mean(block, axis=0)
             out.record(number * EPISODES_PER_UPDATE, success=[success], difficulty=[difficulty])
@@ -89,6 +72,7 @@ EXPERIMENTS = (
         "value loss, temperature 0.1. Success is the chance to open a lock, mean over all; the expected difficulty is "
         "the number of stages of a level drawn from the replay distribution, 4.5 for all levels alike. On the pilot "
         "seeds an actor step size of 2 left uniform levels the most room on both sides, of 1.5, 2 and 3.",
+        length=f"{{updates}} updates of {EPISODES_PER_UPDATE} episodes",
         arms={
             "uniform": {"score_temperature": None, "staleness_weight": None},
             **{

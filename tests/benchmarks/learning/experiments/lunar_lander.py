@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.benchmarks.learning.comparison import ratio_of_medians
-from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
+from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of, steps_to
 from tests.benchmarks.learning.recorder import Recorder
 
 SOLVED = 200.0
@@ -64,6 +63,7 @@ EXPERIMENTS = (
         "first states; a run whose mean return never reached 200 counts with 120,000 steps, a lower bound. Pilot "
         "seeds with uniform draws chose the number of steps alone: at 58,000, two of four had mean returns of 266 "
         "and 194 and two hovered until time ran out.",
+        length="{env_steps:,} steps",
         arms=ARMS,
         settings={
             "env_steps": 120_000,
@@ -83,13 +83,7 @@ EXPERIMENTS = (
         fast={"env_steps": 640, "warmup_steps": 520, "evaluate_every": 80, "episodes": 1},
         seeds=range(600, 608),
         pilot_seeds=range(4),
-        measure=final(
-            "steps_to_200",
-            "steps to a mean return of 200",
-            higher_is_better=False,
-            digits=0,
-            contrast=ratio_of_medians,
-        ),
+        measure=steps_to("steps_to_200", "steps to a mean return of 200"),
         also=(
             final("reached_200", "share that reached it", digits=2),
             mean_of("return", "mean return over the run", digits=0),

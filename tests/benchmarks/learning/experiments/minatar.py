@@ -164,6 +164,7 @@ EXPERIMENTS = (
         "hoarded what surprised and ended below the buffer of the same size (2.1 and 3.0), with prioritized ones above "
         "it (3.0 and 2.6). A pilot with seed 101 did not confirm it: 2.2 with prioritized draws, and 2.2 for the small "
         "buffer with uniform ones.",
+        length="{env_steps:,} steps",
         arms={
             "FIFO, 200": {"is_retained": False, "capacity": 200},
             "retention, 200": {"is_retained": True, "capacity": 200},

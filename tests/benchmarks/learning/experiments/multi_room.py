@@ -3,38 +3,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels, scores
+from lightning_replay.levels import LevelSelector
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of, mean_of
+from tests.benchmarks.learning.learners import level_choice
 from tests.benchmarks.learning.recorder import Recorder
 
 
 def levels_of(settings: Settings, seed: int) -> LevelSelector:
     """Uniform levels without a temperature, otherwise levels by the ranks of their scores."""
-    if settings["score_temperature"] is None:
-        return UniformLevels(settings["levels"], seed=seed)
-    return LevelBuffer(
-        settings["levels"],
-        score=scores.L1ValueLoss(discount=settings["ppo"]["discount"], gae_lambda=settings["ppo"]["gae_lambda"]),
-        score_temperature=settings["score_temperature"],
-        staleness_weight=settings["staleness_weight"],
-        replay_in_flight=settings["replay_in_flight"],
-        seed=seed,
-    )
-
-
-def expected_rooms(levels: LevelSelector, rooms: np.ndarray) -> float:
-    """Of a level drawn from the replay distribution; of any level, where no level has a score."""
-    distribution = levels.probabilities()
-    if not len(distribution):
-        return float(rooms.mean())
-    return float(distribution["probability"].double().numpy() @ rooms[distribution["level_id"].numpy()])
+    options = {name: settings["ppo"][name] for name in ("discount", "gae_lambda")}
+    options["replay_in_flight"] = settings["replay_in_flight"]
+    return level_choice.levels_of(settings, settings["levels"], seed, **options)
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
@@ -42,8 +27,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     from tests.benchmarks.learning.learners.multi_room_ppo import Collector, StackedPPO, held_out_returns
     from tests.benchmarks.learning.learners.vector_multi_room import training_and_held_out
 
-    # That nearly one level is replayed at a low temperature is part of what is measured.
-    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    level_choice.expect_repeats()
     training, held_out = training_and_held_out(settings["levels"], settings["held_out"])
     training_rooms, held_out_rooms = training.rooms.numpy(), held_out.rooms.numpy()
     ppo = StackedPPO(seeds, **settings["ppo"])
@@ -68,7 +52,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         test = env_steps // settings["test_every"]
         if test > before // settings["test_every"]:
             returns = held_out_returns(ppo, held_out, [1_000 * seed + test for seed in seeds]).numpy()
-            rooms = [expected_rooms(levels, training_rooms) for levels in collector.levels]
+            rooms = [level_choice.expected_difficulty(levels, training_rooms) for levels in collector.levels]
             out.record(env_steps, held_out=returns.mean(1), rooms=rooms, largest_share=np.mean(shares, axis=0))
             by_rooms = {count: returns[:, held_out_rooms == count].mean(1) for count in np.unique(held_out_rooms)}
             out.final(**{f"held_out_{count}_rooms": mean for count, mean in by_rooms.items()})
@@ -91,6 +75,7 @@ EXPERIMENTS = (
         "ranks of their L1 value loss with a staleness weight of 0.3. `not in flight`: `replay_in_flight=False`, a "
         "replay by score leaves out levels that are being played. Of the pilot seeds, ten were run for 100,000 steps "
         "and two for 600,000 (uniform levels, temperature 1), to see that PPO learns; they changed no setting.",
+        length="{env_steps:,} steps",
         arms={
             "uniform": {"score_temperature": None},
             "level replay, temperature 1": {"score_temperature": 1.0},

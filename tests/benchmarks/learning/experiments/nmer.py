@@ -14,7 +14,7 @@ from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Set
 from tests.benchmarks.learning.recorder import Recorder, SeedRun
 
 if TYPE_CHECKING:
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
+    from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
 
 FIRST_EVALUATION_SEED = 10_000
 PAPER = "Sander et al. 2022, https://proceedings.mlr.press/v168/sander22a.html"
@@ -44,7 +44,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Mean returns of evaluation episodes: before the first update, then at equal intervals."""
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
+    from tests.benchmarks.learning.learners.stacked_runs import StackedRuns
 
     play(settings, seeds, out, StackedRuns, replay_of)
 
@@ -57,7 +57,8 @@ def play(
     replay_of: Callable[[Settings, int], Replay],
 ) -> None:
     """Plays, learns and evaluates with the runs and the replays of an experiment."""
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3, quiet_mujoco
+    from tests.benchmarks.learning.learners.stacked_runs import quiet_mujoco
+    from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 
     quiet_mujoco()
     one = gymnasium.make(settings["env"], **settings["env_kwargs"])
@@ -187,6 +188,7 @@ def mujoco(
         f"10,000 random steps, equal for all arms of a seed. k = {num_neighbors} neighbours as in the paper, mixing "
         "coefficients Beta(0.75, 0.75) as in the authors' command line; PER with α 0.6 and β 0.4, drawn and updated at "
         f"every update. Two evaluation episodes every {evaluate_every:,} steps. {why}",
+        length="{env_steps:,} steps",
         arms=arms_of(num_neighbors),
         settings=SETTINGS | own | {"env_kwargs": env_kwargs},
         fast=FAST | {"capacity": 2_000, "env_kwargs": env_kwargs | FAST["env_kwargs"]},
@@ -195,6 +197,7 @@ def mujoco(
         measure=mean_of("return", "mean return over the run", digits=0),
         also=also,
         comparisons=COMPARISONS,
+        headline=[("neighbourhood mixup", other) for other in ("uniform", "uniform, ratio 1", "CT", "PER")],
         panels=PANELS,
         xlabel="environment steps, the first 10,000 random",
         seeds_together=seeds_together,
@@ -211,6 +214,7 @@ SHORT = Experiment(
     task="TD3, 20 updates per environment step; networks of 64 and 64 units in place of the paper's 400 and 300 "
     "and a learning rate of 1e-3 in place of 5e-4, because the runs are short. 5,000 random steps, equal for both "
     "arms of a seed, then 3,000 learned from, 60,000 updates. Two evaluation episodes every 500 steps.",
+    length="{env_steps:,} steps",
     arms={
         "uniform": {"replay": "uniform"},
         "neighbourhood mixup": {"replay": "nmer", "num_neighbors": 10, "mixup_concentration": 0.75},

@@ -18,7 +18,8 @@ from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.writers import OldestLeaves, OnPolicynessOnly, RetentionWriter, SurpriseOnly, SurpriseOnPolicyness
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
-from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN, StackedPlayers
+from tests.benchmarks.learning.learners.minatar_players import StackedPlayers
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import Recorder
 
 RULES = {rule.__name__: rule for rule in (SurpriseOnPolicyness, SurpriseOnly, OnPolicynessOnly)}
@@ -183,6 +184,7 @@ EXPERIMENTS = (
         "the 700 transitions that took the bytes of 500 retained ones on pilot seeds (279,000, as retained frames "
         "repeat less). FIFO, 1,250 keeps rows of about the age of retained ones, 2.5 times that of FIFO. Pilots chose "
         "these two capacities and nothing else.",
+        length="{env_steps:,} steps",
         arms={
             "FIFO": {},
             "retention": {"rule": "SurpriseOnPolicyness"},
@@ -207,6 +209,10 @@ EXPERIMENTS = (
             ("retention", "FIFO, 1,250"),
             ("FIFO, 32,000", "FIFO"),
         ),
+        headline=(
+            *(("retention", other) for other in ("FIFO", "FIFO, same bytes", "FIFO, 1,250")),
+            ("FIFO, 32,000", "FIFO"),
+        ),
         panels=(
             Panel("episode_return", "mean return of the last 50 episodes"),
             Panel("age", "mean age of kept rows", ("FIFO", "retention", "surprise alone", "on-policyness alone")),
@@ -223,6 +229,7 @@ EXPERIMENTS = (
         claim=PAPER,
         task="As in the experiment `retention-breakout`, but a tenth of the actions stick and returns are of five "
         "steps without correction, so that a part of the TD error is chance that no training removes.",
+        length="{env_steps:,} steps",
         arms={"FIFO": {}, "retention": {"rule": "SurpriseOnPolicyness"}, "surprise alone": {"rule": "SurpriseOnly"}},
         settings=SETTINGS | {"sticky_action_probability": 0.1, "n_steps": 5},
         fast=FAST,

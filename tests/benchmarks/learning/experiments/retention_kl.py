@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from lightning_replay.envs.minatar import MinAtarGame
 from lightning_replay.lit import ReplayDataModule
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of
 from tests.benchmarks.learning.experiments.retention import PAPER, RETURN, replay_of
+from tests.benchmarks.learning.learners.trainers import quiet_trainer
 from tests.benchmarks.learning.recorder import Recorder
 
 EPISODES = 50  # over which a return is averaged
@@ -63,8 +63,6 @@ class Record(L.Callback):
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Returns along the way, and what the buffer keeps; begun anew where it was interrupted."""
-    for name in ("lightning", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     (seed,) = seeds
     returns: list[float] = []
 
@@ -91,16 +89,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         updates_per_training_step=settings["updates_per_training_step"],
         seed=seed,
     )
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[Record(out, settings["check_every"], replay, returns)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(agent, datamodule=data)
+    quiet_trainer(Record(out, settings["check_every"], replay, returns)).fit(agent, datamodule=data)
 
 
 EXPERIMENTS = (
@@ -111,6 +100,7 @@ EXPERIMENTS = (
         task="The library's Rainbow with double and dueling networks, distributions of 51 atoms and noisy layers, "
         "through its data module and a trainer; otherwise as `retention-breakout`. The surprise of retention, and the "
         "priority of draws in all arms, is the KL divergence of the target from the prediction.",
+        length="{env_steps:,} steps",
         arms={"FIFO": {}, "retention": {"rule": "SurpriseOnPolicyness"}, "FIFO, 1,250": {"capacity": 1_250}},
         settings={
             "env_steps": 32_000,

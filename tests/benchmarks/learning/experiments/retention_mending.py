@@ -16,7 +16,7 @@ from lightning_replay.retention.surprise import on_policyness, squared_td_error
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings
 from tests.benchmarks.learning.experiments import retention
 from tests.benchmarks.learning.experiments.retention import ALSO, FAST, PAPER, RETURN, SETTINGS, Retention
-from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import Recorder
 
 _TINY = 1e-12  # surprise of 0 has a logarithm
@@ -42,6 +42,14 @@ class Draws:
         self._generation[slots] = generation
         np.add.at(self.count, slots, 1)
         self.smallest[slots] = np.minimum(self.smallest[slots], surprise)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Returns all that was noted."""
+        return {"count": self.count, "smallest": self.smallest, "generation": self._generation}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Restores :meth:`state_dict`."""
+        self.count, self.smallest, self._generation = state["count"], state["smallest"], state["generation"]
 
 
 class MendedRetention(Retention):
@@ -81,12 +89,12 @@ class MendedRetention(Retention):
 
     def save(self, folder: Path) -> None:
         """Writes what is noted of draws."""
-        torch.save({run: vars(draws) for run, draws in self._draws.items()}, folder / "draws.pt")
+        torch.save({run: draws.state_dict() for run, draws in self._draws.items()}, folder / "draws.pt")
 
     def load(self, folder: Path) -> None:
         """Reads what :meth:`save` wrote."""
         for run, noted in torch.load(folder / "draws.pt", weights_only=False).items():
-            vars(self._draws[run]).update(noted)
+            self._draws[run].load_state_dict(noted)
 
     def _fallen(self, draws: np.ndarray) -> Tensor:
         return torch.from_numpy(self._rate**draws).float()
@@ -136,39 +144,32 @@ TASK = (
     "sticky actions and worse than FIFO neither with nor without them."
 )
 
+
+def mended_experiment(name: str, title: str, settings: Settings, base: str) -> Experiment:
+    """The arms with the settings of the experiment ``base``."""
+    return Experiment(
+        name=name,
+        title=f"MinAtar's Breakout {title}: surprise discounted by draws",
+        claim=CLAIM,
+        task=f"The setting of `{base}`. {TASK}",
+        length="{env_steps:,} steps",
+        arms=ARMS,
+        settings=settings,
+        fast=FAST,
+        seeds=range(2_600, 2_620),
+        pilot_seeds=range(4),
+        measure=RETURN,
+        also=ALSO,
+        comparisons=COMPARISONS,
+        panels=PANELS,
+        run=run,
+        seeds_together=10,
+    )
+
+
 EXPERIMENTS = (
-    Experiment(
-        name="mended-retention-sticky",
-        title="MinAtar's Breakout with sticky actions and returns of five steps: surprise discounted by draws",
-        claim=CLAIM,
-        task=f"The setting of `retention-sticky`. {TASK}",
-        arms=ARMS,
-        settings=STICKY,
-        fast=FAST,
-        seeds=range(2_600, 2_620),
-        pilot_seeds=range(4),
-        measure=RETURN,
-        also=ALSO,
-        comparisons=COMPARISONS,
-        panels=PANELS,
-        run=run,
-        seeds_together=10,
+    mended_experiment(
+        "mended-retention-sticky", "with sticky actions and returns of five steps", STICKY, "retention-sticky"
     ),
-    Experiment(
-        name="mended-retention",
-        title="MinAtar's Breakout without sticky actions: surprise discounted by draws",
-        claim=CLAIM,
-        task=f"The setting of `retention-breakout`. {TASK}",
-        arms=ARMS,
-        settings=PLAIN,
-        fast=FAST,
-        seeds=range(2_600, 2_620),
-        pilot_seeds=range(4),
-        measure=RETURN,
-        also=ALSO,
-        comparisons=COMPARISONS,
-        panels=PANELS,
-        run=run,
-        seeds_together=10,
-    ),
+    mended_experiment("mended-retention", "without sticky actions", PLAIN, "retention-breakout"),
 )

@@ -94,6 +94,7 @@ def compared(algorithm: str, title: str, env_steps: int) -> Experiment:
         title=f"RLlib's {title}: our prioritized buffer and RLlib's own",
         claim="none of a paper: with the same settings both buffers learn alike.",
         task="Mean return of the last ten episodes, forty times along the run.",
+        length="{env_steps:,} steps",
         arms={
             "RLlib's buffer": {
                 "is_ours": False,

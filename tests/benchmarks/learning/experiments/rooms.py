@@ -15,8 +15,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
 from lightning_replay.storage.packed import PackedStorage
-from tests.benchmarks.learning.comparison import ratio_of_medians
-from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, final, mean_of
+from tests.benchmarks.learning.experiment import Experiment, Measure, Panel, Settings, mean_of, steps_to
 from tests.benchmarks.learning.learners.grids import Rows, greedy_steps, state_of
 from tests.benchmarks.learning.recorder import Recorder
 
@@ -167,6 +166,7 @@ EXPERIMENTS = (
         "and priorities are not corrected for, as nothing here is random. On pilot seeds an importance exponent of 0.4 "
         "was worse, and fewer uniform runs ended before they were near-optimal with episodes of 1,000 steps than with "
         "other limits.",
+        length="{env_steps:,} steps",
         arms={
             "uniform": {"replay": "uniform"},
             "event tables: gap and goal": EVENTS,
@@ -187,13 +187,7 @@ EXPERIMENTS = (
         fast={"env_steps": 2_000},
         seeds=range(100, 132),
         pilot_seeds=(*range(16), *range(1_000, 1_016)),
-        measure=final(
-            "steps_to_near_optimal",
-            "steps from the first goal to near-optimal",
-            higher_is_better=False,
-            digits=0,
-            contrast=ratio_of_medians,
-        ),
+        measure=steps_to("steps_to_near_optimal", "steps from the first goal to near-optimal"),
         also=(
             mean_of("greedy_return", "greedy return over the run", skip=0),
             Measure("share near-optimal in the end", lambda run: run.final["near_optimal"], digits=2),

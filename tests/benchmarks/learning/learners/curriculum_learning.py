@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import load_replay, recipes
+from lightning_replay import recipes
 from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
 from lightning_replay.schedulers import (
     EasyToHard,
@@ -23,6 +23,7 @@ from lightning_replay.schedulers import (
     Scheduler,
     UniformTasks,
 )
+from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
 from tests.benchmarks.learning.learners.stacked_mpdqn import StackedMPDQN
 from tests.benchmarks.learning.learners.vector_half_field import (
     DRAWS,
@@ -78,10 +79,17 @@ class Settings:
     parameter_noise: float
 
     def __post_init__(self) -> None:
-        for name in ("updates_per_round", "updates_per_signal", "updates_per_test"):
-            larger, smaller = sorted((getattr(self, name), self.updates_per_draw), reverse=True)
+        intervals = {
+            "updates_per_round": self.updates_per_round,
+            "updates_per_signal": self.updates_per_signal,
+            "updates_per_test": self.updates_per_test,
+        }
+        for name, updates in intervals.items():
+            larger, smaller = sorted((updates, self.updates_per_draw), reverse=True)
             if larger % smaller:
-                raise ValueError(f"{name} is {getattr(self, name)} and updates_per_draw {smaller}; one must divide.")
+                raise ValueError(
+                    f"{name} is {updates} and updates_per_draw {self.updates_per_draw}; one must divide the other."
+                )
 
 
 def scheduler_of(settings: Settings) -> Scheduler:
@@ -173,9 +181,7 @@ class CurriculumRuns:
 
     def save(self, folder: Path) -> None:
         """Writes all that decides how the runs go on."""
-        self.agent.save(folder / "agent.pt")
-        for run, replay in enumerate(self.replays):
-            replay.save(folder / f"replay_{run}")
+        save_agent_and_replays(folder, self.agent, self.replays)
         kept = {
             "updates": self.updates,
             "random": [random.bit_generator.state for random in self._random],
@@ -190,8 +196,7 @@ class CurriculumRuns:
 
     def load(self, folder: Path) -> None:
         """Goes on from what :meth:`save` wrote."""
-        self.agent.load(folder / "agent.pt")
-        self.replays = [load_replay(folder / f"replay_{run}") for run in range(len(self.replays))]
+        self.replays = load_agent_and_replays(folder, self.agent, len(self.replays))
         kept = torch.load(folder / "runs.pt", weights_only=False)
         for random, state in zip(self._random, kept["random"], strict=True):
             random.bit_generator.state = state

@@ -12,13 +12,11 @@ import torch
 
 from lightning_replay import Replay, recipes
 from lightning_replay.events import EventTable, key_in_region
+from tests.benchmarks.learning.learners.stacked_runs import DealtRuns
 from tests.benchmarks.learning.learners.stacked_sac import StackedSAC
-from tests.benchmarks.learning.learners.stacked_td3 import StackedRuns
 
 ENV = "LunarLanderContinuous-v3"
 OBSERVATION_SIZE, ACTION_SIZE = 8, 2
-_NEXT = tuple(("next", name) for name in ("observation", "reward", "terminated"))
-_LEARNED = ("observation", "action", *_NEXT, "priority_weight")  # the last of prioritized draws alone
 # Observed are x and y, 0 at the centre of the pad with the flags at x = ±0.2, four numbers of motion, two legs.
 _FREE = [None] * 4
 CONDITIONS = {
@@ -45,7 +43,7 @@ def replay_of(settings: dict[str, Any], seed: int) -> Replay:
     return recipes.event_tables(capacity, rows, tables=tables, default_share=settings["default_share"], seed=seed)
 
 
-class LanderRuns(StackedRuns):
+class LanderRuns(DealtRuns):
     """Plays some steps, stores them, draws once and makes as many updates; one for each step.
 
     Args:
@@ -76,15 +74,6 @@ class LanderRuns(StackedRuns):
             self._store([np.stack(column, 1) for column in zip(*steps, strict=True)])
             if self.env_steps > self._warmup_steps:
                 self._learn()
-
-    def _learn(self) -> None:
-        """Makes the updates of one draw. Rows are dealt in turn, as draws from tables are ordered by table."""
-        batches = [replay.sample() for replay in self.replays]
-        rows = [batch.select(*_LEARNED, strict=False).view(-1, self._updates_per_draw) for batch in batches]
-        td_errors = self.agent.learn(torch.stack(rows).transpose(1, 2)).transpose(1, 2).flatten(1)
-        for replay, batch, td_error in zip(self.replays, batches, td_errors, strict=True):
-            if replay.awaits_priorities:
-                replay.update_priority(batch, td_error)
 
     def evaluate(self, episodes: int, seed: int) -> np.ndarray:
         """Mean return ``[R]`` of episodes without exploration; their first states are the same for every run."""

@@ -21,7 +21,7 @@ from tests.benchmarks.learning.learners.combination_lock import (
     CombinationLocks,
     Episodes,
 )
-from tests.benchmarks.learning.learners.minatar_dqn import StackedDQN
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 STAGES = DIFFICULTIES * VARIANTS
 OBSERVATION = STAGES + DIFFICULTIES  # the stage, and how many are to go, as one-hot vectors side by side
@@ -105,9 +105,6 @@ class LockRuns:
 
     def _learn(self) -> None:
         batches = [replay.sample() for replay in self._replays]
-        for batch in batches:
-            if "priority_weight" not in batch:
-                batch["priority_weight"] = torch.ones(len(batch))
         td_errors, _ = self._agent.learn(batches)
         for replay, batch, td_error in zip(self._replays, batches, td_errors, strict=True):
             if replay.awaits_priorities:

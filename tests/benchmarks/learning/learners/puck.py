@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,7 @@ from tensordict import TensorDict
 
 from lightning_replay import Replay
 from lightning_replay.table_replay import CurriculumReplay
-
-if TYPE_CHECKING:  # needs an optional extra
-    from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
+from tests.benchmarks.learning.learners.stacked_td3 import StackedTD3
 
 TASKS = ("target", "far", "near", "nearest")
 DISTANCES = np.array([0.9, 0.6, 0.4, 0.2])  # of the starts from the goal, in the order of the tasks

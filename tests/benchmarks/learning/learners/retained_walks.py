@@ -12,7 +12,8 @@ from torch import Tensor
 from lightning_replay import Replay
 from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.writers import RetentionWriter
-from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN, StackedWalks
+from tests.benchmarks.learning.learners.room_walks import StackedWalks
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 _LEARNED = ("observation", "action", "next")
 
@@ -54,19 +55,16 @@ class RetainedWalks(StackedWalks):
     """
 
     _replays: list[SideBySide]
-    _agent: StackedDQN
 
     def advance(self) -> None:
         """Plays the steps of one draw, stores them, draws and learns."""
         for replay, steps in zip(self._replays, self._play().unbind(0), strict=True):
             replay.extend(steps)
         batches = [replay.sample() for replay in self._replays]
-        rows = torch.stack([torch.cat([batch.select(*_LEARNED) for batch in parts]) for parts in batches])
-        updates = self._settings["updates_per_draw"]
-        order = torch.arange(rows.shape[1]).view(-1, updates).t().flatten()
-        td_errors = torch.empty(rows.shape)
-        td_errors[:, order] = self._agent.learn(rows[:, order], updates)
-        fed = zip(self._replays, batches, td_errors, self._agent.values(rows), strict=True)
+        rows = [torch.cat([batch.select(*_LEARNED) for batch in parts]) for parts in batches]
+        td_errors, _ = self._agent.learn(rows, self._settings["updates_per_draw"], in_turn=True)
+        values = self._agent.values(torch.stack([batch["observation"] for batch in rows]))  # after the updates
+        fed = zip(self._replays, batches, td_errors, values, strict=True)
         for replay, parts, td_error, values in fed:
             replay.feed(parts, td_error, values)
 

@@ -1,169 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double DQN of several seeds at once in three rooms: stacked networks, a table for an environment, a replay each."""
+"""Double DQN of several seeds at once: stacked networks, with gradients worked out by hand as in stacked_networks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor, nn
+from tensordict import TensorDictBase
+from torch import Tensor
 
-from lightning_replay import Replay
-from tests.benchmarks.learning.learners.stacked_networks import backward, forward, stacked_parameters
-from tests.benchmarks.learning.learners.three_rooms import INPUTS, NUM_ACTIONS, STATE_OF_ONE_HOT, Table
+from tests.benchmarks.learning.learners.stacked_networks import (
+    StackedAgent,
+    backward,
+    forward,
+    soft_update,
+    stacked_parameters,
+)
 
-_LEARNED = ("observation", "action", "next", "priority_weight")
+
+def flat(observation: Tensor) -> Tensor:
+    """Returns observations ``[R, N, ...]`` as inputs of a network, float32 ``[R, N, I]``."""
+    return observation.flatten(2).float()
 
 
-class StackedDQN(nn.Module):
-    """The agent :class:`lightning_replay.agents.DQN` of R runs: smooth L1, Adam, a target moved with every update.
+class StackedDQN(StackedAgent):
+    """Double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) of R runs, with the Huber loss.
 
     Args:
-        inputs: of the network, for each state, ``[S, I]``.
+        sizes: of the network's input, the hidden layers and the actions.
         seeds: of the weights, one for each run.
-        hidden_sizes: widths of the hidden layers.
         learning_rate: Adam's.
-        discount: γ.
-        target_update_rate: τ.
+        discount: γ, of rows without a column ``discount``.
+        target_update_rate: τ of a step of the target network towards the network; 1 copies it.
+        updates_per_target: updates between two such steps.
+        inputs: of the network, ``[R, N, I]``, from observations ``[R, N, ...]``.
     """
 
     def __init__(
         self,
-        inputs: Tensor,
+        sizes: Sequence[int],
         seeds: Sequence[int],
-        hidden_sizes: Sequence[int],
         learning_rate: float,
         discount: float,
-        target_update_rate: float,
+        target_update_rate: float = 1.0,
+        updates_per_target: int = 1,
+        inputs: Callable[[Tensor], Tensor] = flat,
     ) -> None:
         super().__init__()
-        self._inputs, self._discount, self._target_update_rate = inputs, discount, target_update_rate
-        self.network = stacked_parameters([inputs.shape[1], *hidden_sizes, NUM_ACTIONS], seeds)
-        self._network = list(self.network)
-        self._target = [parameter.detach().clone() for parameter in self._network]
-        self._optimizer = torch.optim.Adam(self._network, lr=learning_rate, fused=True)
+        self.online = stacked_parameters(sizes, seeds)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        # Lists, which are faster to read in an update than torch's ParameterList.
+        self._online, self._target = list(self.online), list(self.target)
+        self._optimizers = [torch.optim.Adam(self._online, lr=learning_rate, fused=True)]
+        self._discount, self._inputs = discount, inputs
+        self._target_update_rate, self._updates_per_target = target_update_rate, updates_per_target
+        # Of each run alone, for surprise of its new rows.
+        self._alone = [
+            [[parameter.detach()[run : run + 1] for parameter in net] for net in (self._online, self._target)]
+            for run in range(len(seeds))
+        ]
+
+    def act(self, observation: Tensor) -> Tensor:
+        """Returns the actions of the highest values, int64 ``[R, N]``, for observations ``[R, N, ...]``."""
+        return self.values(observation).argmax(-1)
 
     @torch.no_grad()
-    def greedy(self, states: Tensor) -> Tensor:
-        """Returns the most valuable actions ``[R, N]`` in states ``[R, N]``."""
-        return forward(self._network, self._inputs[states])[-1].argmax(-1)
+    def values(self, observation: Tensor) -> Tensor:
+        """Returns the values of all actions, ``[R, N, A]``, for observations ``[R, N, ...]``."""
+        return forward(self._online, self._inputs(observation))[-1]
 
     @torch.no_grad()
-    def values(self, batch: TensorDict) -> Tensor:
-        """Returns the values of all actions ``[R, B, A]`` in the states of rows ``[R, B]``."""
-        return forward(self._network, self._inputs[_states(batch["observation"])])[-1]
-
-    @torch.no_grad()
-    def td_error(self, run: int, rows: TensorDict) -> Tensor:
-        """Returns TD errors ``[N]`` of rows ``[N]`` of one run, magnitudes, as they are at present."""
-        columns = [column.unsqueeze(0) for column in self._columns(rows)]
-        network, target = ([parameter[run : run + 1] for parameter in net] for net in (self._network, self._target))
-        return self._error(network, target, *columns[:-1])[0].abs().squeeze(0)
-
-    @torch.no_grad()
-    def learn(self, batch: TensorDict, updates: int, in_turn: bool = False) -> Tensor:
-        """Deals rows ``[R, B]`` to updates; returns their TD errors ``[R, B]``, magnitudes.
+    def learn(
+        self, batches: Sequence[TensorDictBase], updates: int = 1, in_turn: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Makes updates of every run from its batch ``[B]``, in which ``priority_weight`` weights the rows.
 
         Args:
-            batch: of a draw of each run; one from tables is ordered by table.
-            updates: how many.
+            batches: one of each run, with the rows of all updates; a draw from tables is ordered by table.
+            updates: how many, which divides B.
             in_turn: an update takes every ``updates``-th row instead of consecutive ones.
-        """
-        shape, among = ((-1, updates), -1) if in_turn else ((updates, -1), 1)
-        dealt = [column.unflatten(1, shape).unbind(among) for column in self._columns(batch)]
-        return torch.stack([self._update(*rows) for rows in zip(*dealt, strict=True)], among).flatten(1)
 
-    def _columns(self, batch: TensorDict) -> list[Tensor]:
-        states, following = (_states(each) for each in (batch["observation"], batch["next", "observation"]))
-        weight = batch.get("priority_weight", torch.ones(states.shape))
-        going_on = self._discount * (~batch["next", "terminated"].squeeze(-1))
-        return [states, batch["action"].long(), following, batch["next", "reward"].squeeze(-1), going_on, weight]
+        Returns:
+            TD errors ``[R, B]``, target less value, and action values ``[R, B, A]``, of before the update of each row.
+        """
+        shape, among = ((-1, updates), 2) if in_turn else ((updates, -1), 1)
+        columns = [torch.stack(column) for column in zip(*map(self._columns, batches), strict=True)]
+        dealt = [column.unflatten(1, shape).movedim(among, 0).contiguous() for column in columns]
+        pairs = [self._update(*rows) for rows in zip(*dealt, strict=True)]
+        td_error, values = (torch.stack(column, among).flatten(1, 2) for column in zip(*pairs, strict=True))
+        return td_error, values
+
+    @torch.no_grad()
+    def td_error(self, run: int, rows: TensorDictBase) -> Tensor:
+        """Returns TD errors ``[M]`` of rows ``[M]`` of one run, target less value."""
+        *columns, _ = (column.unsqueeze(0) for column in self._columns(rows))
+        return self._errors(*self._alone[run], *columns)[0].squeeze(0)
+
+    def _columns(self, rows: TensorDictBase) -> list[Tensor]:
+        following, discount = rows["next"], rows.get("discount", None)
+        going_on = (~following["terminated"]).float().flatten()
+        return [
+            rows["observation"],
+            rows["action"],
+            following["observation"],
+            following["reward"].flatten(),
+            going_on.mul_(self._discount if discount is None else discount.flatten()),
+            rows.get("priority_weight", torch.ones(len(going_on))),
+        ]
 
     def _update(
-        self, states: Tensor, action: Tensor, following: Tensor, reward: Tensor, discount: Tensor, weight: Tensor
-    ) -> Tensor:
-        error, outputs = self._error(self._network, self._target, states, action, following, reward, discount)
-        slope = (weight * error.clamp(-1.0, 1.0) / error.shape[1]).unsqueeze(-1)
-        gradient = torch.zeros_like(outputs[-1]).scatter_(-1, action.unsqueeze(-1), slope)
-        backward(self._network, outputs, gradient)
-        self._optimizer.step()
-        torch._foreach_lerp_(self._target, self._network, self._target_update_rate)
-        return error.abs()
+        self, observation: Tensor, action: Tensor, following: Tensor, reward: Tensor, discount: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns TD errors ``[R, B]`` and action values ``[R, B, A]``; all arguments are ``[R, B, ...]``."""
+        rows = (observation, action, following, reward, discount)
+        td_error, outputs = self._errors(self._online, self._target, *rows)
+        slope = td_error.clamp(-1.0, 1.0).mul_(weight).div_(-weight.shape[1]).unsqueeze(-1)
+        backward(self._online, outputs, torch.zeros_like(outputs[-1]).scatter_(-1, action.unsqueeze(-1), slope))
+        (optimizer,) = self._optimizers
+        optimizer.step()
+        self._updates += 1
+        if self._updates % self._updates_per_target == 0:
+            soft_update(self._target, self._online, self._target_update_rate)
+        return td_error, outputs[-1]
 
-    def _error(
+    def _errors(
         self,
-        network: Sequence[Tensor],
+        online: Sequence[Tensor],
         target: Sequence[Tensor],
-        states: Tensor,
+        observation: Tensor,
         action: Tensor,
         following: Tensor,
         reward: Tensor,
         discount: Tensor,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns the value less its target ``[R, B]``, and the outputs of the layers."""
-        best = forward(network, self._inputs[following])[-1].argmax(-1, keepdim=True)
-        value = forward(target, self._inputs[following])[-1].gather(-1, best).squeeze(-1)
-        outputs = forward(network, self._inputs[states])
-        taken = outputs[-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return taken - reward - discount * value, outputs
+        """Returns TD errors ``[R, B]``, and the outputs of the layers."""
+        inputs = self._inputs(following)
+        best = forward(online, inputs)[-1].argmax(-1, keepdim=True)
+        later = forward(target, inputs)[-1].gather(-1, best).squeeze(-1).mul_(discount)
+        outputs = forward(online, self._inputs(observation))
+        return self._sum(reward, later, outputs[-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)), outputs
 
-
-class StackedWalks:
-    """The agent's runs after their first goals, each in its own three rooms with its own replay.
-
-    Args:
-        agent: of all runs.
-        table: of the environment.
-        replays: one for each run.
-        seeds: of the random actions, one for each run.
-        settings: ``episode_steps``, ``exploration``, ``steps_per_draw``, ``updates_per_draw``, ``rows_in_turn``.
-    """
-
-    def __init__(
-        self, agent: StackedDQN, table: Table, replays: Sequence[Replay], seeds: Sequence[int], settings: dict[str, Any]
-    ) -> None:
-        self._agent, self._table, self._replays, self._settings = agent, table, list(replays), settings
-        self._generators = [np.random.default_rng(seed) for seed in seeds]
-        self._state = np.full(len(seeds), table.start)
-        self._episode_step = np.zeros(len(seeds), dtype=np.int64)
-
-    def advance(self) -> None:
-        """Plays the steps of one draw, stores them, draws and learns."""
-        for replay, steps in zip(self._replays, self._play().unbind(0), strict=True):
-            replay.extend(steps)
-        batches = [replay.sample() for replay in self._replays]
-        rows = torch.stack([batch.select(*_LEARNED, strict=False) for batch in batches])
-        errors = self._agent.learn(rows, self._settings["updates_per_draw"], self._settings.get("rows_in_turn", False))
-        for replay, batch, error in zip(self._replays, batches, errors, strict=True):
-            if replay.is_prioritized:
-                replay.update_priority(batch["index"], error, generation=batch["generation"])
-
-    def _play(self) -> TensorDict:
-        """Steps ``[R, N]``."""
-        count, limit = self._settings["steps_per_draw"], self._settings["episode_steps"]
-        chance = np.stack([generator.random(count) for generator in self._generators])
-        drawn = np.stack([generator.integers(NUM_ACTIONS, size=count) for generator in self._generators])
-        columns = []
-        for step in range(count):
-            greedy = self._agent.greedy(torch.from_numpy(self._state).unsqueeze(1)).squeeze(1).numpy()
-            action = np.where(chance[:, step] < self._settings["exploration"], drawn[:, step], greedy)
-            self._episode_step += 1
-            truncated = self._episode_step == limit
-            columns.append((self._state, action, truncated))
-            done = truncated | self._table.is_goal[self._state, action]
-            self._state = np.where(done, self._table.start, self._table.following[self._state, action])
-            self._episode_step[done] = 0
-        return self._table.steps_of(*(np.stack(column, 1) for column in zip(*columns, strict=True)))
-
-
-def _states(observation: Tensor) -> Tensor:
-    return (observation @ STATE_OF_ONE_HOT).long()
-
-
-def agent_of(settings: dict[str, Any], seeds: Sequence[int]) -> StackedDQN:
-    """The agent with the settings of an experiment."""
-    names = ("hidden_sizes", "learning_rate", "discount", "target_update_rate")
-    return StackedDQN(INPUTS[settings["inputs"]], seeds, **{name: settings[name] for name in names})
+    @staticmethod
+    def _sum(reward: Tensor, later: Tensor, taken: Tensor) -> Tensor:
+        """Returns reward plus discounted value of the next state less value of the action taken."""
+        return later.add_(reward).sub_(taken)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tests.benchmarks.learning.learners.stacked_networks import (
+    StackedAgent,
     activated,
     backward,
     before_activation,
@@ -20,12 +20,13 @@ from tests.benchmarks.learning.learners.stacked_networks import (
     forward,
     input_gradient,
     kaiming_parameters,
+    soft_update,
 )
 
 _SLOPE = 0.01  # of the agent's leaky ReLU
 
 
-class StackedMPDQN(nn.Module):
+class StackedMPDQN(StackedAgent):
     """The agent :class:`~lightning_replay.agents.MPDQN` of R runs, which share nothing but the time they take.
 
     Args:
@@ -120,20 +121,8 @@ class StackedMPDQN(nn.Module):
         for optimizer, network in zip(self._optimizers, (self._values, self._parameterizer), strict=True):
             clip_gradients(network, self._gradient_clip)
             optimizer.step()
-        torch._foreach_lerp_(self._targets, self._sources, self._target_update_rate)
+        soft_update(self._targets, self._sources, self._target_update_rate)
         return error.squeeze(-1).abs()
-
-    def save(self, path: Path) -> None:
-        """Writes networks and optimisers."""
-        states = [optimizer.state_dict() for optimizer in self._optimizers]
-        torch.save({"networks": self.state_dict(), "optimizers": states}, path)
-
-    def load(self, path: Path) -> None:
-        """Reads what :meth:`save` wrote."""
-        kept = torch.load(path)
-        self.load_state_dict(kept["networks"])
-        for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
 
     def _learn_parameters(self, observation: Tensor) -> None:
         """Sets the gradients of the parameters' network: those of ``-Σ_k Q_k(s, x(s))``, inverted at the bounds."""

@@ -5,12 +5,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import leaky_relu_
 
 _FEW = 16
+
+
+class StackedAgent(nn.Module):
+    """Networks of R runs with what is saved beside them: optimisers, updates made, a generator of noise for each run.
+
+    Subclasses set ``_optimizers`` and, where they draw noise, ``_noise``, and count ``_updates`` where these matter.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._noise: list[Generator] = []
+        self._updates = 0
+
+    def save(self, path: Path) -> None:
+        """Writes networks, optimisers, updates and the states of the noise."""
+        torch.save(
+            {
+                "networks": self.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "noise": [generator.get_state() for generator in self._noise],
+                "updates": self._updates,
+            },
+            path,
+        )
+
+    def load(self, path: Path) -> None:
+        """Reads what :meth:`save` wrote."""
+        kept = torch.load(path)
+        self.load_state_dict(kept["networks"])
+        for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        for generator, state in zip(self._noise, kept["noise"], strict=True):
+            generator.set_state(state)
+        self._updates = kept["updates"]
+
+    def _draw(self, shape: Sequence[int]) -> Tensor:
+        """Returns normal noise ``[R, *shape]``, each run's from its own generator."""
+        return torch.stack([torch.randn(*shape, generator=generator) for generator in self._noise])
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> None:
@@ -39,6 +79,11 @@ def stacked_parameters(sizes: Sequence[int], seeds: Sequence[int]) -> nn.Paramet
     return nn.ParameterList(parameters)
 
 
+def twin_parameters(sizes: Sequence[int], seeds: Sequence[int]) -> nn.ParameterList:
+    """Returns :func:`stacked_parameters` of two critics for each of R seeds: the first ones, then the second ones."""
+    return stacked_parameters(sizes, [1_000_000 * critic + seed for critic in (1, 2) for seed in seeds])
+
+
 def kaiming_parameters(sizes: Sequence[int], seeds: Sequence[int], output_scale: float = 0.01) -> nn.ParameterList:
     """Returns what :func:`stacked_parameters` returns, with normal weights of variance 2 / inputs and zero biases.
 
@@ -51,6 +96,11 @@ def kaiming_parameters(sizes: Sequence[int], seeds: Sequence[int], output_scale:
         drawn = [scale * torch.randn(inputs, outputs, generator=generator) for generator in generators]
         parameters += [torch.stack(drawn), torch.zeros(len(seeds), 1, outputs)]
     return nn.ParameterList(parameters)
+
+
+def soft_update(targets: Sequence[Tensor], sources: Sequence[Tensor], rate: float) -> None:
+    """Moves the parameters of target networks towards their sources by this share of the way, in place."""
+    torch._foreach_lerp_(targets, sources, rate)
 
 
 # The gradients of networks this small are worked out by hand: torch's autograd takes a third longer.

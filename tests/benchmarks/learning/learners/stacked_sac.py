@@ -6,20 +6,27 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
-from tests.benchmarks.learning.learners.stacked_networks import backward, forward, input_gradient, stacked_parameters
+from tests.benchmarks.learning.learners.stacked_networks import (
+    StackedAgent,
+    backward,
+    forward,
+    input_gradient,
+    soft_update,
+    stacked_parameters,
+    twin_parameters,
+)
 
 _LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
 _RAW_SHIFT = math.log(math.expm1(0.99))
 
 
-class StackedSAC(nn.Module):
+class StackedSAC(StackedAgent):
     """The agent :class:`lightning_replay.agents.SAC` of R runs, for :class:`StackedRuns`; actions are in [-1, 1].
 
     Args:
@@ -46,9 +53,7 @@ class StackedSAC(nn.Module):
         self._discount, self._target_update_rate = discount, target_update_rate
         self._target_entropy = -float(action_size)
         self.policy = stacked_parameters([observation_size, *hidden_sizes, 2 * action_size], seeds)
-        # The first R networks are the first critics of the runs, the others the second ones.
-        both = [1_000_000 * critic + seed for critic in (1, 2) for seed in seeds]
-        self.critics = stacked_parameters([observation_size + action_size, *hidden_sizes, 1], both)
+        self.critics = twin_parameters([observation_size + action_size, *hidden_sizes, 1], seeds)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(len(seeds), 1, 1))
         # Lists, which are faster to read in an update than torch's ParameterList.
@@ -84,26 +89,6 @@ class StackedSAC(nn.Module):
         dealt = zip(*(column.unbind(1) for column in columns), strict=True)
         return torch.stack([self._update(*columns).squeeze(-1) for columns in dealt], 1)
 
-    def save(self, path: Path) -> None:
-        """Writes networks, optimisers and the states of the noise."""
-        torch.save(
-            {
-                "networks": self.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-                "noise": [generator.get_state() for generator in self._noise],
-            },
-            path,
-        )
-
-    def load(self, path: Path) -> None:
-        """Reads what :meth:`save` wrote."""
-        kept = torch.load(path)
-        self.load_state_dict(kept["networks"])
-        for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        for generator, state in zip(self._noise, kept["noise"], strict=True):
-            generator.set_state(state)
-
     def _update(
         self,
         observation: Tensor,
@@ -135,7 +120,7 @@ class StackedSAC(nn.Module):
         policy_optimizer.step()
         self.log_alpha.grad = -(log_density + self._target_entropy).mean(1, keepdim=True)
         entropy_optimizer.step()
-        torch._foreach_lerp_(self._target_critics, self._critics, self._target_update_rate)
+        soft_update(self._target_critics, self._critics, self._target_update_rate)
         return td_error
 
     def _policy_gradient(self, observation: Tensor, noise: Tensor, alpha: Tensor) -> Tensor:
@@ -158,9 +143,6 @@ class StackedSAC(nn.Module):
             self._policy, policy_outputs, torch.cat([gradient, of_deviation * torch.sigmoid(raw + _RAW_SHIFT)], -1)
         )
         return _log_density(unbounded, deviation, noise)
-
-    def _draw(self, shape: Sequence[int]) -> Tensor:
-        return torch.stack([torch.randn(*shape, generator=generator) for generator in self._noise])
 
 
 def _deviation(raw: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms.shaping import OneAt, PotentialShaping
 from tests.benchmarks.learning.learners.grids import state_of
+from tests.benchmarks.learning.learners.stacked_dqn import flat
 from tests.benchmarks.learning.recorder import Recorder
 
 WIDTH, HEIGHT = len(ThreeRooms.MAP[0]), len(ThreeRooms.MAP)
@@ -28,11 +29,19 @@ PLACES = [(x, y, direction) for x in range(WIDTH) for y in range(HEIGHT) for dir
 COLUMNS = zip((WIDTH, HEIGHT, 4), zip(*PLACES, strict=True), strict=True)
 ONE_HOT = torch.cat([torch.eye(size)[list(column)] for size, column in COLUMNS], 1)
 COORDINATES = torch.tensor([[x / (WIDTH - 1), y / (HEIGHT - 1), *torch.eye(4)[d]] for x, y, d in PLACES])
-INPUTS = {"one-hot": ONE_HOT, "coordinates": COORDINATES}
 STATE_OF_ONE_HOT = torch.cat([4.0 * HEIGHT * torch.arange(WIDTH), 4.0 * torch.arange(HEIGHT), torch.arange(4.0)])
 GOAL_DISTANCE = torch.cat(
     [(torch.arange(size) - at).abs() for size, at in zip((WIDTH, HEIGHT), ThreeRooms.GOAL, strict=True)]
 ).float()
+
+
+def coordinates(observation: Tensor) -> Tensor:
+    """Returns x and y in [0, 1] and the direction as a one-hot vector, ``[..., 6]``, of observations ``[..., 28]``."""
+    return COORDINATES[(observation @ STATE_OF_ONE_HOT).long()]
+
+
+# By name, how many inputs of a network there are, and what makes them of observations.
+INPUTS = {"one-hot": (ONE_HOT.shape[1], flat), "coordinates": (COORDINATES.shape[1], coordinates)}
 
 
 def in_a_gap(steps: TensorDict) -> Tensor:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double DQN of several seeds at once on a game of MinAtar: stacked networks, a game and a replay for each run.
+"""Games of MinAtar for several seeds of double DQN at once: a game and a replay for each run.
 
 Runs share nothing but the time they take: each has its own weights, random actions, game and replay, all by its seed.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,106 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_replay import Replay, load_replay
+from lightning_replay import Replay
 from lightning_replay.envs.minatar import MinAtarGame
-from tests.benchmarks.learning.learners.stacked_networks import backward, forward, stacked_parameters
+from tests.benchmarks.learning.learners.checkpoints import load_agent_and_replays, save_agent_and_replays
+from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 _EPISODES = 50  # over which a return is averaged
-
-
-class StackedDQN(nn.Module):
-    """Double DQN (van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461) of R runs, with the Huber loss.
-
-    Args:
-        sizes: of the flat observation, the hidden layers and the actions.
-        seeds: of the weights, one for each run.
-        learning_rate: Adam's.
-        discount: γ, of rows without a column ``discount``.
-        updates_per_target: updates between two copies of the network to the target network.
-    """
-
-    def __init__(
-        self, sizes: Sequence[int], seeds: Sequence[int], learning_rate: float, discount: float, updates_per_target: int
-    ) -> None:
-        super().__init__()
-        self.online = stacked_parameters(sizes, seeds)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self._optimizer = torch.optim.Adam(self.online.parameters(), lr=learning_rate, fused=True)
-        self._discount, self._updates_per_target = discount, updates_per_target
-        self._online, self._target = list(self.online), list(self.target)
-        self._updates = 0
-        # Of each run alone, for surprise of its new rows.
-        runs = range(len(seeds))
-        self._alone = [
-            [[p.detach()[run : run + 1] for p in net] for net in (self._online, self._target)] for run in runs
-        ]
-
-    @torch.no_grad()
-    def act(self, observation: Tensor) -> Tensor:
-        """Returns the actions of the highest values, ``[R]``, for observations ``[R, O]``."""
-        return forward(self._online, observation.unsqueeze(1))[-1].squeeze(1).argmax(-1)
-
-    @torch.no_grad()
-    def values(self, observation: Tensor) -> Tensor:
-        """Returns the values of all actions, ``[R, N, A]``, for observations ``[R, N, O]``."""
-        return forward(self._online, observation)[-1]
-
-    @torch.no_grad()
-    def learn(self, batches: Sequence[TensorDictBase]) -> tuple[Tensor, Tensor]:
-        """Makes one update of every run; returns TD errors ``[R, B]`` and action values ``[R, B, A]`` of before it."""
-        columns = [torch.stack(column) for column in zip(*map(self._columns, batches), strict=True)]
-        weight = torch.stack([batch["priority_weight"] for batch in batches])
-        td_error, outputs = self._errors(self._online, self._target, columns)
-        gradient = torch.zeros_like(outputs[-1])
-        slope = td_error.clamp(-1.0, 1.0).mul_(weight).div_(-weight.shape[1])
-        gradient.scatter_(2, columns[1].unsqueeze(2), slope.unsqueeze(2))
-        backward(self._online, outputs, gradient)
-        self._optimizer.step()
-        self._updates += 1
-        if self._updates % self._updates_per_target == 0:
-            torch._foreach_copy_(self._target, self._online)
-        return td_error, outputs[-1]
-
-    @torch.no_grad()
-    def td_error(self, run: int, rows: TensorDictBase) -> Tensor:
-        """Returns TD errors ``[M]`` of rows ``[M]`` of one run."""
-        columns = [column.unsqueeze(0) for column in self._columns(rows)]
-        return self._errors(*self._alone[run], columns)[0].squeeze(0)
-
-    def _columns(self, rows: TensorDictBase) -> list[Tensor]:
-        following, discount = rows["next"], rows.get("discount", None)
-        stays = (~following["terminated"]).float().flatten()
-        return [
-            rows["observation"].flatten(1).float(),
-            rows["action"],
-            following["observation"].flatten(1).float(),
-            following["reward"].flatten(),
-            stays.mul_(self._discount if discount is None else discount.flatten()),
-        ]
-
-    @staticmethod
-    def _errors(
-        online: Sequence[Tensor], target: Sequence[Tensor], columns: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        observation, action, following, reward, discount = columns
-        best = forward(online, following)[-1].argmax(2, keepdim=True)
-        goal = forward(target, following)[-1].gather(2, best).squeeze(2).mul_(discount).add_(reward)
-        outputs = forward(online, observation)
-        return goal - outputs[-1].gather(2, action.unsqueeze(2)).squeeze(2), outputs
-
-    def save(self, path: Path) -> None:
-        """Writes networks and optimiser."""
-        kept = {"networks": self.state_dict(), "optimizer": self._optimizer.state_dict(), "updates": self._updates}
-        torch.save(kept, path)
-
-    def load(self, path: Path) -> None:
-        """Reads what :meth:`save` wrote."""
-        kept = torch.load(path)
-        self.load_state_dict(kept["networks"])
-        self._optimizer.load_state_dict(kept["optimizer"])
-        self._updates = kept["updates"]
 
 
 class Steps:
@@ -198,19 +105,25 @@ class StackedPlayers:
 
     def save(self, folder: Path) -> None:
         """Writes agent, replays, games and random generators, from which the runs go on exactly as they are."""
-        self.agent.save(folder / "agent.pt")
-        for number, replay in enumerate(self.replays):
-            replay.save(folder / f"replay_{number}")
-        torch.save({name: getattr(self, name) for name in _SAVED}, folder / "runs.pt")
+        save_agent_and_replays(folder, self.agent, self.replays)
+        kept = {
+            "env_steps": self.env_steps,
+            "games": self._games,
+            "observation": self._observation,
+            "random": self._random,
+            "returns": self._returns,
+            "totals": self._totals,
+        }
+        torch.save(kept, folder / "runs.pt")
 
     def load(self, folder: Path, prepare: Callable[[int, Replay], None]) -> None:
         """Reads what :meth:`save` wrote; ``prepare`` sets again what a replay does not save."""
-        self.agent.load(folder / "agent.pt")
-        self.replays = [load_replay(folder / f"replay_{number}") for number in range(len(self.replays))]
+        self.replays = load_agent_and_replays(folder, self.agent, len(self.replays))
         for number, replay in enumerate(self.replays):
             prepare(number, replay)
-        for name, value in torch.load(folder / "runs.pt", weights_only=False).items():
-            setattr(self, name, value)
+        kept = torch.load(folder / "runs.pt", weights_only=False)
+        self.env_steps, self._games, self._observation = kept["env_steps"], kept["games"], kept["observation"]
+        self._random, self._returns, self._totals = kept["random"], kept["returns"], kept["totals"]
 
     def _step(self, row: int) -> None:
         number, settings = self.env_steps, self._settings
@@ -218,8 +131,7 @@ class StackedPlayers:
         exploration = 1.0 + fallen * (settings["last_exploration"] - 1.0)
         best = None
         if exploration < 1.0:
-            flat = torch.from_numpy(self._observation).flatten(1).float()
-            best = self.agent.act(flat).tolist()
+            best = self.agent.act(torch.from_numpy(self._observation).unsqueeze(1)).squeeze(1).tolist()
         for run, (env, steps) in enumerate(zip(self._games, self.steps, strict=True)):
             is_random = self._random[run].random() < exploration
             action = self._random[run].randrange(self._num_actions) if is_random else best[run]
@@ -240,7 +152,3 @@ class StackedPlayers:
         td_error, values = self.agent.learn(batches)
         for run, batch in enumerate(batches):
             self._feed(run, self.replays[run], batch, td_error[run], values[run])
-
-
-# Attributes of players that decide how the runs go on, beside agent and replays.
-_SAVED = ("env_steps", "_games", "_observation", "_random", "_returns", "_totals")
