@@ -22,7 +22,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from lightning_replay.validation import check_kind, checked_number, did_you_mean
-from rllib_ext.apex.config import ApexDQNConfig
+from rllib_ext.apex.algorithm import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
 from rllib_ext.environments import set_class_path
 

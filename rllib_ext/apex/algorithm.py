@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.algorithms.dqn import DQN
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.dqn import DQN, DQNConfig
 from ray.rllib.core import (
-    ALL_MODULES,
     COMPONENT_ENV_TO_MODULE_CONNECTOR,
     COMPONENT_LEARNER,
     COMPONENT_MODULE_TO_ENV_CONNECTOR,
@@ -20,30 +18,152 @@ from ray.rllib.core import (
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     ENV_RUNNER_SAMPLING_TIMER,
-    LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
-    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     REPLAY_BUFFER_ADD_DATA_TIMER,
-    REPLAY_BUFFER_RESULTS,
-    REPLAY_BUFFER_SAMPLE_TIMER,
-    REPLAY_BUFFER_UPDATE_PRIOS_TIMER,
     SYNCH_WORKER_WEIGHTS_TIMER,
-    TD_ERROR_KEY,
     TIMERS,
     WEIGHTS_SEQ_NO,
 )
-from ray.rllib.utils.numpy import convert_to_numpy
-from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 
+from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
 from rllib_ext.apex.collection import Collected, Collection
-from rllib_ext.apex.config import ApexDQNConfig
 from rllib_ext.apex.exploration import set_epsilons
+from rllib_ext.apex.rate_limiter import RateLimiter
+from rllib_ext.apex.updates import update_learners
 from rllib_ext.rllib_compat import force_weights, probe_lost
 
 RATE_LIMITER = "rate_limiter"
+_SHARE_OF_FIRST_ROWS = 0.1
 _CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
+
+
+class ApexDQNConfig(DQNConfig):
+    """Configures :class:`ApexDQN`; the options are DQN's, and those of :meth:`training`.
+
+    Defaults that differ from DQN's: returns over 3 steps, 512 rows in a batch (both as in the paper), fragments of 50
+    steps, two requests for every EnvRunner in flight.
+
+    Example:
+        >>> config = ApexDQNConfig().environment("CartPole-v1").env_runners(num_env_runners=2)
+        >>> config = config.training(samples_per_insert=8.0, train_batch_size_per_learner=64)
+        >>> config.new_rate_limiter().error_buffer  # a batch, and the draws that 2 * 2 requests of 50 steps call for
+        1664.0
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ApexDQN)
+        self.n_step = 3
+        self.train_batch_size = 512
+        self.rollout_fragment_length = 50
+        self.max_requests_in_flight_per_env_runner = 2
+        self.epsilon = 0.4
+        self.epsilon_exponent = 7.0
+        self.samples_per_insert: float | None = None
+        self.error_buffer: float | None = None
+        self.broadcast_interval = 10
+        # RLlib's own would wait for every EnvRunner at the end of an iteration.
+        self._dont_auto_sync_env_runner_states = True
+
+    def training(  # type: ignore[override]
+        self,
+        *,
+        epsilon: float = NotProvided,
+        epsilon_exponent: float = NotProvided,
+        samples_per_insert: float | None = NotProvided,
+        error_buffer: float | None = NotProvided,
+        broadcast_interval: int = NotProvided,
+        **options: Any,
+    ) -> ApexDQNConfig:
+        """Sets the options of training.
+
+        Args:
+            epsilon: ε of the environment that explores most, one number; see
+                :func:`~rllib_ext.apex.exploration.epsilons`.
+            epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
+            samples_per_insert: rows drawn for each environment step, held by a
+                :class:`~rllib_ext.apex.rate_limiter.RateLimiter`: the loop draws nothing while too few steps have come,
+                and requests none while too many have. ``None`` leaves both sides as fast as they are.
+            error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
+                ``num_steps_sampled_before_learning_starts`` rows call for, and enough for one batch and all requests in
+                flight.
+            broadcast_interval: updates after which EnvRunners get new weights.
+            options: of DQN. ``num_steps_sampled_before_learning_starts`` are rows in the buffer, and not steps of the
+                whole run; ``training_intensity`` is refused.
+        """
+        super().training(**options)
+        given = {
+            "epsilon": epsilon,
+            "epsilon_exponent": epsilon_exponent,
+            "samples_per_insert": samples_per_insert,
+            "error_buffer": error_buffer,
+            "broadcast_interval": broadcast_interval,
+        }
+        for name, value in given.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    def validate(self) -> None:
+        """Refuses options that cannot work together.
+
+        Raises:
+            TypeError: a value of another kind.
+            ValueError: a value out of range, the old API stack, a schedule of ``epsilon``, a ``training_intensity``, or
+                a buffer too small for ``num_steps_sampled_before_learning_starts``.
+        """
+        super().validate()
+        if self.in_evaluation:
+            return
+        if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
+            raise ValueError("ApexDQN is on the new API stack alone. Remove .api_stack(...) from the config")
+        if isinstance(self.epsilon, Sequence):
+            raise ValueError(
+                f"epsilon is the schedule {self.epsilon}; every environment of ApexDQN keeps its own epsilon. Give one "
+                "number, epsilon=0.4, and epsilon_exponent=7.0"
+            )
+        checked_number("epsilon", self.epsilon, 0.0, 1.0)
+        checked_number("epsilon_exponent", self.epsilon_exponent, 0.0)
+        checked_count("broadcast_interval", self.broadcast_interval, of="updates")
+        if self.training_intensity is not None:
+            raise ValueError(
+                f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
+                f"samples_per_insert={self.training_intensity}. Give that instead"
+            )
+        self._check_first_rows()
+        self.new_rate_limiter()
+
+    def _check_first_rows(self) -> None:
+        capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
+        if isinstance(capacity, int) and capacity < needed:
+            raise ValueError(
+                f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
+                "training would never start. Lower the one or raise the other"
+            )
+
+    def new_rate_limiter(self) -> RateLimiter:
+        """Returns the limiter that these options describe."""
+        first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
+        insert_size = self.rows_per_request
+        error_buffer = self.error_buffer
+        if error_buffer is None:
+            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
+            ratio = checked_number("samples_per_insert", self.samples_per_insert or ABOVE_ZERO, ABOVE_ZERO)
+            in_flight = math.ceil(ratio * insert_size * requests)
+            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
+        return RateLimiter(
+            self.samples_per_insert,
+            min_size_to_sample=first_rows,
+            error_buffer=error_buffer,
+            batch_size=self.total_train_batch_size,
+            insert_size=insert_size,
+        )
+
+    @property
+    def rows_per_request(self) -> int:
+        """Steps that an EnvRunner plays for one request, at least; complete episodes have more."""
+        steps = 1 if self.batch_mode == "complete_episodes" else self.get_rollout_fragment_length()
+        return self.num_envs_per_env_runner * steps
 
 
 class ApexDQN(DQN):
@@ -117,7 +237,7 @@ class ApexDQN(DQN):
             self._collection.request(lambda pending: limiter.may_insert(len(buffer), pending))
         if limiter.may_sample(len(buffer)):
             limiter.sample()
-            self._update(buffer)
+            self._learned |= update_learners(self, is_stateful=self._module_is_stateful)
             self._updates_until_broadcast -= 1
         if self._updates_until_broadcast <= 0:
             self._updates_until_broadcast = self.config.broadcast_interval
@@ -131,31 +251,6 @@ class ApexDQN(DQN):
             return []  # in one process steps and draws take turns
         episodes, metrics = self.env_runner.sample(), self.env_runner.get_metrics()
         return [Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0)))]
-
-    def _update(self, buffer: Any) -> None:
-        """Draws a batch, updates the Learners and the priorities, as DQN's synchronous step does."""
-        config = self.config
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
-            episodes = buffer.sample(
-                num_items=config.total_train_batch_size,
-                n_step=config.n_step,
-                batch_length_T=self._module_is_stateful * config.model_config.get("max_seq_len", 0),
-                lookback=int(self._module_is_stateful),
-                min_batch_length_T=config.burn_in_len,
-                gamma=config.gamma,
-                beta=config.replay_buffer_config.get("beta"),
-                sample_episodes=True,
-            )
-            self.metrics.aggregate([buffer.get_metrics()], key=REPLAY_BUFFER_RESULTS)
-        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-            clocks = (NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_AGENT_STEPS_SAMPLED_LIFETIME)
-            timesteps = {one: self.metrics.peek((ENV_RUNNER_RESULTS, one), default=0) for one in clocks}
-            results = self.learner_group.update(episodes=episodes, timesteps=timesteps)
-            self._learned |= {name for result in results for name in result} - {ALL_MODULES}
-            td_errors = _pop_td_errors(results)
-            self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
-            update_priorities_in_episode_replay_buffer(replay_buffer=buffer, td_errors=td_errors)
 
     def _broadcast(self) -> None:
         """Hands out the weights of modules that have learned, and the merged states of connectors."""
@@ -195,13 +290,3 @@ class ApexDQN(DQN):
         if RATE_LIMITER in state:
             self.rate_limiter.load_state_dict(state[RATE_LIMITER])
         self._updates_until_broadcast = 0  # the EnvRunners have other weights
-
-
-def _pop_td_errors(results: list[Any]) -> dict[str, Any]:
-    """Takes the TD errors, by module and in the order of the Learners, out of results, which are logged."""
-    found: dict[str, list[Any]] = defaultdict(list)
-    for result in results:
-        for name, one in result.items():
-            if TD_ERROR_KEY in one:
-                found[name].extend(convert_to_numpy(one.pop(TD_ERROR_KEY).peek()))
-    return {name: {TD_ERROR_KEY: np.concatenate(parts, axis=0)} for name, parts in found.items()}
