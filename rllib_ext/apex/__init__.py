@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ape-X: DQN whose EnvRunners, buffer and Learners do not wait for each other."""
+"""Ape-X: DQN with asynchronous collection."""
 
 from rllib_ext.apex.algorithm import ApexDQN, ApexDQNConfig
 from rllib_ext.apex.rate_limiter import RateLimiter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ape-X on RLlib's DQN: its Learners and modules, with a training loop that waits for no EnvRunner."""
+"""Ape-X on RLlib's DQN: its Learners and modules in an asynchronous training loop."""
 
 from __future__ import annotations
 
@@ -196,9 +196,8 @@ class ApexDQN(DQN):
         self.rate_limiter = self.config.new_rate_limiter()
         self._updates_until_broadcast = self.config.broadcast_interval
         self._learned: set[str] = set()
-        self._collection = Collection(
-            self.env_runner_group, self.config.rows_per_request, self.config.sample_timeout_s or math.inf
-        )
+        timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s
+        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s)
         others = self._set_epsilons()
         if others and not self.config.is_multi_agent:
             raise ValueError(
@@ -231,13 +230,14 @@ class ApexDQN(DQN):
             self.metrics.aggregate([one.metrics for one in collected], key=ENV_RUNNER_RESULTS)
             with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
                 for one in collected:
-                    limiter.insert(one.num_env_steps, len(buffer))
+                    size = len(buffer)
                     buffer.add(one.episodes)
+                    limiter.insert(one.num_env_steps, size)
         if self.env_runner_group.num_remote_env_runners():
             self._collection.request(lambda pending: limiter.may_insert(len(buffer), pending))
         if limiter.may_sample(len(buffer)):
-            limiter.sample()
             self._learned |= update_learners(self, is_stateful=self._module_is_stateful)
+            limiter.sample()
             self._updates_until_broadcast -= 1
         if self._updates_until_broadcast <= 0:
             self._updates_until_broadcast = self.config.broadcast_interval
@@ -271,7 +271,8 @@ class ApexDQN(DQN):
             force_weights(group.local_env_runner, state)
         if not self.config.broadcast_env_runner_states:
             state = {name: value for name, value in state.items() if name not in _CONNECTORS}
-        self._collection.publish(state)
+        if group.num_remote_env_runners():
+            self._collection.publish(state)
 
     def step(self) -> dict[str, Any]:
         """Returns the results of an iteration, with the counts of the rate limiter."""

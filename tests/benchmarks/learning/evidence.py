@@ -76,7 +76,12 @@ METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "The same buffer in RLlib": (
         "no published claim; expected to learn as RLlib's own prioritized buffer",
-        {"rllib-dqn": "12,000 steps", "rllib-dqn-3-steps": "15,000 steps", "rllib-sac": "4,000 steps"},
+        {
+            "rllib-dqn": "12,000 steps",
+            "rllib-dqn-3-steps": "15,000 steps",
+            "rllib-sac": "4,000 steps",
+            "apex-cartpole": "20,000 steps",
+        },
     ),
 }
 
