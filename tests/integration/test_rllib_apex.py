@@ -112,7 +112,7 @@ def check_weights_arrive(algorithm: ApexDQN) -> None:
 def test_on_two_env_runners(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     config = apex(Gated).environment(env_config={"gate": str(gate)}).fault_tolerance(restart_failed_env_runners=True)
-    config.env_runners(num_env_runners=2, num_envs_per_env_runner=2).learners(num_learners=1)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=2)
     algorithm = rllib_ext.configure(config).build_algo()
     group, limiter = algorithm.env_runner_group, algorithm.rate_limiter
     own = [torch.tensor([0.4 ** (1 + 7 * place / 3) for place in pair]) for pair in ((0, 1), (2, 3))]

@@ -76,9 +76,14 @@ def test_from_any_state_a_draw_or_a_request_is_permitted(limiter: RateLimiter, s
 events = st.sampled_from(["request", "request", "arrive", "arrive", "draw", "draw", "lose rows", "lose request"])
 
 
-@given(limiters(), st.lists(events, max_size=120), st.integers(1, 4))
-def test_any_history_stays_within_the_bounds_and_goes_on(limiter: RateLimiter, history: list[str], most: int) -> None:
+@given(limiters(), st.booleans(), st.lists(events, max_size=120), st.integers(1, 4))
+def test_any_history_stays_within_the_bounds_and_goes_on(
+    limiter: RateLimiter, is_filled: bool, history: list[str], most: int
+) -> None:
     size = pending = 0
+    if is_filled:
+        limiter.insert(limiter.min_size_to_sample, 0)
+        size = limiter.min_size_to_sample
     chunk, bound = limiter.insert_size, limiter.error_buffer
     losses = 0
     for event in history:
