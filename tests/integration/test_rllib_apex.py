@@ -65,7 +65,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def apex(env: Any, recipe: str = "prioritized", **training: Any) -> ApexDQNConfig:
     config = small(ApexDQNConfig, env, recipe).env_runners(rollout_fragment_length=10)
-    return config.training(n_step=1, samples_per_insert=4.0, broadcast_interval=2, **training)
+    return config.training(n_step=1, samples_per_insert=4.0, broadcast_interval=1, **training)
 
 
 def epsilons(runner: Any) -> Any:
