@@ -58,7 +58,7 @@ def main() -> None:
     sampled = 0
     while sampled < steps:
         result = algorithm.train()
-        sampled = result["num_env_steps_sampled_lifetime"]
+        sampled = int(result["num_env_steps_sampled_lifetime"])
         counts, mean = result["rate_limiter"], result["env_runners"].get("episode_return_mean", float("nan"))
         print(
             f"{sampled:9d}  {result['num_updates_lifetime']:7d}  {mean:6.1f}  {counts['samples_per_insert']:14.2f}  "
