@@ -22,10 +22,16 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from lightning_replay.validation import check_kind, checked_number, did_you_mean
+from rllib_ext.apex.algorithm import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
 from rllib_ext.environments import set_class_path
 
-REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {"DQN": DQNConfig, "SAC": SACConfig, "TQC": TQCConfig}
+REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
+    "DQN": DQNConfig,
+    "ApexDQN": ApexDQNConfig,
+    "SAC": SACConfig,
+    "TQC": TQCConfig,
+}
 REPLAY_LEVELS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "APPO": APPOConfig, "IMPALA": IMPALAConfig}
 ALGORITHMS = REPLAY_STEPS | REPLAY_LEVELS
 METHODS = (
@@ -70,9 +76,9 @@ class Settings(NamedTuple):
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
     """Reads a file such as those in ``configs/rllib``.
 
-    ``algorithm`` is DQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA with
-    ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of the
-    algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
+    ``algorithm`` is DQN, ApexDQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA
+    with ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of
+    the algorithm's config with the arguments, or ``stop`` (:class:`Stop`) or ``checkpoint``, a path.
 
     Args:
         path: of the file.

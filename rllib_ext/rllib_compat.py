@@ -32,6 +32,7 @@ from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
 T = TypeVar("T")
 
 DRAWS_PER_REPORT = 10
+_PROBE = "rllib_ext_probe"
 ACCEPTED_NAME = "MultiAgentPrioritizedEpisodeReplayBuffer"
 
 
@@ -147,3 +148,28 @@ def call_one_learner(learner_group: Any, function: Callable[..., T], **options: 
         )
     (value,) = values(learner_group.foreach_learner(functools.partial(function, **options), remote_actor_ids=first))
     return value
+
+
+def force_weights(env_runner: Any, state: dict[str, Any]) -> None:
+    """Sets the state of an EnvRunner, also weights that are older than its own, as after a restore."""
+    env_runner._weights_seq_no = -1
+    env_runner.set_state(state)
+
+
+def probe_lost(env_runner_group: Any) -> bool:
+    """Pings lost EnvRunners and returns whether one has answered, or none is lost; does not wait.
+
+    RLlib's own probe waits for Ray's answer, two seconds in every training step, until a process is up again.
+    """
+    manager = env_runner_group._worker_manager
+    if manager.num_healthy_actors() == manager.num_actors():
+        return True
+    answers = manager.fetch_ready_async_reqs(tags=_PROBE, timeout_seconds=0.0, mark_healthy=True)
+    lost = [number for number in manager.actor_ids() if not manager.is_actor_healthy(number)]
+    if lost:
+        manager.foreach_actor_async(_ping, tag=_PROBE, healthy_only=False, remote_actor_ids=lost)
+    return any(answer.ok for answer in answers)
+
+
+def _ping(actor: Any) -> Any:
+    return actor.ping()

@@ -82,6 +82,15 @@ def test_rows_of_lightning_train_an_rllib_algorithm(run_example: Any) -> None:
     assert int(table[0][3]) >= 32 * 42  # from the first step on
 
 
+def test_apex(run_example: Any) -> None:
+    lines = run_example("rllib_apex.py")
+    assert lines[0] == "epsilons [[0.4, 0.0472], [0.0056, 0.0007]]"
+    table = rows(lines, "env_steps  updates  return")
+    assert len(table) >= 5 and int(table[-1][0]) >= 600 and int(table[-1][1]) >= 1
+    bound = float(lines[-1].split()[1])
+    assert all(abs(float(line[-1])) <= bound for line in table)
+
+
 def test_event_tables(run_example: Any) -> None:
     table = rows(run_example("rllib_event_tables.py"), "env_steps  return  stored  goal  gap")
     assert len(table) == 12 and int(table[-1][0]) >= 1_500 and int(table[-1][2]) >= 1_500

@@ -56,7 +56,8 @@ ORDER = (
 )
 RLLIB_ORDER = (
     *("interruption", "class_paths", "rllib_compat", "search_spaces", "environments", "episodes", "learner"),
-    *("buffer", "checkpoint", "sharded", "checks", "levels", "hooks", "preparation", "api", "from_yaml", "__main__"),
+    *("buffer", "checkpoint", "sharded", "checks", "levels", "hooks", "preparation", "api", "apex", "from_yaml"),
+    "__main__",
 )
 ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 

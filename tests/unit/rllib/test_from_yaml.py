@@ -136,12 +136,12 @@ def test_overrides_by_dotted_key(tmp_path: Path) -> None:
     [
         ({"algorithm": None}, "the file has no key 'algorithm'"),
         ({"replay": None}, "the file has no key 'replay'; algorithm, environment, replay and stop are needed"),
-        ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, SAC, TQC, PPO, APPO, IMPALA"),
+        ({"algorithm": "A2C"}, "algorithm is 'A2C'; accepted are DQN, ApexDQN, SAC, TQC, PPO, APPO, IMPALA"),
         (
             {"algorithm": "PPO", "replay": None},
             "the file has no key 'levels'; algorithm, environment, levels and stop are needed",
         ),
-        ({"algorithm": "PPO"}, "the key replay is for DQN, SAC, TQC; algorithm is PPO, which takes levels"),
+        ({"algorithm": "PPO"}, "the key replay is for DQN, ApexDQN, SAC, TQC; algorithm is PPO, which takes levels"),
         ({"levels": {"levels": 9}}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN, which takes replay"),
         ({"levels": {"levels": 9}, "replay": None}, "the key levels is for PPO, APPO, IMPALA; algorithm is DQN"),
         ({"algorithm": ["DQN"]}, r"algorithm is \['DQN'\]; accepted are"),

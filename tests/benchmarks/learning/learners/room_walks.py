@@ -18,8 +18,8 @@ from tests.benchmarks.learning.learners.three_rooms import INPUTS, NUM_ACTIONS, 
 class RoomsDQN(StackedDQN):
     """The agent :class:`lightning_replay.agents.DQN` of R runs: a target network moved with every update.
 
-    TD errors are summed in another order than in :class:`StackedDQN`: where rewards are shaped, a step has a reward and a
-    next state, and the two orders round differently. The kept results of both could not be repeated with one of them.
+    TD errors are summed in another order than in :class:`StackedDQN`: where rewards are shaped, a step has a reward and
+    a next state, and the two orders round differently. The kept results of both could not be repeated with one of them.
     """
 
     @staticmethod

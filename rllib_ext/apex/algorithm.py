@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ape-X on RLlib's DQN: its Learners and modules in an asynchronous training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.dqn import DQN, DQNConfig
+from ray.rllib.core import (
+    COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    COMPONENT_LEARNER,
+    COMPONENT_MODULE_TO_ENV_CONNECTOR,
+    COMPONENT_RL_MODULE,
+)
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    REPLAY_BUFFER_ADD_DATA_TIMER,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+    WEIGHTS_SEQ_NO,
+)
+
+from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
+from rllib_ext.apex.collection import Collected, Collection
+from rllib_ext.apex.exploration import set_epsilons
+from rllib_ext.apex.rate_limiter import RateLimiter
+from rllib_ext.apex.updates import update_learners
+from rllib_ext.rllib_compat import force_weights, probe_lost
+
+RATE_LIMITER = "rate_limiter"
+_SHARE_OF_FIRST_ROWS = 0.1
+_CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR)
+
+
+class ApexDQNConfig(DQNConfig):
+    """Configures :class:`ApexDQN`; the options are DQN's, and those of :meth:`training`.
+
+    Defaults that differ from DQN's: returns over 3 steps, 512 rows in a batch (both as in the paper), fragments of 50
+    steps, two requests for every EnvRunner in flight.
+
+    Example:
+        >>> config = ApexDQNConfig().environment("CartPole-v1").env_runners(num_env_runners=2)
+        >>> config = config.training(samples_per_insert=8.0, train_batch_size_per_learner=64)
+        >>> config.new_rate_limiter().error_buffer  # a batch, and the draws that 2 * 2 requests of 50 steps call for
+        1664.0
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ApexDQN)
+        self.n_step = 3
+        self.train_batch_size = 512
+        self.rollout_fragment_length = 50
+        self.max_requests_in_flight_per_env_runner = 2
+        self.epsilon = 0.4
+        self.epsilon_exponent = 7.0
+        self.samples_per_insert: float | None = None
+        self.error_buffer: float | None = None
+        self.broadcast_interval = 10
+        # RLlib's own would wait for every EnvRunner at the end of an iteration.
+        self._dont_auto_sync_env_runner_states = True
+
+    def training(  # type: ignore[override]
+        self,
+        *,
+        epsilon: float = NotProvided,
+        epsilon_exponent: float = NotProvided,
+        samples_per_insert: float | None = NotProvided,
+        error_buffer: float | None = NotProvided,
+        broadcast_interval: int = NotProvided,
+        **options: Any,
+    ) -> ApexDQNConfig:
+        """Sets the options of training.
+
+        Args:
+            epsilon: ε of the environment that explores most, one number; see
+                :func:`~rllib_ext.apex.exploration.epsilons`.
+            epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
+            samples_per_insert: rows drawn for each environment step, held by a
+                :class:`~rllib_ext.apex.rate_limiter.RateLimiter`: the loop draws nothing while too few steps have come,
+                and requests none while too many have. ``None`` leaves both sides as fast as they are.
+            error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
+                ``num_steps_sampled_before_learning_starts`` rows call for, and enough for one batch and all requests in
+                flight.
+            broadcast_interval: updates after which EnvRunners get new weights.
+            options: of DQN. ``num_steps_sampled_before_learning_starts`` are rows in the buffer, and not steps of the
+                whole run; ``training_intensity`` is refused.
+        """
+        super().training(**options)
+        given = {
+            "epsilon": epsilon,
+            "epsilon_exponent": epsilon_exponent,
+            "samples_per_insert": samples_per_insert,
+            "error_buffer": error_buffer,
+            "broadcast_interval": broadcast_interval,
+        }
+        for name, value in given.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    def validate(self) -> None:
+        """Refuses options that cannot work together.
+
+        Raises:
+            TypeError: a value of another kind.
+            ValueError: a value out of range, the old API stack, a schedule of ``epsilon``, a ``training_intensity``, or
+                a buffer too small for ``num_steps_sampled_before_learning_starts``.
+        """
+        super().validate()
+        if self.in_evaluation:
+            return
+        if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
+            raise ValueError("ApexDQN is on the new API stack alone. Remove .api_stack(...) from the config")
+        if isinstance(self.epsilon, Sequence):
+            raise ValueError(
+                f"epsilon is the schedule {self.epsilon}; every environment of ApexDQN keeps its own epsilon. Give one "
+                "number, epsilon=0.4, and epsilon_exponent=7.0"
+            )
+        checked_number("epsilon", self.epsilon, 0.0, 1.0)
+        checked_number("epsilon_exponent", self.epsilon_exponent, 0.0)
+        checked_count("broadcast_interval", self.broadcast_interval, of="updates")
+        if self.training_intensity is not None:
+            raise ValueError(
+                f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
+                f"samples_per_insert={self.training_intensity}. Give that instead"
+            )
+        self._check_first_rows()
+        self.new_rate_limiter()
+
+    def _check_first_rows(self) -> None:
+        capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
+        if isinstance(capacity, int) and capacity < needed:
+            raise ValueError(
+                f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
+                "training would never start. Lower the one or raise the other"
+            )
+
+    def new_rate_limiter(self) -> RateLimiter:
+        """Returns the limiter that these options describe."""
+        first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
+        insert_size = self.rows_per_request
+        error_buffer = self.error_buffer
+        if error_buffer is None:
+            requests = max(self.num_env_runners, 1) * self.max_requests_in_flight_per_env_runner
+            ratio = checked_number("samples_per_insert", self.samples_per_insert or ABOVE_ZERO, ABOVE_ZERO)
+            in_flight = math.ceil(ratio * insert_size * requests)
+            error_buffer = max(_SHARE_OF_FIRST_ROWS * ratio * first_rows, self.total_train_batch_size + in_flight)
+        return RateLimiter(
+            self.samples_per_insert,
+            min_size_to_sample=first_rows,
+            error_buffer=error_buffer,
+            batch_size=self.total_train_batch_size,
+            insert_size=insert_size,
+        )
+
+    @property
+    def rows_per_request(self) -> int:
+        """Steps that an EnvRunner plays for one request, at least; complete episodes have more."""
+        steps = 1 if self.batch_mode == "complete_episodes" else self.get_rollout_fragment_length()
+        return self.num_envs_per_env_runner * steps
+
+
+class ApexDQN(DQN):
+    """DQN with distributed, asynchronous collection: Ape-X, Horgan et al. 2018, https://arxiv.org/abs/1803.00933.
+
+    EnvRunners play without a pause, each environment with an epsilon of its own; their steps are added to the replay
+    buffer as they arrive. Meanwhile the loop draws batches and updates the Learners, and every ``broadcast_interval``
+    updates new weights go out with the next requests. Any replay buffer of DQN serves; one that draws ahead of the
+    Learners does so within its ``sample``. Without remote EnvRunners the loop plays the steps itself.
+
+    Results have the counts of the :class:`~rllib_ext.apex.rate_limiter.RateLimiter` under ``rate_limiter``, and
+    checkpoints hold them. Unlike the paper's, new rows get the largest priority instead of one that the EnvRunner
+    computes, and the target network is updated by environment steps, as in RLlib's DQN.
+    """
+
+    config: ApexDQNConfig
+
+    @classmethod
+    def get_default_config(cls) -> ApexDQNConfig:
+        """Returns the default config."""
+        return ApexDQNConfig()
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Builds the algorithm and sets the exploration of its EnvRunners.
+
+        Raises:
+            ValueError: a module without an epsilon of its own.
+        """
+        super().setup(config)
+        self.rate_limiter = self.config.new_rate_limiter()
+        self._updates_until_broadcast = self.config.broadcast_interval
+        self._learned: set[str] = set()
+        timeout_s = math.inf if self.config.sample_timeout_s is None else self.config.sample_timeout_s
+        self._collection = Collection(self.env_runner_group, self.config.rows_per_request, timeout_s)
+        others = self._set_epsilons()
+        if others and not self.config.is_multi_agent:
+            raise ValueError(
+                f"the module is of class {others[0]}, which has no epsilon that could be set. Derive it from RLlib's "
+                "DefaultDQNTorchRLModule, or train with DQNConfig"
+            )
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """Restores lost EnvRunners, with their own epsilon, once they answer again; returns their numbers."""
+        is_ours = env_runner_group is self.env_runner_group
+        if is_ours and not probe_lost(env_runner_group):
+            return []
+        restored: list[int] = super().restore_env_runners(env_runner_group)
+        if restored and is_ours:
+            self._collection.forget(restored)
+            self._set_epsilons(remote_worker_ids=restored, local_env_runner=False)
+        return restored
+
+    def _set_epsilons(self, **which: Any) -> list[str]:
+        options = {"epsilon": self.config.epsilon, "exponent": self.config.epsilon_exponent}
+        found = self.env_runner_group.foreach_env_runner(lambda runner: set_epsilons(runner, **options), **which)
+        return [name for names in found for name in names]
+
+    def training_step(self) -> None:
+        """Adds the steps that have arrived, requests further ones, and updates the Learners once if it may draw."""
+        limiter, buffer = self.rate_limiter, self.local_replay_buffer
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            collected = self._collect(may_sample=limiter.may_sample(len(buffer)))
+        if collected:
+            self.metrics.aggregate([one.metrics for one in collected], key=ENV_RUNNER_RESULTS)
+            with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
+                for one in collected:
+                    size = len(buffer)
+                    buffer.add(one.episodes)
+                    limiter.insert(one.num_env_steps, size)
+        if self.env_runner_group.num_remote_env_runners():
+            self._collection.request(lambda pending: limiter.may_insert(len(buffer), pending))
+        if limiter.may_sample(len(buffer)):
+            self._learned |= update_learners(self, is_stateful=self._module_is_stateful)
+            limiter.sample()
+            self._updates_until_broadcast -= 1
+        if self._updates_until_broadcast <= 0:
+            self._updates_until_broadcast = self.config.broadcast_interval
+            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+                self._broadcast()
+
+    def _collect(self, *, may_sample: bool) -> list[Collected]:
+        if self.env_runner_group.num_remote_env_runners():
+            return self._collection.fetch(wait=not may_sample)
+        if may_sample and self.rate_limiter.balance > 0:
+            return []  # in one process steps and draws take turns
+        episodes, metrics = self.env_runner.sample(), self.env_runner.get_metrics()
+        return [Collected(episodes, metrics, int(metrics.get(NUM_ENV_STEPS_SAMPLED, 0)))]
+
+    def _broadcast(self) -> None:
+        """Hands out the weights of modules that have learned, and the merged states of connectors."""
+        group = self.env_runner_group
+        modules = [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}/{name}" for name in sorted(self._learned)]
+        modules = modules or [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"]
+        learner_state = self.learner_group.get_state(components=modules, inference_only=True)[COMPONENT_LEARNER]
+        state = group.get_merged_env_runner_state(
+            config=self.config,
+            rl_module_state={name: learner_state[name] for name in (COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)},
+            connector_states=self._collection.take_connector_states(),
+            env_steps_sampled=self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0),
+            env_to_module=self.env_to_module_connector,
+            module_to_env=self.module_to_env_connector,
+        )
+        self._learned = set()
+        if group.local_env_runner is not None:
+            force_weights(group.local_env_runner, state)
+        if not self.config.broadcast_env_runner_states:
+            state = {name: value for name, value in state.items() if name not in _CONNECTORS}
+        if group.num_remote_env_runners():
+            self._collection.publish(state)
+
+    def step(self) -> dict[str, Any]:
+        """Returns the results of an iteration, with the counts of the rate limiter."""
+        results: dict[str, Any] = super().step()
+        results[RATE_LIMITER] = self.rate_limiter.stats()
+        return results
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **options: Any) -> dict[str, Any]:
+        """Returns the state, with the counts of the rate limiter."""
+        state: dict[str, Any] = super().get_state(components, not_components=not_components, **options)
+        return {**state, RATE_LIMITER: self.rate_limiter.state_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`get_state`, or the state of a DQN, of which the ratio starts anew."""
+        super().set_state(state)
+        if RATE_LIMITER in state:
+            self.rate_limiter.load_state_dict(state[RATE_LIMITER])
+        self._updates_until_broadcast = 0  # the EnvRunners have other weights

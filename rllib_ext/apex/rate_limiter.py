@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ratio of rows drawn to rows inserted, held in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
+
+
+class RateLimiter:
+    """Permits draws and inserts so that ``samples_per_insert`` rows are drawn for each row inserted.
+
+    The balance is ``samples_per_insert * inserted - sampled``: rows that are still to be drawn. Draws and inserts are
+    permitted while they leave it within ``[-error_buffer, error_buffer]``. The rule is ``SampleToInsertRatio`` of
+    Reverb, Cassirer et al. 2021, https://arxiv.org/abs/2102.04736, with two additions: inserts happen some time after
+    they were permitted, and rows that refill a buffer below ``min_size_to_sample`` are never owed any draws, also after
+    rows were lost. With no insert pending, a draw or an insert is permitted in every state.
+
+    Call :meth:`may_insert` before rows are requested and :meth:`insert` when they arrive, :meth:`may_sample` before and
+    :meth:`sample` after a draw.
+
+    Args:
+        samples_per_insert: rows drawn for each row inserted; ``None`` leaves the ratio free.
+        min_size_to_sample: rows held before the first draw.
+        error_buffer: rows by which draws may be ahead or behind; at least ``batch_size``, and the draws that
+            ``insert_size`` rows call for. Ignored without ``samples_per_insert``.
+        batch_size: rows of one draw.
+        insert_size: rows that one request brings.
+
+    Raises:
+        TypeError: a value of another kind.
+        ValueError: a value out of range, or an ``error_buffer`` that one draw or one request exceeds.
+
+    Example:
+        >>> limiter = RateLimiter(2.0, min_size_to_sample=10, error_buffer=8, batch_size=4, insert_size=4)
+        >>> limiter.insert(10, size=0)
+        >>> limiter.may_sample(size=10)  # two draws ahead of the inserts, and no more
+        True
+        >>> limiter.sample(), limiter.sample(), limiter.may_sample(size=10), limiter.may_insert(size=10, pending=0)
+        (None, None, False, True)
+    """
+
+    def __init__(
+        self,
+        samples_per_insert: float | None = None,
+        *,
+        min_size_to_sample: int = 1,
+        error_buffer: float = 0.0,
+        batch_size: int = 1,
+        insert_size: int = 1,
+    ) -> None:
+        self.min_size_to_sample = checked_count("min_size_to_sample", min_size_to_sample, of="rows")
+        self.batch_size = checked_count("batch_size", batch_size, of="rows")
+        self.insert_size = checked_count("insert_size", insert_size, of="rows")
+        self.samples_per_insert = samples_per_insert
+        self.error_buffer = checked_number("error_buffer", error_buffer, 0.0)
+        if samples_per_insert is not None:
+            self._check_error_buffer(checked_number("samples_per_insert", samples_per_insert, ABOVE_ZERO))
+        self._inserted = self._sampled = self._filled = 0
+        self._balance = 0.0
+
+    def _check_error_buffer(self, samples_per_insert: float) -> None:
+        needed = max(self.batch_size, samples_per_insert * self.insert_size)
+        if self.error_buffer < needed:
+            raise ValueError(
+                f"error_buffer is {self.error_buffer:g}; a draw takes {self.batch_size} rows, and the "
+                f"{self.insert_size} rows of a request call for {samples_per_insert * self.insert_size:g} draws at "
+                f"samples_per_insert={samples_per_insert:g}. Give at least {needed:g}"
+            )
+
+    @property
+    def balance(self) -> float:
+        """Rows still to be drawn; negative where draws are ahead, 0 where the ratio is free."""
+        return self._balance
+
+    def may_sample(self, size: int) -> bool:
+        """Returns whether the next draw is permitted.
+
+        Args:
+            size: rows held.
+        """
+        if size < self.min_size_to_sample:
+            return False
+        return self.samples_per_insert is None or self._balance - self.batch_size >= -self.error_buffer
+
+    def may_insert(self, size: int, pending: int) -> bool:
+        """Returns whether ``insert_size`` further rows may be requested.
+
+        Args:
+            size: rows held.
+            pending: rows requested that have not arrived.
+        """
+        if self.samples_per_insert is None or size + pending < self.min_size_to_sample:
+            return True
+        owed = pending + self.insert_size - max(0, self.min_size_to_sample - size)
+        return self._balance + self.samples_per_insert * owed <= self.error_buffer
+
+    def insert(self, num_rows: int, size: int) -> None:
+        """Counts rows that arrived.
+
+        Args:
+            num_rows: that were added.
+            size: rows held before.
+        """
+        filled = min(num_rows, max(0, self.min_size_to_sample - size))
+        self._inserted += num_rows
+        self._filled += filled
+        if self.samples_per_insert is not None:
+            self._balance += self.samples_per_insert * (num_rows - filled)
+
+    def sample(self) -> None:
+        """Counts one draw."""
+        self._sampled += self.batch_size
+        if self.samples_per_insert is not None:
+            self._balance -= self.batch_size
+
+    def stats(self) -> dict[str, float]:
+        """Returns the counts since the start, and the ratio reached.
+
+        ``samples_per_insert`` leaves out the rows that filled the buffer before it was drawn from; it is 0 before the
+        first draw.
+        """
+        counted = self._inserted - self._filled
+        return {
+            "num_rows_inserted_lifetime": self._inserted,
+            "num_rows_sampled_lifetime": self._sampled,
+            "samples_per_insert": self._sampled / counted if counted else 0.0,
+            "balance": self._balance,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counts."""
+        return {
+            "inserted": self._inserted,
+            "sampled": self._sampled,
+            "filled": self._filled,
+            "balance": self._balance,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; the options stay."""
+        self._inserted, self._sampled, self._filled = state["inserted"], state["sampled"], state["filled"]
+        self._balance = state["balance"] if self.samples_per_insert is not None else 0.0

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ape-X without an algorithm: the rate limiter and the epsilons by hand, and refused options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.rllib.algorithms.dqn import DQNConfig
+
+import rllib_ext
+from rllib_ext.apex import ApexDQN, ApexDQNConfig, RateLimiter
+from rllib_ext.apex.exploration import epsilons
+
+
+def test_the_ratio_is_held_in_both_directions() -> None:
+    # Rows held before the first draw: 10, not counted. Each of 4 further rows calls for 2 draws: 8.
+    #
+    #  inserted   10        14            18
+    #  balance     0  -4 -8  0 (may draw)  8 (no further rows)  4 (4 + 8 > 8: none yet)  0 (now)
+    limiter = RateLimiter(2.0, min_size_to_sample=10, error_buffer=8, batch_size=4, insert_size=4)
+    assert not limiter.may_sample(size=0) and limiter.may_insert(size=0, pending=0)
+    limiter.insert(10, size=0)
+    assert limiter.balance == 0
+    limiter.sample()
+    limiter.sample()
+    assert limiter.balance == -8 and not limiter.may_sample(size=10) and limiter.may_insert(size=10, pending=0)
+    limiter.insert(4, size=10)
+    assert limiter.balance == 0 and limiter.may_sample(size=14) and limiter.may_insert(size=14, pending=0)
+    limiter.insert(4, size=14)
+    assert limiter.balance == 8 and not limiter.may_insert(size=18, pending=0)
+    limiter.sample()
+    assert limiter.balance == 4 and not limiter.may_insert(size=18, pending=0)
+    limiter.sample()
+    assert limiter.balance == 0 and limiter.may_insert(size=18, pending=0)
+    assert limiter.stats() == {
+        "num_rows_inserted_lifetime": 18,
+        "num_rows_sampled_lifetime": 16,
+        "samples_per_insert": 2.0,
+        "balance": 0.0,
+    }
+
+
+def test_rows_on_their_way_count() -> None:
+    limiter = RateLimiter(1.0, min_size_to_sample=10, error_buffer=8, batch_size=4, insert_size=4)
+    assert limiter.may_insert(size=0, pending=8)  # 8 of the first 10
+    assert limiter.may_insert(size=0, pending=12)  # 2 + 4 beyond them
+    assert not limiter.may_insert(size=0, pending=16)  # 6 + 4
+    assert limiter.may_insert(size=10, pending=4)
+    assert not limiter.may_insert(size=10, pending=8)
+
+
+def test_rows_that_fill_the_buffer_again_call_for_no_draws() -> None:
+    limiter = RateLimiter(3.0, min_size_to_sample=10, error_buffer=30, batch_size=4, insert_size=10)
+    limiter.insert(10, size=0)
+    limiter.insert(10, size=0)  # everything was lost
+    assert limiter.balance == 0
+    limiter.insert(6, size=7)  # 3 fill it
+    assert limiter.balance == 9
+    assert limiter.may_insert(size=9, pending=0)
+
+
+def test_without_a_ratio_only_the_first_rows_are_waited_for() -> None:
+    limiter = RateLimiter(min_size_to_sample=5, batch_size=100, insert_size=100)
+    assert not limiter.may_sample(size=4) and limiter.may_sample(size=5)
+    for _ in range(10):
+        limiter.sample()
+    assert limiter.may_sample(size=5) and limiter.may_insert(size=5, pending=10**9)
+    assert limiter.stats()["num_rows_sampled_lifetime"] == 1000 and limiter.balance == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_per_insert": 0.0}, "samples_per_insert is 0.0; it must be"),
+        ({"samples_per_insert": -1}, "samples_per_insert is -1; it must be"),
+        ({"samples_per_insert": float("nan")}, "samples_per_insert is nan"),
+        ({"samples_per_insert": 1.0, "error_buffer": -1.0}, "error_buffer is -1.0"),
+        ({"samples_per_insert": 1.0, "batch_size": 8, "error_buffer": 7}, "error_buffer is 7; a draw takes 8 rows"),
+        ({"samples_per_insert": 2.0, "insert_size": 50, "error_buffer": 99}, "the 50 rows of a request call for 100"),
+        ({"min_size_to_sample": 0}, "min_size_to_sample is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"insert_size": 0}, "insert_size is 0"),
+    ],
+)
+def test_a_limiter_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RateLimiter(**options)
+
+
+def test_epsilons_are_those_of_the_paper() -> None:
+    # N = 8, ε = 0.4, α = 7: the exponents are 1, 2, ... 8
+    np.testing.assert_allclose(epsilons(8, 0.4, 7.0), [0.4**power for power in range(1, 9)])
+    np.testing.assert_allclose(epsilons(1, 0.4, 7.0), [0.4])
+    np.testing.assert_allclose(epsilons(2, 0.4, 7.0), [0.4, 0.4**8])
+
+
+def apex(**options: Any) -> ApexDQNConfig:
+    return ApexDQNConfig().environment("CartPole-v1").training(**options)
+
+
+def test_defaults_of_the_paper_and_of_the_loop() -> None:
+    config = apex()
+    config.validate()
+    assert config.algo_class is ApexDQN and isinstance(ApexDQN.get_default_config(), ApexDQNConfig)
+    assert (config.epsilon, config.epsilon_exponent, config.n_step, config.total_train_batch_size) == (0.4, 7.0, 3, 512)
+    assert config.samples_per_insert is None and config.new_rate_limiter().samples_per_insert is None
+
+
+def test_the_error_buffer_holds_a_batch_and_all_requests_in_flight() -> None:
+    config = apex(samples_per_insert=2.0, train_batch_size_per_learner=30)
+    config.env_runners(num_env_runners=3, num_envs_per_env_runner=2, rollout_fragment_length=10)
+    config.validate()
+    assert config.new_rate_limiter().error_buffer == 30 + 2 * (3 * 2 * 20)  # above 0.1 * 2 * 1000
+    config.training(num_steps_sampled_before_learning_starts=10_000)
+    assert config.new_rate_limiter().error_buffer == 0.1 * 2 * 10_000
+    assert config.copy().training(error_buffer=40).new_rate_limiter().error_buffer == 40
+    config.env_runners(batch_mode="complete_episodes")
+    assert config.rows_per_request == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": [(0, 1.0), (100, 0.1)]}, "every environment of ApexDQN keeps its own epsilon"),
+        ({"epsilon": 1.5}, "epsilon is 1.5"),
+        ({"epsilon_exponent": -1.0}, "epsilon_exponent is -1.0"),
+        ({"broadcast_interval": 0}, "broadcast_interval is 0"),
+        ({"samples_per_insert": 0}, "samples_per_insert is 0"),
+        ({"samples_per_insert": 1.0, "error_buffer": 5}, "error_buffer is 5; a draw takes 512 rows"),
+        ({"training_intensity": 4.0}, r"samples_per_insert=4\.0"),
+        ({"replay_buffer_config": {"capacity": 900}}, "is 1000, and the buffer's capacity is 900"),
+    ],
+)
+def test_a_config_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        apex(**options).validate()
+
+
+def test_the_old_stack_is_refused() -> None:
+    config = apex(replay_buffer_config={"type": "MultiAgentPrioritizedReplayBuffer"})
+    config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+    with pytest.raises(ValueError, match=r"Remove \.api_stack"):
+        config.validate()
+
+
+def test_configure_accepts_it_as_a_dqn() -> None:
+    config = apex(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=2000))
+    assert rllib_ext.configure(config, require_cpus=False, check_environments=False) is config
+    assert issubclass(ApexDQNConfig, DQNConfig)
