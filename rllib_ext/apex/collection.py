@@ -14,7 +14,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
 from rllib_ext.rllib_compat import Attached, force_weights
 
-_TAG = "apex_collect"
+TAG = "apex_collect"
 _PAUSE_S = 0.01  # while nothing may be drawn
 _VERSION: Attached[int] = Attached("_apex_state_version")
 
@@ -85,7 +85,7 @@ class Collection:
         """
         if wait and not any(self._requested.values()):
             time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
-        answers = self._group.fetch_ready_async_reqs(tags=_TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
+        answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
         collected = []
         for number, (episodes, states, metrics) in answers:
             if self._requested[number]:
@@ -106,7 +106,7 @@ class Collection:
             number = min(healthy, key=lambda one: (len(self._requested[one]), self._newest[one]))
             sent = self._group.foreach_env_runner_async(
                 collect,
-                tag=_TAG,
+                tag=TAG,
                 kwargs={"version": self._version, "state": self._state},
                 remote_worker_ids=[number],
             )

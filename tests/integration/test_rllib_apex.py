@@ -21,6 +21,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 import rllib_ext
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
+from rllib_ext.apex.collection import TAG
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
 
@@ -127,7 +128,7 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
 
     # One EnvRunner stands still: the other goes on.
     gate.touch()
-    until(lambda: group.num_in_flight_async_reqs() == 4, algorithm)  # two each
+    until(lambda: group.num_in_flight_async_reqs(TAG) == 4, algorithm)  # two each
     before = len(processes(algorithm, 1)), len(processes(algorithm, 2))
     for _ in range(4):
         result = algorithm.train()
