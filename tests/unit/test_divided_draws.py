@@ -133,7 +133,7 @@ def test_shares_of_a_batch_are_of_the_tables_of_all_replays() -> None:
 
 
 def test_weights_are_over_the_largest_of_tables_that_have_a_share() -> None:
-    """Row 3 is 2 * 1/10 as likely in the goal's table as with equal rows, 5 * 1/13 in the default one: that counts."""
+    """Row 3 is drawn 2 * 1/10 as often as if all were alike from the table of goals, 5 * 1/13 from the default one."""
     table = EventTable("goal", events=[Event(IsTrue("goal"), 2)], capacity=8, share=0.0, min_size=1)
     options = {"default_share": 1.0, "min_size": 1, "priority_exponent": 1.0, "importance_exponent": 1.0}
     shards = Shards(lambda: recipes.event_tables(20, 10, tables=[table], priority_offset=0.0, **options), [[5], []])
