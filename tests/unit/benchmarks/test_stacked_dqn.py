@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tests.benchmarks.learning.experiments import retention
+from tests.benchmarks.learning.learners.minatar_players import StackedPlayers
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
 
@@ -102,6 +103,21 @@ def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(tmp_path: Path)
             recorded((3, 5), tmp_path, deadline=0.0)
     assert recorded((3, 5), tmp_path) == whole
     assert whole["steps"] == [100, 200, 300]
+
+
+@pytest.mark.filterwarnings("ignore:.*AdroitHand")
+def test_a_checkpoint_within_an_episode_has_its_return_so_far(tmp_path: Path) -> None:
+    def players() -> StackedPlayers:
+        return retention.stacked_runs(SHORT | {"warmup_steps": 1_000}, (3, 5))[0]
+
+    whole, resumed = players(), players()
+    while not any(whole._totals):
+        whole.play(whole.env_steps + 2)
+    whole.save(tmp_path)
+    resumed.load(tmp_path, lambda run, replay: None)
+    for each in (whole, resumed):
+        each.play(600)
+    assert resumed._returns == whole._returns and len(whole._returns[0]) > 3
 
 
 def test_a_run_is_the_same_beside_others() -> None:

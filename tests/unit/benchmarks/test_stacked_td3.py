@@ -67,6 +67,16 @@ def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
         torch.testing.assert_close(parameter, torch.stack(pair), atol=1e-5, rtol=1e-4)
 
 
+def test_an_agent_goes_on_from_a_save_between_two_policy_updates(tmp_path) -> None:
+    whole, resumed = (StackedTD3(OBSERVATION, ACTION, (3, 5), (8, 8)) for _ in range(2))
+    whole.learn(batches(2))  # five updates, and every second is one of the policy
+    whole.save(tmp_path / "agent.pt")
+    resumed.load(tmp_path / "agent.pt")
+    given = batches(2)
+    assert torch.equal(whole.learn(given), resumed.learn(given))
+    assert all(torch.equal(*pair) for pair in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
 def build(
     seeds: tuple[int, ...], env: str = "Pendulum-v1", sizes: tuple[int, int] = (3, 1), is_prioritized: bool = False
 ) -> StackedRuns:
