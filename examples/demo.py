@@ -12,6 +12,7 @@ tests/benchmarks, which compares more methods over more seeds. Seeds were fixed 
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import sys
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests.benchmarks
 import numpy as np
 
 PROCESSES = 2
+FILES = {"locks": "locks", "rooms": "rooms", "nmer-short": "nmer"}  # where tests/benchmarks has the experiments
 CLOSING = """These are mechanism experiments on small problems. Larger ones, with more methods and more seeds, and those
 in which no effect appeared, are in tests/benchmarks/results and docs/benchmarks.md; make experiments runs them.
 Next: .venv/bin/lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml"""
@@ -93,9 +95,10 @@ class Panel:
 
 def record(name: str, method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> Any:
     """Returns what an experiment of tests/benchmarks recorded of one of its arms, by seed."""
-    from tests.benchmarks.learning.runner import all_experiments, record, runs_of
+    from tests.benchmarks.learning.runner import record, runs_of
 
-    experiment = all_experiments()[name]
+    module = importlib.import_module(f"tests.benchmarks.learning.experiments.{FILES[name]}")
+    (experiment,) = [each for each in module.EXPERIMENTS if each.name == name]
     end = (experiment.settings | (experiment.fast if is_fast else {})).get("env_steps", 1)
     first: list[int] = []
 
@@ -210,7 +213,12 @@ def run_all(built: list[Panel], is_fast: bool) -> Iterable[Panel]:
     jobs.remove(longest)
     jobs.insert(len(jobs) * 3 // 4, longest)
     costs = [built[number].seconds * len(seeds) for number, _, seeds in jobs]
-    context = multiprocessing.get_context("spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():  # whose processes share what it has imported
+        context: Any = multiprocessing.get_context("forkserver")
+        experiments = [f"tests.benchmarks.learning.experiments.{file}" for file in FILES.values()]
+        context.set_forkserver_preload(["__main__", *experiments])
+    else:
+        context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(jobs), lock=False)
     bar = tqdm(
         total=100,

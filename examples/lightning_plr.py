@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--directory", default="runs/lightning_plr", type=Path)
     options = parser.parse_args()
     env_steps = 2_048 if options.fast else 200_000
-    every_n_env_steps = env_steps // 8
+    every_n_env_steps = env_steps // (1 if options.fast else 8)
 
     L.seed_everything(0)
     agent = PPO(categories=(11, 6, 4))  # MiniGrid's numbers of objects, colours and states in each cell

@@ -2,7 +2,7 @@
 """SAC with neighbourhood mixup in RLlib: ``replay_buffer_config``, and one line that prepares the algorithm for it.
 
     python examples/rllib_sac_nmer.py           # 4,000 steps of Pendulum
-    python examples/rllib_sac_nmer.py --fast    # 100 steps, to see it run
+    python examples/rllib_sac_nmer.py --fast    # 100 steps without EnvRunners of their own, to see it run
     python examples/rllib_sac_nmer.py --recipe uniform
 
 Most of the time is SAC's own gradient step (about 20 ms with these networks); the buffer takes 1 to 2.
@@ -25,14 +25,14 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
     torch.set_num_threads(1)  # more threads slow networks this small down
-    total_steps, warmup_steps, batch_size = (100, 10, 32) if options.fast else (4_000, 300, 128)
+    total_steps, warmup_steps, batch_size, runners = (100, 10, 32, 0) if options.fast else (4_000, 300, 128, 1)
 
     # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     config = (
         SACConfig()
         .environment("Pendulum-v1")
-        .env_runners(num_env_runners=1)
+        .env_runners(num_env_runners=runners)
         .training(
             replay_buffer_config=rllib_ext.replay_config(options.recipe, capacity=50_000),
             train_batch_size_per_learner=batch_size,

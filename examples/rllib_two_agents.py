@@ -2,7 +2,7 @@
 """DQN with two agents in RLlib: each learns from a replay of its own, one prioritized and one uniform.
 
     python examples/rllib_two_agents.py           # 3,000 steps of two CartPoles
-    python examples/rllib_two_agents.py --fast    # 200 steps, to see it run
+    python examples/rllib_two_agents.py --fast    # 200 steps in one process, to see it run
     python examples/rllib_two_agents.py --shared  # one module, which learns from the steps of both agents
 
 An episode ends when both poles have fallen, so the agents do not take the same number of steps.
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="one module, and so one replay, for both agents")
     parser.add_argument("--fast", action="store_true", help="a short run")
     options = parser.parse_args()
-    total_steps, warmup_steps = (200, 50) if options.fast else (3_000, 500)
+    total_steps, warmup_steps, runners = (200, 50, 0) if options.fast else (3_000, 500, 1)
     modules = {} if options.shared else MODULES
 
     # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
@@ -48,7 +48,7 @@ def main() -> None:
             policies={"both"} if options.shared else set(modules),
             policy_mapping_fn=shared_module if options.shared else module_of,
         )
-        .env_runners(num_env_runners=1)
+        .env_runners(num_env_runners=runners)
         .training(
             replay_buffer_config=rllib_ext.replay_config(
                 "prioritized", capacity=20_000, priority_exponent=0.6, modules=modules

@@ -14,9 +14,11 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import logging
 import runpy
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +78,25 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return saved
 
 
+@pytest.fixture(scope="session")
+def forked_ray_workers() -> Iterator[None]:
+    """A Ray that starts after this has its processes forked, see ``tests/startup/ray_workers.py``."""
+    if sys.platform == "win32":
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TESTS_RAY_WORKERS"] = os.path.join(folder, "socket")
+        command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"listens\n"
+            yield
+            process.stdin.close()
+        del os.environ["TESTS_RAY_WORKERS"]
+
+
 @pytest.fixture(scope="module")
-def shared_ray() -> None:
+def shared_ray(forked_ray_workers: None) -> None:
     """A Ray of 8 CPUs, all of them free. It stays for the next file; files with a Ray of their own come before."""
     import ray
 

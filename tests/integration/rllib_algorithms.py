@@ -10,12 +10,14 @@ import gymnasium as gym
 import numpy as np
 import ray
 import torch
+import tree
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 
 import rllib_ext
+from rllib_ext.learner.blocks import TransitionBlock
 
 SMALL = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]}
 
@@ -88,3 +90,19 @@ def watch_td_errors(algorithm: Algorithm, monkeypatch: Any) -> list[bool]:
 
     monkeypatch.setattr(replay, "update_priority", compared)
     return home
+
+
+def watch_columns(learner: Any) -> None:
+    """Notes in a Learner of each batch whether columns are read-only, and whether the train batch shares memory."""
+    make_batch, learner.columns_seen = learner._make_batch_if_necessary, []
+
+    def watched(training_data: Any) -> Any:
+        batch = make_batch(training_data)
+        blocks = [block for block in training_data.episodes if isinstance(block, TransitionBlock)]
+        received = [array for block in blocks for array in tree.flatten((block._columns, block.extra_model_outputs))]
+        trained = [column.numpy() for column in batch.policy_batches["default_policy"].values()]
+        shared = any(np.shares_memory(array, column) for array in received for column in trained)
+        learner.columns_seen += [(array.flags.writeable, shared) for array in received]
+        return batch
+
+    learner._make_batch_if_necessary = watched

@@ -43,14 +43,28 @@ def run_tiny(name: str, *more: str) -> None:
     )
 
 
-# large networks and images, and whole games of an untrained agent that may never fire
+SMALL_MUJOCO = [
+    "--data.init_args.evaluation_env_kwargs.max_episode_steps=30",
+    "--data.init_args.replay.init_args.batch_size=16",
+    "--model.init_args.hidden_sizes=[16, 16]",
+]
+# large networks and images, long episodes, and whole games of an untrained agent that may never fire
 SHORTENED = {
+    **{
+        f"lightning/{name}.yaml": SMALL_MUJOCO
+        for name in ("nmer_sac_ant", "nmer_td3_halfcheetah", "ct_td3_halfcheetah")
+    },
+    "lightning/uniform_td3_halfcheetah.yaml": SMALL_MUJOCO,
+    "lightning/dpcer_mpdqn_half_field.yaml": [
+        "--data.init_args.evaluation_env_kwargs.max_steps=10",
+        "--model.init_args.hidden_sizes=[16]",
+    ],
     "lightning/retention_rainbow_atari.yaml": [
         "--data.init_args.evaluation_env_kwargs.max_frames=60",
         "--data.init_args.replay.init_args.capacity=300",
         "--data.init_args.replay.init_args.batch_size=4",
         "--model.init_args.hidden_size=16",
-    ]
+    ],
 }
 
 
@@ -142,8 +156,13 @@ def test_a_value_that_is_refused_ends_in_one_line(option: str, said: str, capsys
 
 def test_an_agent_takes_a_schedule_by_its_class_path(tmp_path: Path) -> None:
     option = "--model.init_args.conflict_aversion"
+    condition = "{class_path: lightning_replay.events.reward_at_least, init_args: {threshold: 1.0}}"
+    options = f"{{name: upright, condition: {condition}, history_length: 5, capacity: 100}}"
+    table = f"{{class_path: lightning_replay.events.EventTable, init_args: {options}}}"
+    replay = f"{{capacity: 500, batch_size: 16, tables: [{table}]}}"
     run_tiny(
-        "lightning/sset_ddqn_three_rooms.yaml",
+        "lightning/per_dqn_cartpole.yaml",
+        f"--data.init_args.replay={{class_path: lightning_replay.recipes.event_tables, init_args: {replay}}}",
         f"{option}=lightning_replay.schedules.Linear",
         *(f"{option}.{name}" for name in ("start=0.5", "end=0.0", "duration=20", "clock=updates")),
     )

@@ -99,11 +99,11 @@ def test_without_the_extra_lightning_one_sentence_names_it(module: str, tmp_path
 NEEDS = {
     "nmer_td3_halfcheetah": ("environment 'HalfCheetah-v5' needs MuJoCo", "mujoco"),
     "sset_sac_lunarlander": ("environment 'LunarLanderContinuous-v3' needs Box2D", "box2d"),
-    "sset_ddqn_three_rooms": ("a grid environment needs MiniGrid", "grids"),
     "plr_ppo_multiroom": ("a grid environment needs MiniGrid", "grids"),
     "retention_rainbow_atari": ("an Atari game needs ale-py", "atari"),
     "retention_rainbow_minatar": ("a MinAtar game needs MinAtar", "minatar"),
     "per_dqn_cartpole": ("the learning curve needs matplotlib", "plots"),
+    "--data.init_args.env=ThreeRooms-v0": ("a grid environment needs MiniGrid", "grids"),
     "--data.init_args.env=PointMazeTasks-UMaze-v0": ("a maze environment needs gymnasium-robotics", "mazes"),
     "--data.init_args.replay={class_path: lightning_replay.recipes.neighborhood_mixup, "
     "init_args: {capacity: 500, backend: faiss_flat}}": ("a Faiss backend needs Faiss", "faiss-[cg]pu"),

@@ -100,18 +100,18 @@ def test_the_file_without_levels_in_flight_trains_and_differs_in_little(tmp_path
     assert changed == plain
 
 
-def test_one_word_swaps_the_levels(tmp_path: Path) -> None:
+def test_one_word_swaps_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny("--data.init_args.levels=UniformLevels")
     config = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
     levels = config["data"]["init_args"]["levels"]
     assert levels == {"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 4_000, "seed": 0}}
-    run_tiny("--data.init_args.levels=lightning_replay.levels.tscl", "--data.init_args.levels.epsilon=0.4")
-    config = yaml.safe_load((tmp_path / "lightning_logs/version_1/config.yaml").read_text())
-    levels = config["data"]["init_args"]["levels"]
+    levels = printed(capsys, "--data.levels=lightning_replay.levels.tscl", "--data.levels.epsilon=0.4")
+    levels = levels["data"]["init_args"]["levels"]
     assert levels["class_path"] == "lightning_replay.levels.tscl" and levels["init_args"]["levels"] == 4_000
 
 
 def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+    capsys.readouterr()  # of a run before
     with pytest.raises(SystemExit) as end:
         main(["fit", "-c", str(config_directory() / FILE), *options, "--print_config"])
     output = capsys.readouterr()

@@ -17,10 +17,11 @@ SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, 
     "env_steps=6_200": "env_steps=1_100",
     "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
     "num_env_runners=2, num_envs_per_env_runner=2": "num_env_runners=0, num_envs_per_env_runner=2",
+    "num_env_runners=1": "num_env_runners=0",
     "num_env_runners=2": "num_env_runners=0",
     "config.copy(copy_frozen=False)": "config.copy(copy_frozen=False).env_runners(num_env_runners=0)",
     "debugging(seed=0)": 'debugging(seed=0).rl_module(model_config={"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]})',
-    "learners(num_learners=2)": "learners(num_learners=1).training(num_steps_sampled_before_learning_starts=80)"
+    "learners(num_learners=2)": "learners(num_learners=0).training(num_steps_sampled_before_learning_starts=80)"
     ".reporting(min_sample_timesteps_per_iteration=100)",
 }
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 CONFIGS = {
     "dqn": lambda: small(DQNConfig, "CartPole-v1", "prioritized", priority_exponent=0.6).env_runners(num_env_runners=1),
     "dqn_n_step": lambda: small(DQNConfig, "CartPole-v1", "uniform", layout="rows").training(n_step=(1, 3)),
-    "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4).learners(num_learners=1),
+    "sac": lambda: small(SACConfig, "Pendulum-v1", "neighborhood_mixup", num_neighbors=4),
     "tqc": lambda: small(TQCConfig, "Pendulum-v1", "prioritized").training(n_step=3),
 }
 
@@ -81,13 +81,3 @@ def test_config_seed_decides_the_draws() -> None:
 
     state = generator_state(3)
     assert torch.equal(generator_state(3), state) and not torch.equal(generator_state(4), state)
-
-
-def test_tune_runs_the_config(tmp_path: Path) -> None:
-    from ray import tune
-
-    config = small(DQNConfig, "CartPole-v1", "uniform")
-    run = tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0)
-    (result,) = tune.Tuner(config.algo_class, param_space=config, run_config=run).fit()
-    assert result.error is None
-    assert result.metrics["replay_buffer"]["num_env_steps_stored"] >= 40

@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import tree
 from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.iql import IQLConfig
@@ -24,10 +23,9 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 
 import rllib_ext
 from rllib_ext.hooks import install
-from rllib_ext.learner.blocks import TransitionBlock
 from rllib_ext.rllib_compat import values
 
-from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_td_errors
+from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray")]
 
@@ -86,26 +84,10 @@ def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
     assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
 
 
-def watch_columns(learner: Any) -> None:
-    """Notes in a Learner of each batch whether columns are read-only, and whether the train batch shares memory."""
-    make_batch, learner.columns_seen = learner._make_batch_if_necessary, []
-
-    def watched(training_data: Any) -> Any:
-        batch = make_batch(training_data)
-        blocks = [block for block in training_data.episodes if isinstance(block, TransitionBlock)]
-        received = [array for block in blocks for array in tree.flatten((block._columns, block.extra_model_outputs))]
-        trained = [column.numpy() for column in batch.policy_batches["default_policy"].values()]
-        shared = any(np.shares_memory(array, column) for array in received for column in trained)
-        learner.columns_seen += [(array.flags.writeable, shared) for array in received]
-        return batch
-
-    learner._make_batch_if_necessary = watched
-
-
-@pytest.mark.parametrize(("num_learners", "n_step"), [(0, 1), (2, (1, 3))])
-def test_every_td_error_reaches_its_row(num_learners: int, n_step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(DQNConfig, Counting, "prioritized").training(n_step=n_step, train_batch_size_per_learner=25)
-    config.learners(num_learners=num_learners, learner_class=EchoLearner)
+def test_every_td_error_reaches_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with two Learners is in test_rllib_cluster.py."""
+    config = small(DQNConfig, Counting, "prioritized").training(train_batch_size_per_learner=25)
+    config.learners(learner_class=EchoLearner)
     algorithm = rllib_ext.configure(config).build_algo()
     buffer = algorithm.local_replay_buffer
     home = watch_td_errors(algorithm, monkeypatch)
@@ -117,9 +99,8 @@ def test_every_td_error_reaches_its_row(num_learners: int, n_step: Any, monkeypa
         assert len(home) >= 25 * 20 and all(home), layout
         assert buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean() > 0.4
         check_figures(config, buffer, result)
-    for seen in values(algorithm.learner_group.foreach_learner(lambda learner: learner.columns_seen)):
-        # Out of band, a remote Learner reads columns in the object store: they must not be written to.
-        assert seen and all(writeable == (num_learners == 0) and not shared for writeable, shared in seen)
+    (seen,) = values(algorithm.learner_group.foreach_learner(lambda learner: learner.columns_seen))
+    assert seen and all(writeable and not shared for writeable, shared in seen)
     algorithm.stop()
 
 

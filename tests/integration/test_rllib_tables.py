@@ -121,7 +121,7 @@ def test_tables_hold_what_a_plain_replay_holds_of_the_same_episodes(build: Any, 
         EventTable("again", reestablished(info_key("third"), steps=1), history_length=5, capacity=200),
     ]
     config = small(DQNConfig, Levels, "event_tables", tables=tables, info_keys=["third"], capacity=150)
-    config.env_runners(num_env_runners=2, num_envs_per_env_runner=2, rollout_fragment_length=5)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=4, rollout_fragment_length=5)
     algorithm = build(config)
     buffer, plain = algorithm.local_replay_buffer, recipes.event_tables(150, 1, tables=tables)
     add, names, sent = buffer.add, {}, []
@@ -168,7 +168,7 @@ def check_tasks(rows: TensorDictBase) -> None:
 
 def test_each_environment_plays_its_task_also_after_its_runner_was_lost(build: Any, tmp_path: Path) -> None:
     config = curriculum(Exp3(exploration=0.2)).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
-    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=3)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0, evaluation_duration=3)
     algorithm = build(config)
     buffer = algorithm.local_replay_buffer
     result = trained(algorithm)

@@ -135,8 +135,8 @@ def test_lightning_trains_saves_and_resumes(own_parts, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_rllib_trains_saves_and_restores(own_parts, tmp_path) -> None:
-    import ray
     from ray.rllib.algorithms.algorithm import Algorithm
     from ray.rllib.algorithms.dqn import DQNConfig
 
@@ -150,7 +150,7 @@ def test_rllib_trains_saves_and_restores(own_parts, tmp_path) -> None:
     config = (
         DQNConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=1)
+        .env_runners(num_env_runners=0)
         .training(
             replay_buffer_config=rllib_ext.replay_config(capacity=200, **parts),
             num_steps_sampled_before_learning_starts=50,
@@ -158,17 +158,16 @@ def test_rllib_trains_saves_and_restores(own_parts, tmp_path) -> None:
         .reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
         .debugging(seed=0)
     )
-    with ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True):
-        algorithm = rllib_ext.configure(config).build_algo()
-        algorithm.train()
-        replay = algorithm.local_replay_buffer.modules["default_policy"].replay
-        assert isinstance(replay.sampler, own_parts.NewestSampler) and 0 < len(replay) <= 200
-        seen, rows = replay.writer.seen, replay.storage.state_dict()["rows"].clone()
-        path = algorithm.save_to_path(tmp_path / "checkpoint")
-        algorithm.stop()
-        again = Algorithm.from_checkpoint(path)
-        restored = again.local_replay_buffer.modules["default_policy"].replay
-        assert restored.writer.seen == seen and torch.equal(restored.storage.state_dict()["rows"], rows)
-        again.train()
-        assert restored.writer.seen > seen
-        again.stop()
+    algorithm = rllib_ext.configure(config).build_algo()
+    algorithm.train()
+    replay = algorithm.local_replay_buffer.modules["default_policy"].replay
+    assert isinstance(replay.sampler, own_parts.NewestSampler) and 0 < len(replay) <= 200
+    seen, rows = replay.writer.seen, replay.storage.state_dict()["rows"].clone()
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    algorithm.stop()
+    again = Algorithm.from_checkpoint(path)
+    restored = again.local_replay_buffer.modules["default_policy"].replay
+    assert restored.writer.seen == seen and torch.equal(restored.storage.state_dict()["rows"], rows)
+    again.train()
+    assert restored.writer.seen > seen
+    again.stop()

@@ -86,8 +86,9 @@ def test_the_checkout_finds_its_configuration_files() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert PROJECT["build-system"]["build-backend"] == "hatchling.build"
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]  # by itself: no other tool
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     (path,) = folder.glob("*.whl")
     return path

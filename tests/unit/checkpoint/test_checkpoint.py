@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import shutil
-import subprocess
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -393,38 +395,34 @@ def test_no_pickle_in_a_save(tmp_path) -> None:
     assert len(chunks) >= 13 and names - chunks == {MANIFEST, "tensors.safetensors", "values.json"}
 
 
-KILLED_SAVES = """
-import itertools, os, signal, sys, time
-from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.saving import chunks
-from tests.transitions import numbered_steps
-chunks.CHUNK_BYTES = 1 << 20
-replay = recipes.uniform(capacity=200_000, batch_size=8)
-replay.extend(numbered_steps(0, 200_000))
-directories = [sys.argv[1] + "/a", sys.argv[1] + "/b"]
-for directory in directories:
-    replay.save(directory)
-for moment in range(12):
-    told, tell = os.pipe()
-    writer = os.fork()
-    if writer == 0:
-        for directory, previous in itertools.cycle([directories, directories[::-1]]):
-            replay.extend(numbered_steps(300_000, 30_000))
-            save_replay(replay, directory, previous=previous)
-            os.write(tell, b"1")
-    if moment % 2:
-        os.read(told, 1)  # a whole save was made
-    time.sleep(0.01 * moment)
-    os.kill(writer, signal.SIGKILL)
-    os.waitpid(writer, 0)
-    for directory in directories:
-        assert len(load_replay(directory)) == 200_000
-"""
-
-
-def test_a_save_killed_in_the_middle_leaves_the_previous_one(tmp_path) -> None:
+def test_a_save_killed_in_the_middle_leaves_the_previous_one(tmp_path, monkeypatch) -> None:
     """kill -9 at many moments of saves that repeat and share files; whatever is there must load."""
-    subprocess.run([sys.executable, "-c", KILLED_SAVES, str(tmp_path)], check=True)
+    monkeypatch.setattr("lightning_replay.saving.chunks.CHUNK_BYTES", 1 << 20)
+    replay = recipes.uniform(capacity=200_000, batch_size=8)
+    replay.extend(numbered_steps(0, 200_000))
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        replay.save(directory)
+    for moment in range(12):
+        told, tell = os.pipe()
+        writer = os.fork()
+        if writer == 0:
+            try:
+                for directory, previous in itertools.cycle([directories, directories[::-1]]):
+                    replay.extend(numbered_steps(300_000, 30_000))
+                    save_replay(replay, directory, previous=previous)
+                    os.write(tell, b"1")
+            finally:
+                os._exit(1)
+        os.close(tell)
+        if moment % 2:
+            assert os.read(told, 1) == b"1"  # a whole save was made
+        time.sleep(0.01 * moment)
+        os.kill(writer, signal.SIGKILL)
+        assert os.waitpid(writer, 0)[1] == signal.SIGKILL
+        os.close(told)
+        for directory in directories:
+            assert len(load_replay(directory)) == 200_000
 
 
 def test_level_buffers_save_themselves(tmp_path) -> None:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+import runpy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,19 +203,21 @@ def test_auto_is_torch_where_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -
         PriorityTree(4, backend="numba")
 
 
-def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path) -> None:
-    script = """
-        import numba.core.caching, sys
-        def nowhere(*_): raise RuntimeError("cannot cache function: no locator available for file")
-        numba.core.caching.CacheImpl.__init__ = nowhere
-        import torch
-        from lightning_replay.priority_tree import PriorityTree
-        tree = PriorityTree(4, backend="numba")
-        tree.set(torch.tensor([1]), 2.0)
-        assert tree.find(torch.tensor([0.0])).tolist() == [1]
-    """
-    root = Path(__file__).resolve().parents[3]
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=root, timeout=120)
+def test_kernels_compile_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    caching = pytest.importorskip("numba.core.caching")
+    from lightning_replay.priority_tree import numba_kernels, numba_tree
+
+    refused: list[object] = []
+
+    def nowhere(*given: object) -> None:
+        refused.append(given)
+        raise RuntimeError("cannot cache function: no locator available for file")
+
+    monkeypatch.setattr(caching.CacheImpl, "__init__", nowhere)
+    monkeypatch.setattr(numba_tree, "kernels", SimpleNamespace(**runpy.run_path(numba_kernels.__file__)))
+    tree = PriorityTree(4, backend="numba")
+    tree.set(torch.tensor([1]), 2.0)
+    assert tree.find(torch.tensor([0.0])).tolist() == [1] and refused
 
 
 def test_the_tree_pickles_with_its_contents(tree: PriorityTree) -> None:

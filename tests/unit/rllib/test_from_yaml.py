@@ -249,17 +249,21 @@ TINY_PPO = [
 ]
 
 
-# Where remote EnvRunners are not the point the driver's own plays: each remote one starts for seconds. Two of them,
-# and two Learners, are in tests/integration/test_rllib_faults.py and test_rllib_cluster.py.
-ONE_RUNNER = ("--set", "env_runners.num_env_runners=1", "--set", "env_runners.num_envs_per_env_runner=4")
-RUNNERS = {"rllib/two_learners_dqn_cartpole.yaml": ONE_RUNNER, "rllib/dpcer_sac_point_maze.yaml": ONE_RUNNER}
+# The driver's own EnvRunner plays and one Learner learns: each remote one starts for seconds. Two of them are in
+# tests/integration/test_rllib_faults.py and test_rllib_cluster.py.
+RUNNERS = {
+    "rllib/two_learners_dqn_cartpole.yaml": ("env_runners.num_env_runners=0", "learners.num_learners=1"),
+    "rllib/dpcer_sac_point_maze.yaml": ("env_runners.num_env_runners=1", "env_runners.num_envs_per_env_runner=4"),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "plr" not in name])
 def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    settings, waiting = [*TINY, *RUNNERS.get(name, ("--set", "env_runners.num_env_runners=0"))], 0
+    settings, waiting = list(TINY), 0
+    for setting in RUNNERS.get(name, ("env_runners.num_env_runners=0",)):
+        settings += ["--set", setting]
     if "atari" in name:
         pytest.importorskip("ale_py")
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5

@@ -97,8 +97,8 @@ def test_uniform_tasks() -> None:
     assert_close(all_ready(started(UniformTasks())), case["expected"]["probabilities"])
 
 
-@pytest.mark.parametrize(("scheduler", "updates"), [(Exp3(0.2), 1_000_000), (Exp3S(0.2, 0.01), 100_000)])
-def test_a_million_updates_stay_finite(scheduler: Exp3, updates: int) -> None:
+@pytest.mark.parametrize(("scheduler", "updates"), [(Exp3(0.2), 50_000), (Exp3S(0.2, 0.01), 50_000)])
+def test_many_updates_stay_finite(scheduler: Exp3, updates: int) -> None:
     scheduler = started(scheduler)
     for update in range(updates):
         scheduler.update(int(update % 4 == 0), 1.0, 0.05)

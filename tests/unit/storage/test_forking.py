@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -303,63 +304,22 @@ def test_threads_that_fork_at_the_same_time_release_all_locks() -> None:
     assert "un-acquired" not in done.stderr
 
 
-COPIED_IN_A_FORK = """
-import copy, os, sys
-from lightning_replay import recipes
-from tests.transitions import numbered_steps
-
-replay = recipes.uniform(capacity=50, batch_size=4, memmap=sys.argv[1])
-replay.extend(numbered_steps(0, 50))
-written, tell = os.pipe()
-child = os.fork()
-if child == 0:
-    os.read(written, 1)
-    try:
-        copy.deepcopy(replay)
-    except RuntimeError as error:
-        os._exit(0 if "which has written into it since the fork" in str(error) else 2)
-    os._exit(1)
-replay.extend(numbered_steps(100, 3))
-os.write(tell, b"1")
-assert os.waitpid(child, 0)[1] == 0
-"""
+def test_a_fork_does_not_copy_rows_on_disk_that_its_parent_has_written_since(on_disk) -> None:
+    child = Fork(lambda: copy.deepcopy(on_disk), waits=True)
+    on_disk.extend(numbered_steps(4, 2))
+    assert "which has written into it since the fork" in child.ending()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
-def test_a_fork_does_not_copy_rows_on_disk_that_its_parent_has_written_since(tmp_path) -> None:
-    subprocess.run([sys.executable, "-c", COPIED_IN_A_FORK, str(tmp_path)], check=True, timeout=120)
-
-
-FORKED_BESIDE_A_DRAW = """
-import os, threading
-from lightning_replay import recipes
-from lightning_replay.storage import forking
-from tests.transitions import numbered_steps
-
-forking._PATIENCE_S = 0.5
-replay = recipes.uniform(capacity=50, batch_size=4, prefetch=2)
-replay.extend(numbered_steps(0, 50))
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        try:
-            replay.sample()
-        except RuntimeError as error:
-            os._exit(0 if "half-changed here" in str(error) else 2)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    forked.set()
-
-forked = threading.Event()
-with replay._replay_lock, replay._write_lock:
-    replay._prefetch_queue.append(replay._prefetch_executor.submit(replay._sample, 4))
-    threading.Thread(target=fork, daemon=True).start()
-    assert forked.wait(20), "the fork waits for a draw that waits for this thread"
-replay.sample()
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
-def test_a_fork_does_not_wait_for_ever_for_a_draw_that_cannot_end() -> None:
-    subprocess.run([sys.executable, "-c", FORKED_BESIDE_A_DRAW], check=True, timeout=120)
+def test_a_fork_does_not_wait_for_ever_for_a_draw_that_cannot_end(monkeypatch) -> None:
+    monkeypatch.setattr(forking, "_PATIENCE_S", 0.5)
+    replay = recipes.uniform(capacity=50, batch_size=4, prefetch=2, seed=0)
+    replay.extend(numbered_steps(0, 50))
+    endings: list[str] = []
+    thread = threading.Thread(target=lambda: endings.append(in_fork(replay.sample)), daemon=True)
+    with replay._replay_lock, replay._write_lock:
+        replay._prefetch_queue.append(replay._prefetch_executor.submit(replay._sample, 4))
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the fork waits for a draw that waits for this thread"
+    assert "half-changed here" in endings[0]
+    assert len(replay.sample()) == 4
