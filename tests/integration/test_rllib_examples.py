@@ -91,6 +91,15 @@ def test_apex(run_example: Any) -> None:
     assert all(abs(float(line[-1])) <= bound for line in table)
 
 
+def test_a_replay_in_shards_of_which_one_is_lost(run_example: Any) -> None:
+    lines = run_example("rllib_sharded.py")
+    table = rows(lines, "env_steps  return  stored")
+    sampled, stored, lost = (int(table[-1][column]) for column in (0, 2, 3))
+    assert len(table) == 4 and lost > 0 and sampled >= stored + lost >= 240
+    saved, restored = (int(word) for word in lines[-1].split() if word.isdigit())
+    assert saved == restored > 0
+
+
 def test_event_tables(run_example: Any) -> None:
     table = rows(run_example("rllib_event_tables.py"), "env_steps  return  stored  goal  gap")
     assert len(table) == 12 and int(table[-1][0]) >= 1_500 and int(table[-1][2]) >= 1_500

@@ -253,6 +253,9 @@ TINY_PPO = [
 # tests/integration/test_rllib_faults.py and test_rllib_cluster.py.
 RUNNERS = {
     "rllib/two_learners_dqn_cartpole.yaml": ("env_runners.num_env_runners=0", "learners.num_learners=1"),
+    "rllib/sharded_dqn_cartpole.yaml": (
+        *("env_runners.num_env_runners=0", "learners.num_learners=0", "replay.num_shards=1"),
+    ),
     "rllib/dpcer_sac_point_maze.yaml": ("env_runners.num_env_runners=1", "env_runners.num_envs_per_env_runner=4"),
 }
 
