@@ -94,10 +94,10 @@ def test_apex(run_example: Any) -> None:
 def test_a_replay_in_shards_of_which_one_is_lost(run_example: Any) -> None:
     lines = run_example("rllib_sharded.py")
     table = rows(lines, "env_steps  return  stored")
-    sampled, stored, lost = (int(table[-1][column]) for column in (0, 2, 3))
-    assert len(table) == 4 and lost > 0 and sampled >= stored + lost >= 240
+    sampled, lost = int(table[-1][0]), int(table[-1][3])
     saved, restored = (int(word) for word in lines[-1].split() if word.isdigit())
-    assert saved == restored > 0
+    assert len(table) == 4 and sampled >= 320 and lost > 0
+    assert saved == restored == sampled - lost  # rows of a shard that is still starting are in no line of the table
 
 
 def test_event_tables(run_example: Any) -> None:
