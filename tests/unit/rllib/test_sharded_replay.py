@@ -208,6 +208,12 @@ def test_a_state_goes_on_with_the_same_draws() -> None:
         build("prioritized", num_shards=2).set_state(state)
 
 
+def test_modules_are_drawn_independently_of_each_other() -> None:
+    replay = build("uniform")
+    points = [replay.draws.divider(name).state_dict()["generator"] for name in ("a", "b")]
+    assert not torch.equal(*points)
+
+
 def test_an_empty_replay_and_other_objects_are_refused() -> None:
     replay = build("uniform")
     with pytest.raises(RuntimeError, match="cannot sample from an empty replay buffer"):
