@@ -242,6 +242,8 @@ class ShardActors:
                 continue
             pending.popleft()
             answers[reference] = answer
+            if self._starting[shard]:  # the counts of a save that it began with are among those lost
+                self._counts_lost.subtract(answer.report.counts)
             self._keep(shard, answer.report)
             self._starting[shard], self._failed_starts[shard] = False, 0
         if not pending:
