@@ -139,7 +139,7 @@ def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
     schedule = Linear(start=0.0, end=1.0, duration=144, clock="env_steps")
     replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
     replay.add(episodes())  # 72 steps: β is 0.5
-    replay.sample(num_items=100)
+    replay.sample(num_items=2000)  # every row
     ids = replay._expected["default_policy"]
     replay.update_priorities(np.where(ids.slot == 0, 4.0, 1.0), "default_policy")
     (rows,) = read(replay.sample(num_items=100))
