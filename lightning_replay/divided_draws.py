@@ -16,11 +16,12 @@ from lightning_replay.declared import declared_sampler
 from lightning_replay.draw_parts import DividedRows, DrawPart, GroupTotals, PartDraw
 from lightning_replay.parts import Drawing, SamplerHooks
 from lightning_replay.seeded import Seeded
-from lightning_replay.validation import check_kind, checked_count
+from lightning_replay.validation import check_kind, checked_count, checked_seed
 
 __all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "SamplerOfPart"]
 
 _BELOW_ONE = np.nextafter(1.0, 0.0)
+_SEED_OF_POINTS = 982_451_653  # a prime, so that points are independent of a sampler's own draws by the same seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,8 @@ class Divider(Seeded):
         self.sampler = sampler
         self._hooks = declared_sampler(sampler)
         self._hooks.check_divisible()
-        self._seed_generator(seed)
+        seed = checked_seed(seed)
+        self._seed_generator(None if seed is None else (seed + _SEED_OF_POINTS) % 2**63)
 
     def divide(self, batch_size: int, totals: Sequence[GroupTotals | None]) -> Division:
         """Divides a draw of ``batch_size`` rows.
@@ -162,8 +164,8 @@ class Divider(Seeded):
 
     def reseed(self, seed: int) -> None:
         """Restarts the generators of the points and of the sampler from ``seed``."""
-        super().reseed(seed)
-        self._hooks.reseed(seed + 1)
+        super().reseed((seed + _SEED_OF_POINTS) % 2**63)
+        self._hooks.reseed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what decides the next divisions: the generator's state, and the sampler's."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,7 +105,12 @@ class ShardActors:
         self.handles = [None] * len(self)
         for shard in range(len(self)):
             self._start(shard)
-        if not self.wait_for_starts():
+        try:
+            have_started = self.wait_for_starts()
+        except BaseException:
+            self.stop()
+            raise
+        if not have_started:
             missing = sum(self._starting)
             self.stop()
             raise RuntimeError(
@@ -116,10 +122,11 @@ class ShardActors:
 
     def wait_for_starts(self) -> bool:
         """Waits for shards that are being started; returns whether all have."""
-        first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
-        if first:
-            ray.wait(first, num_returns=len(first), timeout=_START_TIMEOUT_S)
-            self.settle()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while any(self._starting) and (left := deadline - time.monotonic()) > 0:
+            first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
+            ray.wait(first, timeout=left)
+            self.settle()  # one that was lost is started again, and raises an error after several attempts
         return not any(self._starting)
 
     def wait_for_any(self) -> None:
@@ -235,6 +242,8 @@ class ShardActors:
                 continue
             pending.popleft()
             answers[reference] = answer
+            if self._starting[shard]:  # the counts of a save that it began with are among those lost
+                self._counts_lost.subtract(answer.report.counts)
             self._keep(shard, answer.report)
             self._starting[shard], self._failed_starts[shard] = False, 0
         if not pending:

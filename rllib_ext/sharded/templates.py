@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,9 @@ class Templates:
         """Builds the divider of a module."""
         from lightning_replay.divided_draws import Divider
 
-        return Divider(self.of(module_id).replay.sampler, seed=self.seed)
+        # Modules draw independently of each other, as in one buffer.
+        own = 0 if module_id == DEFAULT_MODULE_ID else zlib.crc32(module_id.encode())
+        return Divider(self.of(module_id).replay.sampler, seed=self.seed + own)
 
     def set_min_sizes(self, module_id: str, batch_size: int, totals: Sequence[GroupTotals | None]) -> None:
         """Sets the least sizes of tables before a draw; totals are those of the module in each shard."""

@@ -254,7 +254,7 @@ def test_a_lost_shard_starts_again_with_its_last_save(
 ) -> None:
     replay.shards.options = dataclasses.replace(replay.shards.options, restart_shards="last_save")
     algorithm.save_to_path(tmp_path / "checkpoint")
-    before = on_shards(replay, stored)
+    before, added = on_shards(replay, stored), replay.get_added_timesteps()
     ray.kill(replay.shards.handles[0])
     for _ in range(40):
         replay.sample(num_items=BATCH)
@@ -262,6 +262,7 @@ def test_a_lost_shard_starts_again_with_its_last_save(
             break
         replay.shards.wait_for_starts()
     assert on_shards(replay, stored) == before
+    assert replay.get_added_timesteps() == added  # the steps of the save are counted once
     algorithm.train()
     assert len(replay) > sum(len(steps) for steps, _, _ in before)
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom, chisquare
 
 from lightning_replay import recipes
-from lightning_replay.divided_draws import GroupTotals
+from lightning_replay.divided_draws import Divider, GroupTotals
 from lightning_replay.events import Event, EventTable
 from lightning_replay.replay import Replay
 from tests.divided import Shards
@@ -107,6 +107,15 @@ def test_the_continuous_correction_draws_rows_of_events_more_often(num_replays: 
     shards = Shards(lambda: built("event_tables", correction="continuous"), LENGTHS[num_replays])
     numbers, _ = shards.draw_many(DRAWS // 4, 50_000)
     priority = np.where(of_goal_table(LENGTHS[num_replays]), 1.3, 0.7)
+    assert p_value(numbers, priority / priority.sum()) > 1e-4
+
+
+def test_points_are_independent_of_the_draws_of_a_sampler_of_the_same_seed() -> None:
+    """Of small batches, in which a sampler that chooses tables by the same random numbers would choose rows too."""
+    shards = Shards(lambda: built("event_tables", correction="continuous"), LENGTHS[2])
+    shards.divider = Divider(built("event_tables", correction="continuous").sampler, seed=7)  # as the sampler's
+    numbers, _ = shards.draw_many(20_000, 4)
+    priority = np.where(of_goal_table(LENGTHS[2]), 1.3, 0.7)
     assert p_value(numbers, priority / priority.sum()) > 1e-4
 
 

@@ -13,6 +13,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 from lightning_replay.events import EventTable, reward_at_least
+from rllib_ext.sharded.actors import ShardActors
 from rllib_ext.sharded.options import ShardOptions, options_of_shard
 from rllib_ext.sharded.replay import ShardedReplay
 
@@ -85,6 +86,23 @@ def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> N
         rllib_ext.configure(dqn(num_shards=9))
     with pytest.raises(ValueError, match=r"num_cpus_per_shard=5, and the nodes, of 8 CPUs, have room for 1"):
         ShardedReplay("uniform", capacity=10, num_shards=2, num_cpus_per_shard=5).start()
+
+
+class Broken:
+    """A shard that cannot be built."""
+
+    def __init__(self) -> None:
+        raise OSError("no space left on device")
+
+    def report(self) -> None:
+        """Is never called."""
+
+
+def test_shards_that_cannot_be_built_are_named_with_the_error(shared_ray: None) -> None:
+    actors = ShardActors(Broken, lambda shard: (), ShardOptions(1, num_cpus_per_shard=0))
+    with pytest.raises(RuntimeError, match="shard 0 was lost and could not be started again in 3") as error:
+        actors.start()
+    assert "no space left on device" in str(error.value.__cause__) and actors.handles == []
 
 
 def test_a_search_over_the_number_of_shards_is_accepted() -> None:

@@ -139,7 +139,7 @@ def test_the_exponent_of_weights_follows_the_steps_of_all_shards() -> None:
     schedule = Linear(start=0.0, end=1.0, duration=144, clock="env_steps")
     replay = build("prioritized", priority_exponent=1.0, priority_offset=0.0, importance_exponent=schedule)
     replay.add(episodes())  # 72 steps: β is 0.5
-    replay.sample(num_items=100)
+    replay.sample(num_items=2000)  # every row
     ids = replay._expected["default_policy"]
     replay.update_priorities(np.where(ids.slot == 0, 4.0, 1.0), "default_policy")
     (rows,) = read(replay.sample(num_items=100))
@@ -206,6 +206,12 @@ def test_a_state_goes_on_with_the_same_draws() -> None:
         assert drawn[0] == drawn[1]
     with pytest.raises(ValueError, match="the state is of 3 shards and there are 2"):
         build("prioritized", num_shards=2).set_state(state)
+
+
+def test_modules_are_drawn_independently_of_each_other() -> None:
+    replay = build("uniform")
+    points = [replay.draws.divider(name).state_dict()["generator"] for name in ("a", "b")]
+    assert not torch.equal(*points)
 
 
 def test_an_empty_replay_and_other_objects_are_refused() -> None:
