@@ -156,7 +156,10 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
     settings += ("environment={env: my_environments.Tilted, env_config: {limit: 0.1}}",)
     settings += ("replay={recipe: my_recipes.gentle, capacity: 1_000}",)
     file = str(ROOT / "configs" / "rllib" / "per_dqn_cartpole.yaml")
-    command = [sys.executable, "-m", "rllib_ext", file, "--checkpoint=here", *(f"--set={text}" for text in settings)]
+    # a shell that starts the tests in the background has its processes ignore Ctrl-C
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "runpy.run_module('rllib_ext', run_name='__main__')"
+    command = [sys.executable, "-c", code, file, "--checkpoint=here", *(f"--set={text}" for text in settings)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
