@@ -27,6 +27,7 @@ class ModuleOptions:
     Attributes:
         returns: length and discount of returns that are formed before rows are stored.
         measure: of the surprise of new rows.
+        largest_priorities: by module, of rows elsewhere; the first rows of a module that is built later get it.
 
     Raises:
         ValueError: an unknown layout.
@@ -45,6 +46,7 @@ class ModuleOptions:
         self.recipe, self.layout = recipe, checked_choice("layout", layout, tuple(LAYOUTS))
         self.returns: Returns = (1, 0.99)
         self.measure: MeasureSurprise | None = None
+        self.largest_priorities: dict[str, float] = {}
         self._options, self._special = options, special
 
     def stores(self, module_id: str) -> bool:
@@ -72,6 +74,8 @@ class ModuleOptions:
             options["seed"] = seed = seed + zlib.crc32(module_id.encode())  # modules draw independently of each other
         info_keys, progress = options.pop("info_keys", None), options.pop("progress", None)
         replay = build_replay(recipe, options, self.returns)
+        if module_id in self.largest_priorities:
+            replay.raise_largest_priority(self.largest_priorities[module_id])
         return ModuleReplay(
             replay,
             self.layout,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 import tree
-from ray.exceptions import ObjectLostError
+from ray.exceptions import OwnerDiedError
 
 from rllib_ext.learner.blocks import FlaggedBlock
 
@@ -97,7 +97,11 @@ class BlockReader:
             parts.append(None if block is None else block.slice(slice(start, stop)))
         found = [part for part in parts if part is not None]
         if found:
-            self._rows[remote.module_id] = found[0].slice(slice(0, 1))
+            row = found[0].slice(slice(0, 1))
+            # A copy: a view would keep the whole block in the object store.
+            columns, outputs, (terminated, truncated) = tree.map_structure(np.copy, row.content)
+            kept = FlaggedBlock(row.id_, columns, outputs, terminated, truncated, row.module_id)
+            self._rows[remote.module_id] = kept
         if len(found) < len(parts):
             parts, weights = self._filled(remote, parts)
         columns, outputs, (terminated, truncated) = _joined([part.content for part in parts])
@@ -135,13 +139,13 @@ def _fetched(references: list[ray.ObjectRef]) -> list[FlaggedBlock | None]:
     """Returns the objects, ``None`` for those that were lost with their owner."""
     try:
         return list(ray.get(references))
-    except ObjectLostError:
+    except OwnerDiedError:
         return [_fetched_or_none(reference) for reference in references]
 
 
 def _fetched_or_none(reference: ray.ObjectRef) -> FlaggedBlock | None:
     try:
         block: FlaggedBlock = ray.get(reference)
-    except ObjectLostError:
+    except OwnerDiedError:
         return None
     return block

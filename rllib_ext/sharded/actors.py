@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_ext.sharded.options import ShardOptions
@@ -204,10 +204,21 @@ class ShardActors:
         pairs = zip(self.reports, self.alive, strict=True)
         return [report.totals.get(module_id) if alive else None for report, alive in pairs]
 
+    def losses(self) -> dict[str, Any]:
+        """Returns the counts of lost shards, of plain values."""
+        counts = [[*key, amount] for key, amount in self._counts_lost.items()]
+        return {"counts": counts, "rows": self.rows_lost, "td_errors": self.td_errors_lost}
+
+    def set_losses(self, losses: Mapping[str, Any]) -> None:
+        """Replaces the counts of lost shards by those of :meth:`losses`."""
+        self._counts_lost = Counter({(name, module_id): amount for name, module_id, amount in losses["counts"]})
+        self.rows_lost, self.td_errors_lost = losses["rows"], losses["td_errors"]
+
     def stop(self) -> None:
         """Ends the processes."""
         for handle in self.handles:
-            ray.kill(handle)
+            if handle is not None:  # which an error in a start leaves
+                ray.kill(handle)
         self.handles = []
 
     def _start(self, shard: int) -> None:
@@ -233,7 +244,7 @@ class ShardActors:
             reference = pending[0].answer
             try:
                 answer: Answer = ray.get(reference)
-            except RayActorError as error:
+            except (RayActorError, ObjectLostError) as error:  # an answer that was on the lost node
                 self._is_lost(shard, error)
                 return answers
             except Exception as error:
@@ -254,7 +265,7 @@ class ShardActors:
         self.reports[shard] = report
         self._on_report(report)
 
-    def _is_lost(self, shard: int, error: RayActorError) -> None:
+    def _is_lost(self, shard: int, error: RayError) -> None:
         report, self.reports[shard] = self.reports[shard], ShardReport()
         rows = sum(report.rows.values()) + sum(call.steps for call in self._pending[shard])
         self.rows_lost += rows

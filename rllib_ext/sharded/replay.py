@@ -90,11 +90,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         raise TypeError("a sharded replay belongs to the driver that built it; send its actors, buffer.shards.handles")
 
     def start(self, owner: Any = None, nodes: Sequence[str] = ()) -> None:
-        """Starts the shards; nothing happens if they have started.
-
-        Args:
-            owner: the algorithm that draws from them, the only one.
-            nodes: ids of those to place shards on, as far as there is room.
+        """Starts the shards of an algorithm, if they have not started, on nodes of these ids as far as there is room.
 
         Raises:
             ValueError: no room for the shards, or another algorithm has this buffer.
@@ -184,11 +180,10 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
             )
         num_items = checked_count("num_items", num_items, of="rows")
         self.start()
-        self._num_draws += 1
-        clocks = self.shards.counts["steps_added", ""], self._num_draws
         if self.assignment is not None:
             self.assignment.update()
-        batches = self.draws.draw(num_items, self._prepare, n_step or 1, gamma, *clocks)
+        batches = self.draws.draw(num_items, self._prepare, n_step or 1, gamma, *self._clocks().values())
+        self._num_draws += 1
         pieces = {name: [_piece(batch)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
         self._expected = {name: batch.ids.take(places[name]) for name, batch in batches.items()}
@@ -265,13 +260,15 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     def driver_state(self) -> dict[str, Any]:
         """Returns the state of the driver: tensors and plain values."""
-        return {"dividers": self.draws.state_dict(), "num_draws": self._num_draws, "metrics": self._metrics.state()}
+        counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.losses()}
+        return {"dividers": self.draws.state_dict(), **counts}
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
         """Restores :meth:`driver_state`; rows drawn before get no TD errors."""
         self.draws.load_state_dict(state["dividers"])
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
+        self.shards.set_losses(state["losses"])
         self._expected = {}
 
     def resume_at(self, num_draws: int) -> None:
@@ -289,7 +286,11 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     def _prepare(self, module_id: str, batch_size: int) -> None:
         self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))
-        self.draws.divider(module_id).advance(env_steps=self.shards.counts["steps_added", ""], updates=self._num_draws)
+        self.draws.divider(module_id).advance(**self._clocks())
+
+    def _clocks(self) -> dict[str, int]:
+        """Returns environment steps and updates, as of the next draw."""
+        return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1}
 
 
 def _piece(batch: RemoteBatch) -> Piece:

@@ -27,7 +27,7 @@ class EpisodeShard:
     """A :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer` of whole episodes in a process of its own.
 
     Every method returns an :class:`~rllib_ext.sharded.reports.Answer`. A method that raises an error has changed
-    nothing.
+    nothing, except that :meth:`add` of more steps than the shard holds has stored those before the ones refused.
 
     Args:
         recipe, options: of the whole sharded replay.
@@ -76,6 +76,7 @@ class EpisodeShard:
                 episodes += ray.get(reference)
             except RayError:  # its EnvRunner was lost before it could be fetched
                 self._fragments_lost += 1
+        self._buffer.options.largest_priorities |= largest
         for name, priority in largest.items():
             if name in self._buffer.modules:
                 self._buffer.modules[name].replay.raise_largest_priority(priority)
@@ -143,6 +144,7 @@ class EpisodeShard:
         Raises:
             DamagedFileError, ValueError, MemoryError: as :func:`~rllib_ext.buffer.files.read_buffer`.
         """
+        self._staged = None  # of a save that another shard could not read
         if len(folders) == self._num_shards:
             saved = read_buffer(self._buffer, Path(folders[self._number]))
         else:
