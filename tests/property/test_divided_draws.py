@@ -69,8 +69,7 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
     options = {"priority_exponent": exponent, "normalize_over_batch": True, "seed": 1}
     shards = Shards(lambda: recipes.prioritized(100, 2, **options), lengths)
     shards.give_priorities(torch.tensor(priority))
-    shards.divider.reseed(8)
-    shards.whole.seed(8)
+    shards.whole.sampler.set_generator_state(shards.divider.generator_state())
     numbers, columns = shards.draw(200)
     batch = shards.whole.sample(200)
     order, order_of_whole = np.argsort(numbers, kind="stable"), batch["action"].argsort(stable=True)
