@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from PIL import Image
 from lightning_replay.analysis.plotting import band_note, count_on, draw_band, line_style, make_figure, save_figure
 from tests.benchmarks.learning.experiment import Experiment
 from tests.benchmarks.learning.recorder import SeedRun
+
+TITLE_WIDTH = 36  # letters for each column of panels
 
 
 def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]], path: Path) -> None:
@@ -47,7 +50,7 @@ def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]
     note = band_note(*set(counts.values())) if is_even else "mean over seeds, band: ± 1 standard error"
     columns = 1 if len(lines) == 1 else 2 if max(map(len, lines)) > 20 else 3
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=columns, fontsize="small", title=note)
-    figure.suptitle(experiment.title)
+    figure.suptitle(textwrap.fill(experiment.title, TITLE_WIDTH * grid.shape[1]))
     save_figure(figure, path)
     shrink(path)
 
