@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.module_replay import ModuleReplay
 
 _ROWS_AT_ONCE = 4096
-_COUNTS = 5  # of a FragmentTracker's state; the last one numbers trajectories
 
 
 def deal_saved(
@@ -127,7 +126,7 @@ class _Collected:
         state = dict(self.states[0])
         fragments = [one["converter"]["fragments"]["counts"] for one in self.states]
         counts = [_share(sum(values), number, num_shards) for values in zip(*fragments, strict=True)]
-        counts[_COUNTS - 1] = self.num_trajectories
+        counts[-1] = self.num_trajectories  # the number of the next one
         state["converter"] = {**state["converter"], "fragments": {"counts": counts, "known": []}}
         state["draws"] = max(one["draws"] for one in self.states)
         module.load_state(state)
@@ -146,7 +145,10 @@ class _Collected:
 
 
 def _check_dealable(replay: Replay) -> None:
-    delaying = [type(transform).__name__ for transform in replay.transform if getattr(transform, "delays_rows", False)]
+    from lightning_replay.parts import ReplayTransform
+
+    own = [transform for transform in replay.transform if isinstance(transform, ReplayTransform)]
+    delaying = [type(transform).__name__ for transform in own if transform.delays_rows]
     if delaying:
         raise ValueError(
             f"the save holds returns that {delaying[0]} formed before they were stored, and its rows can be restored "

@@ -65,7 +65,8 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def apex(env: Any, recipe: str = "prioritized", **training: Any) -> ApexDQNConfig:
-    config = small(ApexDQNConfig, env, recipe).env_runners(rollout_fragment_length=10)
+    # Room for every row: one EnvRunner plays alone for as long as the other stands still.
+    config = small(ApexDQNConfig, env, recipe, capacity=50_000).env_runners(rollout_fragment_length=10)
     return config.training(n_step=1, samples_per_insert=4.0, broadcast_interval=1, **training)
 
 
@@ -129,6 +130,7 @@ def test_on_two_env_runners(tmp_path: Path) -> None:
     # One EnvRunner stands still: the other goes on.
     gate.touch()
     until(lambda: group.num_in_flight_async_reqs(TAG) == 4, algorithm)  # two each
+    algorithm.train()  # fetches what was complete before
     before = len(processes(algorithm, 1)), len(processes(algorithm, 2))
     for _ in range(4):
         result = algorithm.train()
