@@ -233,9 +233,10 @@ class ApexDQN(DQN):
                     size = len(buffer)
                     buffer.add(one.episodes)
                     limiter.insert(one.num_env_steps, size)
+        size = len(buffer)  # once, because a buffer in several actors waits for their answers
         if self.env_runner_group.num_remote_env_runners():
-            self._collection.request(lambda pending: limiter.may_insert(len(buffer), pending))
-        if limiter.may_sample(len(buffer)):
+            self._collection.request(lambda pending: limiter.may_insert(size, pending))
+        if limiter.may_sample(size):
             self._learned |= update_learners(self, is_stateful=self._module_is_stateful)
             limiter.sample()
             self._updates_until_broadcast -= 1
