@@ -19,8 +19,8 @@ from rllib_ext.hooks import add_results, set_hooks
 from rllib_ext.levels.checks import check_evaluated
 from rllib_ext.preparation import prepare_levels, prepare_replay
 from rllib_ext.search_spaces import accepted, samples_of
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.options import refuse_shard_options
-from rllib_ext.sharded.replay import ShardedReplay
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
@@ -52,8 +52,8 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
             ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
             every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With
             ``num_shards`` the rows are divided over Ray actors, see
-            :class:`~rllib_ext.sharded.replay.ShardedReplay`; ``num_cpus_per_shard``, ``shard_placement``,
-            ``restart_shards`` and ``shard_timeout_s`` are those of :class:`~rllib_ext.sharded.options.ShardOptions`.
+            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`; ``num_cpus_per_shard``, ``shard_placement``,
+            ``restart_shards`` and ``shard_timeout_s`` are those of :class:`~lightning_replay.sharded.options.ShardOptions`.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -76,7 +76,10 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
         accepted(samples, _build_every_module)
-    return {"type": RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedReplay, **given}
+    return {
+        "type": RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedEpisodeReplayBuffer,
+        **given,
+    }
 
 
 def _build_every_module(given: dict[str, Any]) -> None:

@@ -15,12 +15,13 @@ from ray.rllib.algorithms.cql import CQL
 from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
 
+from lightning_replay.sharded.options import check_room, split_options
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
-from rllib_ext.sharded.options import check_room, options_of_shard, split_options
-from rllib_ext.sharded.replay import ShardedReplay
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from rllib_ext.sharded.options import options_of_shard
 from rllib_ext.sharded.routing import num_shards_in
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _is_of(config: AlgorithmConfig, *algorithms: type) -> bool:
 def check_buffer(config: AlgorithmConfig) -> None:
     """Refuses buffers of another kind, and those too small for the algorithm's environments and batches."""
     kind = config.replay_buffer_config.get("type")
-    if kind not in (RecipeEpisodeReplayBuffer, ShardedReplay):
+    if kind not in (RecipeEpisodeReplayBuffer, ShardedEpisodeReplayBuffer):
         instead = (
             # RLlib merges a dict without a type into the algorithm's default buffer.
             "a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search([...])"

@@ -80,14 +80,14 @@ def _install_replay(algorithm: Any, restore: bool, incremental: bool, assign_tas
     from rllib_ext.checkpoint.replay import ReplayPart
     from rllib_ext.checks import check_buffer
     from rllib_ext.learner.done_flags_connector import flags_connector
+    from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
     from rllib_ext.sharded.installing import install_shards
-    from rllib_ext.sharded.replay import ShardedReplay
 
     config, buffer = algorithm.config, algorithm.local_replay_buffer
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
-    if isinstance(buffer, ShardedReplay):
+    if isinstance(buffer, ShardedEpisodeReplayBuffer):
         options = {"restore": restore, "incremental": incremental, "assign_tasks": assign_tasks}
         install_shards(algorithm, reads_flags=reads_flags, **options)
         return

@@ -9,7 +9,7 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 
 from rllib_ext.learner.blocks import FlaggedBlock
-from rllib_ext.learner.references import BlockReader
+from rllib_ext.learner.remote_blocks import BlockReader
 
 
 class AddFlagsFromBlocks(ConnectorV2):

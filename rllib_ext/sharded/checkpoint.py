@@ -16,7 +16,7 @@ from rllib_ext.checkpoint.algorithm import CheckFiles
 from rllib_ext.checkpoint.replay import ReplayPart
 
 if TYPE_CHECKING:
-    from rllib_ext.sharded.replay import ShardedReplay
+    from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ShardedReplayPart(ReplayPart):
     """
 
     @property
-    def _replay(self) -> ShardedReplay:
+    def _replay(self) -> ShardedEpisodeReplayBuffer:
         return self._algorithm.local_replay_buffer
 
     def write(self, folder: Path, state: WarmUp, files: Mapping[str, Any], *, stays: bool) -> None:
@@ -65,7 +65,7 @@ class ShardedReplayPart(ReplayPart):
 
 
 def write_shards(
-    replay: ShardedReplay,
+    replay: ShardedEpisodeReplayBuffer,
     folder: Path,
     warm_up: WarmUp,
     files: Mapping[str, Any],

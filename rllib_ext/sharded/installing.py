@@ -15,7 +15,7 @@ def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremen
     """Starts the shards of an algorithm that was just built, and ends them with it.
 
     Args:
-        algorithm: with a :class:`~rllib_ext.sharded.replay.ShardedReplay`.
+        algorithm: with a :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`.
         reads_flags: whether its Learners have the connector that fetches rows.
         restore, incremental, assign_tasks: as :func:`rllib_ext.configure`.
 

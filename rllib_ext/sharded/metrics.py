@@ -13,9 +13,9 @@ from ray.rllib.utils import metrics as keys
 from rllib_ext.buffer.metrics import CounterLog
 
 if TYPE_CHECKING:
-    from rllib_ext.sharded.actors import ShardActors
-    from rllib_ext.sharded.draws import DividedDraws, RemoteBatch
-    from rllib_ext.sharded.reports import Counts
+    from lightning_replay.sharded.actors import ShardActors
+    from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+    from lightning_replay.sharded.reports import Counts
 
 _SAMPLED = "steps_sampled"
 

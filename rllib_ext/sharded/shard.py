@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
 from rllib_ext.sharded.dealing import deal_saved
 from rllib_ext.sharded.options import options_of_shard
-from rllib_ext.sharded.reports import Answer, RemotePart, ShardReport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class EpisodeShard:
     """A :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer` of whole episodes in a process of its own.
 
-    Every method returns an :class:`~rllib_ext.sharded.reports.Answer`. A method that raises an error has changed
+    Every method returns an :class:`~lightning_replay.sharded.reports.Answer`. A method that raises an error has changed
     nothing, except that :meth:`add` of more steps than the shard holds has stored those before the ones refused.
 
     Args:
@@ -102,7 +102,7 @@ class EpisodeShard:
             env_steps, updates: clocks of all shards together.
 
         Returns:
-            A :class:`~rllib_ext.sharded.reports.RemotePart` by module.
+            A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
         """
         drawn = {}
         for name, part in parts.items():

@@ -17,8 +17,8 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.core.learner.training_data import TrainingData
 
 import rllib_ext
-from rllib_ext.learner.references import BlockReader
-from rllib_ext.sharded.replay import ShardedReplay
+from rllib_ext.learner.remote_blocks import BlockReader
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
@@ -39,11 +39,11 @@ def algorithm(shared_ray: None) -> Iterator[Algorithm]:
 
 
 @pytest.fixture
-def replay(algorithm: Algorithm) -> ShardedReplay:
+def replay(algorithm: Algorithm) -> ShardedEpisodeReplayBuffer:
     return algorithm.local_replay_buffer
 
 
-def on_shards(replay: ShardedReplay, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Runs a function of a shard inside every one."""
     return ray.get([handle.__ray_call__.remote(function, *arguments) for handle in replay.shards.handles])
 
@@ -59,7 +59,7 @@ def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
     return rows["observation"][:, 0].int().tolist(), rows["trajectory"].tolist(), leaves.tolist()
 
 
-def steps_of(replay: ShardedReplay) -> list[int]:
+def steps_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
     return sorted(step for steps, _, _ in on_shards(replay, stored) for step in steps)
 
 
@@ -91,7 +91,7 @@ def observations(blocks: list[Any]) -> np.ndarray:
 
 
 def test_training_moves_references_alone_and_every_step_is_in_one_shard(
-    algorithm: Algorithm, replay: ShardedReplay, monkeypatch: pytest.MonkeyPatch
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = set()
     add = replay.add
@@ -115,7 +115,7 @@ def test_training_moves_references_alone_and_every_step_is_in_one_shard(
             assert (trajectory != same) or following == step + 1
 
 
-def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: ShardedReplay) -> None:
+def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer) -> None:
     on_shards(replay, watch)
     algorithm.train()
     replay.stats()
@@ -125,7 +125,9 @@ def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: Sha
 
 
 @pytest.mark.parametrize("num_learners", [0, 1, 2, 4])
-def test_td_errors_come_home_in_the_order_of_any_number_of_learners(replay: ShardedReplay, num_learners: int) -> None:
+def test_td_errors_come_home_in_the_order_of_any_number_of_learners(
+    replay: ShardedEpisodeReplayBuffer, num_learners: int
+) -> None:
     replay.num_learners = num_learners
     on_shards(replay, homes)
     blocks = replay.sample(num_items=BATCH)
@@ -138,7 +140,7 @@ def test_td_errors_come_home_in_the_order_of_any_number_of_learners(replay: Shar
     assert len(found) == BATCH and all(found)
 
 
-def test_weights_are_those_of_one_buffer(replay: ShardedReplay) -> None:
+def test_weights_are_those_of_one_buffer(replay: ShardedEpisodeReplayBuffer) -> None:
     parts = on_shards(replay, stored)
     blocks = replay.sample(num_items=400)
     ids = replay._expected["default_policy"]
@@ -149,7 +151,7 @@ def test_weights_are_those_of_one_buffer(replay: ShardedReplay) -> None:
     assert len(every) == len(replay) and weights.max() <= 1.0 and len(set(weights.tolist())) > 10
 
 
-def test_wrong_feedback_is_refused_and_changes_nothing(replay: ShardedReplay) -> None:
+def test_wrong_feedback_is_refused_and_changes_nothing(replay: ShardedEpisodeReplayBuffer) -> None:
     replay.sample(num_items=BATCH)
     for wrong in (np.zeros(BATCH - 1), np.full(BATCH, np.nan)):
         with pytest.raises(ValueError, match="one finite value for each of the 50 rows"):
@@ -157,7 +159,7 @@ def test_wrong_feedback_is_refused_and_changes_nothing(replay: ShardedReplay) ->
     replay.update_priorities(np.ones(BATCH), "default_policy")
 
 
-def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedReplay) -> None:
+def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpisodeReplayBuffer) -> None:
     from rllib_ext.episodes.convert import SingleAgentEpisode
 
     rows = len(replay)
@@ -171,7 +173,7 @@ def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedRepla
 
 
 def test_a_checkpoint_restores_rows_and_the_next_draws(
-    algorithm: Algorithm, replay: ShardedReplay, tmp_path: Path
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
 ) -> None:
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
@@ -188,7 +190,7 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
 
 
 def test_a_draw_goes_on_without_a_shard_that_is_late(
-    replay: ShardedReplay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    replay: ShardedEpisodeReplayBuffer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = tmp_path / "done"
 
@@ -215,7 +217,7 @@ def test_a_draw_goes_on_without_a_shard_that_is_late(
 
 
 def test_a_lost_shard_starts_again_and_training_goes_on(
-    algorithm: Algorithm, replay: ShardedReplay, caplog: pytest.LogCaptureFixture
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, caplog: pytest.LogCaptureFixture
 ) -> None:
     stats, before = replay.stats(), on_shards(replay, stored)
     blocks = replay.sample(num_items=BATCH)
@@ -250,7 +252,7 @@ def test_a_lost_shard_starts_again_and_training_goes_on(
 
 
 def test_a_lost_shard_starts_again_with_its_last_save(
-    algorithm: Algorithm, replay: ShardedReplay, tmp_path: Path
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
 ) -> None:
     replay.shards.options = dataclasses.replace(replay.shards.options, restart_shards="last_save")
     algorithm.save_to_path(tmp_path / "checkpoint")
@@ -267,6 +269,8 @@ def test_a_lost_shard_starts_again_with_its_last_save(
     assert len(replay) > sum(len(steps) for steps, _, _ in before)
 
 
-def test_an_algorithm_cannot_take_the_shards_of_another(algorithm: Algorithm, replay: ShardedReplay) -> None:
+def test_an_algorithm_cannot_take_the_shards_of_another(
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer
+) -> None:
     with pytest.raises(ValueError, match="this sharded replay belongs to another algorithm"):
         replay.start(object())

@@ -54,7 +54,7 @@ ORDER = (
         "assembled",
         "replay",
     ),
-    *("table_replay", "loading", "recipes", "analysis", "envs", "levels", "agents", "lit", "__main__"),
+    *("table_replay", "loading", "recipes", "sharded", "analysis", "envs", "levels", "agents", "lit", "__main__"),
 )
 RLLIB_ORDER = (
     *("interruption", "class_paths", "rllib_compat", "search_spaces", "environments", "episodes", "learner"),
@@ -97,9 +97,12 @@ def _unit(name: str) -> str | None:
 
 
 @pytest.mark.parametrize("path", _modules("lightning_replay"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_only_the_lightning_integration_imports_lightning_and_nothing_here_imports_ray(path: Path) -> None:
+def test_only_the_lightning_integration_imports_lightning_and_only_shards_import_ray(path: Path) -> None:
     imported = _top_levels(_imported(path))
-    assert not imported & {"ray", "rllib_ext"}
+    assert "rllib_ext" not in imported
+    if path.parent.name != "sharded":
+        assert "ray" not in imported
+        assert not {name for name in _imported(path) if _unit(name) == "sharded"}
     if not _is_of_lightning_integration(path):
         assert not imported & LIGHTNING
         assert not {name for name in _imported(path) if _unit(name) in {"agents", "lit"}} or path.name == "__init__.py"

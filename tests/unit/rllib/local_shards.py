@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import ray
 
-from rllib_ext.learner.references import BlockReader
-from rllib_ext.sharded.actors import ShardActors
-from rllib_ext.sharded.replay import ShardedReplay
+from lightning_replay.sharded.actors import ShardActors
+from rllib_ext.learner.remote_blocks import BlockReader
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
 
 class LocalShard:
@@ -41,7 +41,7 @@ def start_locally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShardActors, "_actor", local)
 
 
-def replays(replay: ShardedReplay, module_id: str = "default_policy") -> list[Any]:
+def replays(replay: ShardedEpisodeReplayBuffer, module_id: str = "default_policy") -> list[Any]:
     """The replay of a module in each shard."""
     return [handle.shard._buffer.modules[module_id].replay for handle in replay.shards.handles]
 

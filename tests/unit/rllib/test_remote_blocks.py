@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
-from rllib_ext.learner.references import RemoteBlock, Span
+from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 
 
 def block(lengths: list[int]) -> RemoteBlock:

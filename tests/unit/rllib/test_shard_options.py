@@ -13,9 +13,10 @@ from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
 from lightning_replay.events import EventTable, reward_at_least
-from rllib_ext.sharded.actors import ShardActors
-from rllib_ext.sharded.options import ShardOptions, options_of_shard
-from rllib_ext.sharded.replay import ShardedReplay
+from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.options import ShardOptions
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from rllib_ext.sharded.options import options_of_shard
 
 
 def dqn(**options: Any) -> DQNConfig:
@@ -76,7 +77,7 @@ def test_refused_options(options: dict[str, Any], kind: type[Exception], message
 
 def test_a_layout_for_real_episodes_is_refused_when_the_buffer_is_built() -> None:
     with pytest.raises(ValueError, match="layout is 'rows'"):
-        ShardedReplay("uniform", capacity=10, num_shards=2, layout="rows")
+        ShardedEpisodeReplayBuffer("uniform", capacity=10, num_shards=2, layout="rows")
 
 
 def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> None:
@@ -85,7 +86,7 @@ def test_shards_without_room_are_refused_before_ray_waits(shared_ray: None) -> N
     ):
         rllib_ext.configure(dqn(num_shards=9))
     with pytest.raises(ValueError, match=r"num_cpus_per_shard=5, and the nodes, of 8 CPUs, have room for 1"):
-        ShardedReplay("uniform", capacity=10, num_shards=2, num_cpus_per_shard=5).start()
+        ShardedEpisodeReplayBuffer("uniform", capacity=10, num_shards=2, num_cpus_per_shard=5).start()
 
 
 class Broken:
@@ -107,11 +108,11 @@ def test_shards_that_cannot_be_built_are_named_with_the_error(shared_ray: None) 
 
 def test_a_search_over_the_number_of_shards_is_accepted() -> None:
     config = dqn(num_shards=tune.grid_search([2, 4]))
-    assert config.replay_buffer_config["type"] is ShardedReplay
+    assert config.replay_buffer_config["type"] is ShardedEpisodeReplayBuffer
 
 
 def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() -> None:
-    replay = ShardedReplay("prioritized", capacity=10, num_shards=2)
+    replay = ShardedEpisodeReplayBuffer("prioritized", capacity=10, num_shards=2)
     assert len(replay) == 0 and replay.stats()["num_rows"] == 0 and replay.shards.handles == []
     with pytest.raises(TypeError, match="belongs to the driver that built it"):
         pickle.dumps(replay)

@@ -14,7 +14,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from lightning_replay import recipes
 from lightning_replay.schedulers import EasyToHard, MeanReturn
 from lightning_replay.schedules import Linear
-from rllib_ext.sharded.replay import ShardedReplay
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.recipe_options import required_options
 
 from .episodes import numbered
@@ -44,10 +44,10 @@ def episodes(count: int = 12, length: int = 6, first: int = 0) -> list[Any]:
     ]
 
 
-def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any) -> ShardedReplay:
+def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any) -> ShardedEpisodeReplayBuffer:
     given = required_options(recipe, capacity) | {"seed": 0} | options
     given |= WHOLE_ACTIONS.get(recipe, {})
-    replay = ShardedReplay(recipe, num_shards=num_shards, **given)
+    replay = ShardedEpisodeReplayBuffer(recipe, num_shards=num_shards, **given)
     replay.form_returns(1, 0.99)
     return replay
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rllib_ext.sharded.actors import ShardActors
-from rllib_ext.sharded.reports import RemotePart
-from rllib_ext.sharded.row_ids import RowIds
+from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.reports import RemotePart
+from lightning_replay.sharded.row_ids import RowIds
 
 if TYPE_CHECKING:
     from lightning_replay.divided_draws import Divider, Division
@@ -45,7 +45,8 @@ class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
 
     The actors have the methods ``draw(parts, *request)``, which returns a
-    :class:`~rllib_ext.sharded.reports.RemotePart` by module, and ``update(module, slot, generation, td_errors)``.
+    :class:`~lightning_replay.sharded.reports.RemotePart`
+    by module, and ``update(module, slot, generation, td_errors)``.
 
     Args:
         actors: of the shards.

@@ -25,7 +25,7 @@ class ShardReport:
         totals: of each module's replay, by which draws are divided.
         rows: stored by each module.
         env_steps_stored: steps of the environment.
-        counts: sums over the life of the shard, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`.
+        counts: sums over the life of the shard, under names of the actors' own, by module.
         fragments_lost: fragments of episodes that could not be fetched, as their EnvRunner was lost.
         signals: progress signals of a curriculum since the last report, by module; each with its task.
     """
@@ -54,8 +54,10 @@ class RemotePart(NamedTuple):
     """Rows that a shard has drawn: their identities, and a reference to the rows themselves.
 
     Attributes:
-        reference: of a :class:`~rllib_ext.learner.blocks.FlaggedBlock`.
-        slot, generation, reply, mean_n_step: as of :class:`~rllib_ext.buffer.drawn.DrawnPart`.
+        reference: of the rows, in a form of the actors' own.
+        slot, generation: int64 ``[n]`` or ``[n, 2]``, where the rows are stored.
+        reply: how likely they were.
+        mean_n_step: steps per row.
         module_id: the module, where there are several agents.
     """
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllib_ext.sharded.actors import ShardActors
-    from rllib_ext.sharded.draws import DividedDraws
+    from lightning_replay.sharded.actors import ShardActors
+    from lightning_replay.sharded.draws import DividedDraws
 
 
 def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:

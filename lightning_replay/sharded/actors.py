@@ -14,8 +14,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rllib_ext.sharded.options import ShardOptions
-from rllib_ext.sharded.reports import Answer, Counts, ShardReport, summed_counts, summed_rows
+from lightning_replay.sharded.options import ShardOptions
+from lightning_replay.sharded.reports import Answer, Counts, ShardReport, summed_counts, summed_rows
 
 if TYPE_CHECKING:
     from lightning_replay.draw_parts import GroupTotals
@@ -35,7 +35,7 @@ class _Call(NamedTuple):
 
 
 class ShardActors:
-    """Ray actors, one for each shard, whose methods return an :class:`~rllib_ext.sharded.reports.Answer`.
+    """Ray actors, one for each shard, whose methods return an :class:`~lightning_replay.sharded.reports.Answer`.
 
     :meth:`send` calls a method and returns at once; :meth:`settle` waits for the answers. The last report of each shard
     is kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is

@@ -10,27 +10,27 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
+from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.sharded.stats import stats_of
 from lightning_replay.validation import checked_choice, checked_count
 from rllib_ext.learner.batch_layouts import Piece
-from rllib_ext.learner.references import RemoteBlock, Span
+from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
-from rllib_ext.sharded.actors import ShardActors
-from rllib_ext.sharded.draws import DividedDraws, RemoteBatch
 from rllib_ext.sharded.metrics import ShardMetrics
-from rllib_ext.sharded.options import check_room, split_options
 from rllib_ext.sharded.routing import EpisodeReference, Router
 from rllib_ext.sharded.shard import EpisodeShard
-from rllib_ext.sharded.stats import stats_of
 from rllib_ext.sharded.templates import Templates
 
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
+    from lightning_replay.sharded.row_ids import RowIds
     from rllib_ext.episodes.task_assignment import TaskAssignment
-    from rllib_ext.sharded.row_ids import RowIds
 
 
-class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
     """A replay of whole episodes divided over Ray actors, as the replay buffer of DQN, SAC or TQC.
 
     Each shard is a :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer` of its part of the capacity.
@@ -48,8 +48,8 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         layout: ``flagged``, or ``None`` for the same: rows travel in one block for each module.
         num_learners: Learners the batch is dealt out to.
         metrics_num_episodes_for_smoothing: given by RLlib and ignored.
-        options: those of :class:`~rllib_ext.sharded.options.ShardOptions`, and of the buffer. Every capacity is that of
-            all shards together.
+        options: those of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every
+            capacity is that of all shards together.
 
     Attributes:
         shards: the actors.
@@ -87,7 +87,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         self._owner: Any = None
 
     def __reduce__(self) -> Any:
-        raise TypeError("a sharded replay belongs to the driver that built it; send its actors, buffer.shards.handles")
+        raise TypeError("a sharded buffer belongs to the driver that built it; send its actors, buffer.shards.handles")
 
     def start(self, owner: Any = None, nodes: Sequence[str] = ()) -> None:
         """Starts the shards of an algorithm, if they have not started, on nodes of these ids as far as there is room.
@@ -223,7 +223,7 @@ class ShardedReplay(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
         return self._metrics.remaining(self.shards, self.draws)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the shards hold, see :func:`~rllib_ext.sharded.stats.stats_of`."""
+        """Returns what the shards hold, see :func:`~lightning_replay.sharded.stats.stats_of`."""
         return stats_of(self.shards, self.draws)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
