@@ -52,8 +52,8 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
             ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
             every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With
             ``num_shards`` the rows are divided over Ray actors, see
-            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`; ``num_cpus_per_shard``, ``shard_placement``,
-            ``restart_shards`` and ``shard_timeout_s`` are those of :class:`~lightning_replay.sharded.options.ShardOptions`.
+            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`; further options are those
+            of :class:`~lightning_replay.sharded.options.ShardOptions`.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -76,10 +76,8 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
         accepted(samples, _build_every_module)
-    return {
-        "type": RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedEpisodeReplayBuffer,
-        **given,
-    }
+    kind = RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedEpisodeReplayBuffer
+    return {"type": kind, **given}
 
 
 def _build_every_module(given: dict[str, Any]) -> None:
