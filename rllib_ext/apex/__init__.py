@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ape-X: DQN with asynchronous collection."""
 
+from lightning_replay.sharded.rate_limiter import RateLimiter
 from rllib_ext.apex.algorithm import ApexDQN, ApexDQNConfig
-from rllib_ext.apex.rate_limiter import RateLimiter
 
 __all__ = ["ApexDQN", "ApexDQNConfig", "RateLimiter"]

@@ -26,10 +26,10 @@ from ray.rllib.utils.metrics import (
     WEIGHTS_SEQ_NO,
 )
 
+from lightning_replay.sharded.rate_limiter import RateLimiter
 from lightning_replay.validation import ABOVE_ZERO, checked_count, checked_number
 from rllib_ext.apex.collection import Collected, Collection
 from rllib_ext.apex.exploration import set_epsilons
-from rllib_ext.apex.rate_limiter import RateLimiter
 from rllib_ext.apex.updates import update_learners
 from rllib_ext.rllib_compat import force_weights, probe_lost
 
@@ -82,8 +82,8 @@ class ApexDQNConfig(DQNConfig):
                 :func:`~rllib_ext.apex.exploration.epsilons`.
             epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
             samples_per_insert: rows drawn for each environment step, held by a
-                :class:`~rllib_ext.apex.rate_limiter.RateLimiter`: the loop draws nothing while too few steps have come,
-                and requests none while too many have. ``None`` leaves both sides as fast as they are.
+                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`: the loop draws nothing while too few steps
+                have come, and requests none while too many have. ``None`` leaves both sides as fast as they are.
             error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
                 ``num_steps_sampled_before_learning_starts`` rows call for, and enough for one batch and all requests in
                 flight.
@@ -174,8 +174,8 @@ class ApexDQN(DQN):
     updates new weights go out with the next requests. Any replay buffer of DQN serves; one that draws ahead of the
     Learners does so within its ``sample``. Without remote EnvRunners the loop plays the steps itself.
 
-    Results have the counts of the :class:`~rllib_ext.apex.rate_limiter.RateLimiter` under ``rate_limiter``, and
-    checkpoints hold them. Unlike the paper's, new rows get the largest priority instead of one that the EnvRunner
+    Results have the counts of the :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` under ``rate_limiter``,
+    and checkpoints hold them. Unlike the paper's, new rows get the largest priority instead of one that the EnvRunner
     computes, and the target network is updated by environment steps, as in RLlib's DQN.
     """
 

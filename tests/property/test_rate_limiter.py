@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_ext.apex.rate_limiter import RateLimiter
+from lightning_replay.sharded.rate_limiter import RateLimiter
 
 ratios = st.integers(8, 64 * 64).map(lambda numerator: numerator / 64)  # exact in the arithmetic of floats
 counts = st.integers(1, 60)
