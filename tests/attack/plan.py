@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from tests.attack import endurance, flips, histories, kills, overlaps, threads
+from tests.attack import cluster, endurance, flips, histories, kills, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import SUBJECTS
 
@@ -25,6 +25,7 @@ HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
 SECONDS_OF_OVERLAPS = 180.0
 SECONDS_OF_THREADS = 8.0  # of each variant
 ROWS = 3e7
+STEPS_OF_CLUSTER = 50_000
 # An update of levels is of one episode, and rows that look for neighbours take fifty times as long as others.
 ROWS_OF_SLOW_KINDS = 1 / 30
 
@@ -44,6 +45,7 @@ def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
     slow = {name for name in endurance.KINDS if name.startswith(("levels", "neighborhood_mixup"))}
     kinds = sorted(endurance.KINDS, key=lambda name: name not in slow)
     return {
+        "cluster": [partial(cluster.attack, some(STEPS_OF_CLUSTER))],
         "kills": [partial(kills.attack, kind, seed, some(KILLS)) for kind in reversed(SUBJECTS.values())],
         "endurance": [
             partial(endurance.attack, name, int(rows * (ROWS_OF_SLOW_KINDS if name in slow else 1))) for name in kinds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of every attack; ``make attack`` runs the long one."""
+"""The short form of every attack but that on a cluster; ``make attack`` runs the long one."""
 
 from __future__ import annotations
 
