@@ -68,7 +68,7 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "The same buffer in RLlib": (
         "no published claim; expected to learn as RLlib's own prioritized buffer",
-        ("rllib-dqn", "rllib-dqn-3-steps", "rllib-sac", "apex-cartpole"),
+        ("rllib-dqn", "rllib-dqn-3-steps", "rllib-sac", "rllib-shards", "apex-cartpole"),
     ),
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning with our buffer and with RLlib's own prioritized one, the same settings and seeds: the same returns?"""
+"""Learning with our buffer, with RLlib's own prioritized one and with shards, from the same seeds: the same returns?"""
 
 from __future__ import annotations
 
@@ -87,32 +87,24 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     built.stop()
 
 
-def compared(algorithm: str, title: str, env_steps: int) -> Experiment:
-    """Both buffers with one algorithm."""
+PRIORITIES = {"capacity": 50_000, "priority_exponent": 0.6, "importance_exponent": 0.4}
+RLLIBS = {"type": "PrioritizedEpisodeReplayBuffer", "capacity": 50_000, "alpha": 0.6, "beta": 0.4}
+
+
+def compared(
+    name: str, title: str, claim: str, algorithm: str, env_steps: int, arms: dict[str, Settings], seeds: int
+) -> Experiment:
+    """Buffers with one algorithm."""
     return Experiment(
-        name=f"rllib-{algorithm.replace('_', '-')}",
-        title=f"RLlib's {title}: our prioritized buffer and RLlib's own",
-        claim="none of a paper: with the same settings both buffers learn alike.",
+        name=name,
+        title=title,
+        claim=claim,
         task="Mean return of the last ten episodes, forty times along the run.",
         length="{env_steps:,} steps",
-        arms={
-            "RLlib's buffer": {
-                "is_ours": False,
-                "buffer": {
-                    "type": "PrioritizedEpisodeReplayBuffer",
-                    "capacity": 50_000,
-                    "alpha": 0.6,
-                    "beta": 0.4,
-                },
-            },
-            "our buffer": {
-                "is_ours": True,
-                "buffer": {"capacity": 50_000, "priority_exponent": 0.6, "importance_exponent": 0.4},
-            },
-        },
+        arms=arms,
         settings={"algorithm": algorithm, "env_steps": env_steps},
         fast={"env_steps": 800},
-        seeds=range(3),
+        seeds=range(seeds),
         pilot_seeds=(),
         measure=Measure("return along the way", lambda run: float(np.nanmean(run.curves["episode_return"])), digits=1),
         also=(last_of("episode_return", 5, "return at the end", digits=1),),
@@ -121,8 +113,33 @@ def compared(algorithm: str, title: str, env_steps: int) -> Experiment:
     )
 
 
+def with_rllibs(algorithm: str, title: str, env_steps: int) -> Experiment:
+    """RLlib's buffer and ours."""
+    return compared(
+        f"rllib-{algorithm.replace('_', '-')}",
+        f"RLlib's {title}: our prioritized buffer and RLlib's own",
+        "none of a paper: with the same settings both buffers learn alike.",
+        algorithm,
+        env_steps,
+        {"RLlib's buffer": {"is_ours": False, "buffer": RLLIBS}, "our buffer": {"is_ours": True, "buffer": PRIORITIES}},
+        seeds=3,
+    )
+
+
 EXPERIMENTS = (
-    compared("dqn", "DQN on CartPole, an update every second step", 12_000),
-    compared("dqn_3_steps", "DQN on CartPole, returns over three steps", 15_000),
-    compared("sac", "SAC on Pendulum", 4_000),
+    with_rllibs("dqn", "DQN on CartPole, an update every second step", 12_000),
+    with_rllibs("dqn_3_steps", "DQN on CartPole, returns over three steps", 15_000),
+    with_rllibs("sac", "SAC on Pendulum", 4_000),
+    compared(
+        "rllib-shards",
+        "RLlib's DQN on CartPole, an update every second step: one buffer and four shards",
+        "none of a paper: draws over shards are those of one buffer, so both learn alike.",
+        "dqn",
+        12_000,
+        {
+            "one buffer": {"is_ours": True, "buffer": PRIORITIES},
+            "four shards": {"is_ours": True, "buffer": {**PRIORITIES, "num_shards": 4, "num_cpus_per_shard": 0}},
+        },
+        seeds=5,
+    ),
 )
