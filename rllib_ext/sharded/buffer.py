@@ -27,6 +27,7 @@ from rllib_ext.sharded.templates import Templates
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.row_ids import RowIds
+    from rllib_ext.checkpoint.folders import Folder
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
 
@@ -77,7 +78,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.options = self.templates.options
         self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals)
         self.draws = DividedDraws(self.shards, self.templates.divider)
-        self.last_save: Sequence[str] | None = None
+        self.last_save: Sequence[Folder] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment: TaskAssignment | None = None
         self._router = Router(shard_options.num_shards)

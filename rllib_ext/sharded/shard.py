@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from lightning_replay.draw_parts import DrawPart
     from rllib_ext.buffer.building import Returns
+    from rllib_ext.checkpoint.folders import Folder
 
 
 class EpisodeShard:
@@ -44,7 +45,7 @@ class EpisodeShard:
         number: int,
         num_shards: int,
         returns: Returns,
-        folder: str | None,
+        folder: Folder | None,
     ) -> None:
         self._recipe, self._options, self._returns = recipe, options, returns
         self._number, self._num_shards = number, num_shards
@@ -52,7 +53,8 @@ class EpisodeShard:
         self._fragments_lost = 0
         self._staged: SavedBuffer | None = None
         if folder is not None:
-            saved = read_buffer(self._buffer, Path(folder))
+            with folder.to_read() as local:
+                saved = read_buffer(self._buffer, local)
             self._buffer.take_over(saved.modules, saved.state)
 
     def report(self) -> Answer:
@@ -129,12 +131,21 @@ class EpisodeShard:
             }
         )
 
-    def save(self, folder: str, warm_up: WarmUp, previous: str | None) -> Answer:
-        """Saves the buffer into a folder; returns the bytes of all files, and of those written."""
-        before = None if previous is None else Path(previous)
-        return self._answer(tuple(write_buffer(self._buffer, Path(folder), warm_up, before)))
+    def sees(self, folder: str) -> Answer:
+        """Returns whether this node has a folder at a path."""
+        return self._answer(Path(folder).is_dir())
 
-    def stage(self, folders: Sequence[str], spaces: Mapping[str, Any]) -> Answer:
+    def save(self, folder: Folder, warm_up: WarmUp, previous: Folder | None) -> Answer:
+        """Saves the buffer into a folder, by a temporary one of this node where that is on another file system.
+
+        Returns the bytes of all files, and of those written.
+        """
+        before = None if previous is None else previous.local
+        with folder.to_write() as local:
+            size = write_buffer(self._buffer, local, warm_up, before)
+        return self._answer(tuple(size))
+
+    def stage(self, folders: Sequence[Folder], spaces: Mapping[str, Any]) -> Answer:
         """Reads a save without using it yet; returns the draws made before it.
 
         Args:
@@ -146,7 +157,8 @@ class EpisodeShard:
         """
         self._staged = None  # of a save that another shard could not read
         if len(folders) == self._num_shards:
-            saved = read_buffer(self._buffer, Path(folders[self._number]))
+            with folders[self._number].to_read() as local:
+                saved = read_buffer(self._buffer, local)
         else:
 
             def build(place: int) -> RecipeEpisodeReplayBuffer:
