@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from lightning_replay.sharded.options import ShardOptions
 from lightning_replay.sharded.reports import Answer, Counts, ShardReport, summed_counts, summed_rows
@@ -231,7 +231,10 @@ class ShardActors:
     def _actor(self, shard: int) -> Any:
         """Returns the handle of a new actor."""
         strategy: Any = "SPREAD"
-        if self._nodes:
+        group = ray.util.get_current_placement_group()
+        if group is not None:  # in its bundles, where a trial of Tune has reserved CPUs
+            strategy = PlacementGroupSchedulingStrategy(group)
+        elif self._nodes:
             strategy = NodeAffinitySchedulingStrategy(self._nodes[shard % len(self._nodes)], soft=True)
         actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
         return actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))

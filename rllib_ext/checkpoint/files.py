@@ -52,7 +52,7 @@ def _files(checkpoint: Folder) -> dict[str, str]:
     """Returns the paths of RLlib's files by their relative paths. Tune's own begin with a dot."""
     found = {}
     for info in checkpoint.filesystem.get_file_info(fs.FileSelector(checkpoint.path, recursive=True)):
-        relative = PurePosixPath(info.path).relative_to(checkpoint.path)
+        relative = PurePosixPath(info.path.strip("/")).relative_to(checkpoint.path.strip("/"))
         is_own = relative.parts[0] in _OWN_FOLDERS
         if info.type == fs.FileType.File and not is_own and not any(part.startswith(".") for part in relative.parts):
             found[relative.as_posix()] = info.path

@@ -124,6 +124,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         """Steps of the environment, as of one buffer."""
         return sum(report.env_steps_stored for report in self._settled().reports)
 
+    @property
+    def uses_retention(self) -> bool:
+        """Whether the replay of some module keeps rows by importance."""
+        return bool(self.options.modules_with_retention())
+
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
         self.templates.form_returns(n_step, gamma)
