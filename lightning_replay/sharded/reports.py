@@ -59,6 +59,7 @@ class RemotePart(NamedTuple):
         reply: how likely they were.
         mean_n_step: steps per row.
         module_id: the module, where there are several agents.
+        stats: of the module's replay in this shard, in some of the answers.
     """
 
     reference: ray.ObjectRef
@@ -67,6 +68,7 @@ class RemotePart(NamedTuple):
     reply: PartDraw
     mean_n_step: float
     module_id: str | None
+    stats: Mapping[str, Any] | None = None
 
 
 def summed_rows(reports: Sequence[ShardReport]) -> Counter[str]:

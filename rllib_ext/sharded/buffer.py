@@ -82,7 +82,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment: TaskAssignment | None = None
         self._router = Router(shard_options.num_shards)
-        self._metrics = ShardMetrics()
+        self._metrics = ShardMetrics(self.templates)
         self._num_draws = 0
         self._expected: dict[str, RowIds] = {}
         self._owner: Any = None
@@ -123,11 +123,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     def num_env_steps_stored(self) -> int:
         """Steps of the environment, as of one buffer."""
         return sum(report.env_steps_stored for report in self._settled().reports)
-
-    @property
-    def uses_retention(self) -> bool:
-        """Whether the replay of some module keeps rows by importance."""
-        return bool(self.options.modules_with_retention())
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
@@ -302,5 +297,4 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 def _piece(batch: RemoteBatch) -> Piece:
     spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
-    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id)
-    return Piece(block, np.arange(len(batch)))
+    return Piece(RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id), np.arange(len(batch)))

@@ -40,7 +40,7 @@ def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremen
     if replay.shards.options.shard_placement == "pack":
         nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
     replay.start(algorithm, nodes)
-    if replay.uses_retention:
+    if replay.options.modules_with_retention():
         from rllib_ext.learner.signals import report_signals
 
         values(algorithm.learner_group.foreach_learner(report_signals))

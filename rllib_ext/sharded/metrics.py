@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils import metrics as keys
 
+from lightning_replay.declared import declared_sampler
 from rllib_ext.buffer.metrics import CounterLog
+from rllib_ext.sharded.joining import joined_stats
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
     from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
     from lightning_replay.sharded.reports import Counts
+    from rllib_ext.sharded.templates import Templates
 
 _SAMPLED = "steps_sampled"
 
@@ -23,14 +26,21 @@ _SAMPLED = "steps_sampled"
 class ShardMetrics:
     """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
 
-    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``.
+    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
+    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.joining.joined_stats` from those
+    that each shard sends at every tenth of its draws.
+
+    Args:
+        templates: of the replays; their samplers have the schedules and schedulers of all shards.
 
     Attributes:
         sampled: rows drawn, by module, and of all under the module ``""``.
         mean_n_step: steps per row of the last draw.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, templates: Templates) -> None:
+        self._templates = templates
+        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}
         self.sampled: Counts = Counter()
         self.mean_n_step = 1.0
         self._log = CounterLog()
@@ -43,6 +53,11 @@ class ShardMetrics:
             self.sampled[_SAMPLED, name] += len(batch)
             self.sampled[_SAMPLED, ""] += len(batch)
             steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
+            first = 0
+            for part in batch.parts:
+                if part.stats is not None:
+                    self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
+                first += len(part.slot)
         self.mean_n_step = steps / len(batches)
 
     def report(self, shards: ShardActors, draws: DividedDraws, draws_per_report: int) -> dict[str, Any]:
@@ -73,6 +88,7 @@ class ShardMetrics:
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         log = functools.partial(self._log.logger.log_value, reduce="item")
+        self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
         log(keys.ACTUAL_N_STEP, self.mean_n_step)
         rows = [sum(report.rows.values()) for report in shards.reports]
         log(("shards", "num_alive"), sum(shards.alive))
@@ -81,3 +97,13 @@ class ShardMetrics:
         log(("shards", "rows_largest"), max(rows))
         log(("shards", "td_errors_dropped"), draws.td_errors_dropped)
         return self._log.logger.reduce()
+
+    def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        joined = joined_stats(list(parts.values()))
+        replay = self._templates.of(name).replay
+        if replay.is_prioritized:
+            joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
+        if "tasks" in joined:
+            for task, probability in replay.probabilities().items():
+                joined["tasks"][task]["probability"] = probability
+        return joined

@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
+from rllib_ext.rllib_compat import DRAWS_PER_REPORT
 from rllib_ext.sharded.dealing import deal_saved
 from rllib_ext.sharded.options import options_of_shard
 
@@ -106,11 +107,11 @@ class EpisodeShard:
         Returns:
             A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
         """
-        drawn = {}
+        stats, drawn = self._buffer.counters.stats_due(self._buffer.modules, DRAWS_PER_REPORT), {}
         for name, part in parts.items():
             module = self._buffer.modules[name]
             rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
-            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
+            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id, stats.get(name))
         return self._answer(drawn)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:

@@ -46,7 +46,6 @@ def test_shards_keep_the_rows_that_one_buffer_keeps_of_the_same_steps() -> None:
         RecipeEpisodeReplayBuffer("surprise_retention", layout="flagged", **options_of_shard(OPTIONS, 2, one))
         for one in range(2)
     ]
-    assert sharded.uses_retention
     for buffer in (sharded, *single):
         buffer.form_returns(1, 0.99)
     newest: list[list[float]] = [[], []]
