@@ -29,11 +29,11 @@ class FolderServer:
         found = sorted(file for file in root.rglob("*") if file.is_file())
         return [(file.relative_to(root).as_posix(), file.stat().st_size) for file in found]
 
-    def read(self, file: str, start: int) -> bytes:
-        """Returns a piece of a file, of ``PIECE_BYTES`` at most."""
+    def read(self, file: str, start: int, count: int) -> bytes:
+        """Returns ``count`` bytes of a file from ``start`` on, as far as there are any."""
         with Path(file).open("rb") as stream:
             stream.seek(start)
-            return stream.read(PIECE_BYTES)
+            return stream.read(count)
 
     def append(self, file: str, piece: bytes) -> None:
         """Writes a piece at the end of a file, created when missing, and waits until it is on the disk."""
@@ -79,7 +79,7 @@ class ServedFolder(Folder):
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb") as stream:
                 for start in range(0, num_bytes, PIECE_BYTES):
-                    stream.write(ray.get(self.server.read.remote(f"{self.path}/{name}", start)))
+                    stream.write(ray.get(self.server.read.remote(f"{self.path}/{name}", start, PIECE_BYTES)))
 
 
 def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
