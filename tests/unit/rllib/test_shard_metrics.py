@@ -75,7 +75,7 @@ def test_results_have_the_keys_of_one_buffer(recipe: str) -> None:
 
 def test_shares_of_tables_are_weighted_by_what_they_are_shares_of() -> None:
     parts = [
-        {"rows": 3, "rows_drawn": 90, "tables": {"goal": {"size": 1, "capacity": 2, "fill": 0.5, "share_drawn": 0.2}}},
+        {"rows": 7, "rows_drawn": 90, "tables": {"goal": {"size": 1, "capacity": 2, "fill": 0.5, "share_drawn": 0.2}}},
         {"rows": 9, "rows_drawn": 10, "tables": {"goal": {"size": 0, "capacity": 6, "fill": 0.0, "share_drawn": 0.7}}},
     ]
     table = joined_stats(parts)["tables"]["goal"]
