@@ -7,6 +7,7 @@ that other nodes do not see is below ``/proc/self/cwd``, as their processes work
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -217,6 +218,19 @@ def test_a_shard_that_is_killed_during_its_upload_leaves_the_save_before(algorit
     assert sorted(part.suffix or part.name[:7] for part in second.iterdir()) == [".json", "shards-"]
     algorithm.restore_from_path("second", filesystem=remote)
     assert on_shards(algorithm, stored) == before
+
+
+def test_a_lost_shard_starts_again_with_its_last_save_of_another_file_system(
+    algorithm: Algorithm, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, shards = fs.PyFileSystem(noted), algorithm.local_replay_buffer.shards
+    monkeypatch.setattr(shards, "options", dataclasses.replace(shards.options, restart_shards="last_save"))
+    algorithm.save_to_path("first", filesystem=remote)
+    before = on_shards(algorithm, stored)
+    epochs = shards.epochs.copy()
+    ray.kill(shards.handles[2])
+    algorithm.save_to_path("second", filesystem=remote)  # a save starts lost shards first
+    assert on_shards(algorithm, stored) == before and (shards.epochs - epochs).tolist() == [0, 0, 1]
 
 
 def test_damaged_and_missing_files_of_another_file_system_are_found(algorithm: Algorithm, noted: Noted) -> None:
