@@ -67,10 +67,12 @@ class ShardedReplayPart(ReplayPart):
         seen = folders_of_shards(replay.shards, folder, data)
         parts = [[one / name if name else one for name in names] for one in seen]
         draws = max(replay.shards.call("stage", lambda shard: (parts[shard], spaces)))
-        return functools.partial(self._use, state, draws, WarmUp(**manifest["warm_up"]))
+        own = [part[shard] for shard, part in enumerate(parts)] if len(names) == len(parts) else None
+        return functools.partial(self._use, state, draws, own, WarmUp(**manifest["warm_up"]))
 
-    def _use(self, state: dict[str, Any] | None, draws: int, warm_up: WarmUp) -> None:
+    def _use(self, state: dict[str, Any] | None, draws: int, own: list[Folder] | None, warm_up: WarmUp) -> None:
         self._replay.shards.call("take_over")
+        self._replay.last_save = own  # rows of other shards belong to none of these
         if state is None:
             self._replay.resume_at(draws)
         else:
