@@ -27,6 +27,8 @@ class ShardOptions:
         restart_shards: a shard that is lost starts again ``"empty"``, or with its rows of the ``"last_save"`` of the
             algorithm, if there is one.
         shard_timeout_s: seconds after which a draw goes on without a shard that has not answered.
+        num_prefetch: draws in flight ahead of the Learners. Their rows wait in the object store, and are as old as the
+            updates that have been made since.
 
     Raises:
         ValueError: another choice, or numbers out of range.
@@ -38,6 +40,7 @@ class ShardOptions:
     shard_placement: str = "spread"
     restart_shards: str = "empty"
     shard_timeout_s: float = 60.0
+    num_prefetch: int = 0
 
     def __post_init__(self) -> None:
         checked_count("num_shards", self.num_shards, of="shards")
@@ -45,6 +48,7 @@ class ShardOptions:
         checked_choice("shard_placement", self.shard_placement, PLACEMENTS)
         checked_choice("restart_shards", self.restart_shards, RESTARTS)
         checked_number("shard_timeout_s", self.shard_timeout_s, ABOVE_ZERO)
+        checked_count("num_prefetch", self.num_prefetch, 0, of="draws")
 
 
 SHARD_OPTIONS = tuple(field.name for field in dataclasses.fields(ShardOptions))

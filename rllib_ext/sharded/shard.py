@@ -87,19 +87,14 @@ class EpisodeShard:
         return self._answer()
 
     def draw(
-        self,
-        parts: Mapping[str, DrawPart],
-        n_step: int | tuple[int, int],
-        gamma: float,
-        env_steps: int,
-        updates: int,
+        self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], n_step: int | tuple[int, int], gamma: float
     ) -> Answer:
         """Draws this shard's rows of a batch, and keeps them in the object store until the Learners have fetched them.
 
         Args:
             parts: by module, none without rows.
+            clocks: ``env_steps`` and ``updates`` of all shards together.
             n_step, gamma: of returns.
-            env_steps, updates: clocks of all shards together.
 
         Returns:
             A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
@@ -107,7 +102,7 @@ class EpisodeShard:
         drawn = {}
         for name, part in parts.items():
             module = self._buffer.modules[name]
-            rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
+            rows = module.draw_part(part, n_step, gamma, **clocks)
             drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
         return self._answer(drawn)
 

@@ -226,7 +226,7 @@ def test_a_state_has_the_counts_of_lost_shards() -> None:
     replay, other = build("uniform"), build("uniform")
     replay.add(episodes())
     replay.start()
-    replay.shards.set_losses({"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3})
+    replay.shards.lost.load({"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3})
     other.start()
     other.set_state(replay.get_state())
     stats = other.stats()
