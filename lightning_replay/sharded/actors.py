@@ -81,8 +81,7 @@ class ShardActors:
     @property
     def alive(self) -> list[bool]:
         """Whether each shard can be drawn from: it has started and is not late."""
-        pairs = zip(self._starting, self._late_with, strict=True)
-        return [not starting and late_with is None for starting, late_with in pairs]
+        return [not (starting or late) for starting, late in zip(self._starting, self._late_with, strict=True)]
 
     @property
     def rows(self) -> Counter[str]:
@@ -177,8 +176,7 @@ class ShardActors:
         """
         awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
         waited = [answer for answers in awaited for answer in answers]
-        pending = [call.answer for calls in self._pending for call in calls]
-        others = [answer for answer in pending if answer not in waited]
+        others = [call.answer for calls in self._pending for call in calls if call.answer not in waited]
         ready: set[ray.ObjectRef] = set()
         for references, timeout in ((waited, self.options.shard_timeout_s), (others, 0)):
             if references:
@@ -264,13 +262,12 @@ class ShardActors:
             pending.popleft()
             if self._late_with[shard] == call.answer:
                 self._late_with[shard] = None
-            if answer is None:
-                continue
-            call.then(answer.value)
-            if self._starting[shard]:  # the counts of a save that it began with are among those lost
-                self.lost.counts.subtract(answer.report.counts)
-            self._keep(shard, answer.report)
-            self._starting[shard], self.failed_starts[shard] = False, 0
+            if answer is not None:
+                call.then(answer.value)
+                if self._starting[shard]:  # the counts of a save that it began with are among those lost
+                    self.lost.counts.subtract(answer.report.counts)
+                self._keep(shard, answer.report)
+                self._starting[shard], self.failed_starts[shard] = False, 0
         return errors
 
     def _keep(self, shard: int, report: ShardReport) -> None:

@@ -20,6 +20,7 @@ from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.metrics import ShardMetrics
+from rllib_ext.sharded.restarts import folder_to_start_with
 from rllib_ext.sharded.routing import EpisodeReference, Router
 from rllib_ext.sharded.shard import EpisodeShard
 from rllib_ext.sharded.templates import Templates
@@ -205,15 +206,14 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         """
         if module_id is None and len(self._expected) == 1:
             module_id = next(iter(self._expected))
-        if module_id is not None and not self.templates.of(module_id).replay.takes_feedback:
-            return
         if module_id not in self._expected:
             raise ValueError(
                 f"update_priorities got TD errors of module {module_id!r}, and rows were drawn for "
                 f"{sorted(self._expected)} since the last update; sample first"
             )
-        self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
-        del self._expected[module_id]
+        if self.templates.of(module_id).replay.takes_feedback:
+            self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
+            del self._expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
@@ -260,12 +260,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
-        """Returns the state of the driver: tensors and plain values."""
+        """Returns the state of the driver, without draws in flight: tensors and plain values."""
         counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`driver_state`; rows drawn before get no TD errors."""
+        """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
         self.draws.load_state_dict(state["dividers"])
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
@@ -283,8 +283,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        restarts = self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save"
-        return self.templates.arguments_of(shard, self.last_save[shard] if restarts and self.last_save else None)
+        return self.templates.arguments_of(shard, folder_to_start_with(self.shards, shard, self.last_save))
 
     def _set_min_sizes(self, module_id: str, batch_size: int) -> None:
         self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))

@@ -53,10 +53,12 @@ class ShardedReplayPart(ReplayPart):
         paths = [str(path) for path in shards]
         draws = max(replay.shards.call("stage", lambda shard: (paths, spaces)))
         state = None if data is None else read_state(data)
-        return functools.partial(self._use, state, draws, WarmUp(**manifest["warm_up"]))
+        use = functools.partial(self._use, state, draws, paths if len(paths) == len(replay.shards) else None)
+        return functools.partial(use, WarmUp(**manifest["warm_up"]))
 
-    def _use(self, state: dict[str, Any] | None, draws: int, warm_up: WarmUp) -> None:
+    def _use(self, state: dict[str, Any] | None, draws: int, paths: list[str] | None, warm_up: WarmUp) -> None:
         self._replay.shards.call("take_over")
+        self._replay.last_save = paths  # rows of other shards belong to none of these
         if state is None:
             self._replay.resume_at(draws)
         else:
