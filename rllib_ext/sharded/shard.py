@@ -91,6 +91,8 @@ class EpisodeShard:
     ) -> Answer:
         """Draws this shard's rows of a batch, and keeps them in the object store until the Learners have fetched them.
 
+        A part is left out if there is nothing to draw it from any more.
+
         Args:
             parts: by module, none without rows.
             clocks: ``env_steps`` and ``updates`` of all shards together.
@@ -102,6 +104,8 @@ class EpisodeShard:
         drawn = {}
         for name, part in parts.items():
             module = self._buffer.modules[name]
+            if not (module.replay.group_totals().mass[part.groups] > 0).all():
+                continue  # all priorities have become 0 since the draw was divided
             rows = module.draw_part(part, n_step, gamma, **clocks)
             drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
         return self._answer(drawn)
