@@ -41,11 +41,12 @@ def ids(replay: ShardedEpisodeReplayBuffer) -> Any:
     return replay._expected["default_policy"]
 
 
-@pytest.mark.parametrize("recipe", sorted(recipes.known()))
-def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str) -> None:
-    options: dict[str, Any] = {}
-    if recipe == "prioritized":
-        options = {"priority_exponent": 1.0}
+OPTIONS = [(recipe, {}) for recipe in sorted(recipes.known())]
+OPTIONS += [("event_tables", {"capacity": 120, "correction": one}) for one in ("mixture", "continuous")]
+
+
+@pytest.mark.parametrize(("recipe", "options"), OPTIONS)
+def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str, options: dict[str, Any]) -> None:
     found = []
     for num_prefetch in (0, 1, 3):
         replay = build(recipe, num_prefetch=num_prefetch, **options)
