@@ -71,9 +71,8 @@ class ShardActors:
         self.lost = Losses()
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
-        self._starting = [False] * count
+        self._starting, self.failed_starts = [False] * count, [0] * count
         self._late_with: list[ray.ObjectRef | None] = [None] * count  # the last answer that was waited for in vain
-        self.failed_starts = [0] * count
 
     def __len__(self) -> int:
         return self.options.num_shards
@@ -230,11 +229,12 @@ class ShardActors:
         self.send(shard, "report")
 
     def _actor(self, shard: int) -> Any:
-        """Returns the handle of a new actor."""
         strategy: Any = "SPREAD"
         if self._nodes:
-            strategy = NodeAffinitySchedulingStrategy(self._nodes[shard % len(self._nodes)], soft=True)
-        actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
+            node = self._nodes[shard % len(self._nodes)]
+            strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+        # A byte, because Ray chooses any node for an actor that needs nothing.
+        actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, memory=1, max_restarts=0)(self._kind)
         return actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
 
     def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef] | None) -> list[ray.ObjectRef]:
