@@ -144,6 +144,7 @@ class Shards(OneBuffer):
     """The same divided over shards."""
 
     def _built(self, options: dict[str, Any]) -> Any:
+        self.by_ahead: dict[int, list[float]] = {}
         self._router = Router(options["num_shards"])
         replay = ShardedEpisodeReplayBuffer("prioritized", num_cpus_per_shard=0, **options)
         replay.form_returns(1, 0.99)
@@ -158,7 +159,7 @@ class Shards(OneBuffer):
         """Counts in :meth:`bytes_of_a_step` instead."""
 
     def ahead(self, num_prefetch: int) -> Burst:
-        """A burst with so many draws in flight."""
+        """A burst with so many draws in flight, whose latencies are kept in :attr:`by_ahead`."""
 
         def burst(calls: int) -> float:
             shards = self.buffer.shards
@@ -174,8 +175,6 @@ class Shards(OneBuffer):
             return cpu
 
         return burst
-
-    by_ahead: dict[int, list[float]]
 
     def bytes_of_a_step(self) -> float:
         """Bytes of calls and answers, and of the references that are handed over."""
@@ -196,7 +195,6 @@ def measure(table: Table, kind: str, rounds: int) -> None:
     divided = {count: Shards(env_runner, num_shards=count) for count in SHARDS}
     bursts: dict[str, Burst] = {"one buffer": one.burst}
     for count, shards in divided.items():
-        shards.by_ahead = {}
         for ahead in AHEAD:
             bursts[named(count, ahead)] = shards.ahead(ahead)
     work = f"driver CPU of a training step, {kind}"
@@ -206,17 +204,14 @@ def measure(table: Table, kind: str, rounds: int) -> None:
     latencies |= {named(count, ahead): divided[count].by_ahead[ahead] for count in SHARDS for ahead in AHEAD}
     for name, of in (("median", statistics.median), ("p95", lambda values: float(np.quantile(values, 0.95)))):
         table.times[f"sample(), {name}, {kind}"] = found = {which: of(values) for which, values in latencies.items()}
-        print(
-            f"sample(), {name}, {kind}: "
-            + "  ".join(f"{which} {value:.0f}" for which, value in found.items())
-            + "  (us)"
-        )
+        row = "  ".join(f"{which} {value:.0f}" for which, value in found.items())
+        print(f"sample(), {name}, {kind}: {row}  (us)")
     for count in SHARDS:
         cpu, median = table.times[work], table.times[f"sample(), median, {kind}"]
         over = cpu[named(count, 0)] / cpu["one buffer"]
         print(f"  {named(count, 0)}: {over:.2f} times the driver's CPU of one buffer")
-        limit = median[named(count, 1)] / median[named(count, 0)]
-        table.at_most(f"T15 sample() of {named(count, 1)} over none ahead, {kind}", limit, 0.5)
+        waited = median[named(count, 1)] / median[named(count, 0)]
+        table.at_most(f"T15 sample() of {named(count, 1)} over none ahead, {kind}", waited, 0.5)
     passed = {"one buffer": one.bytes_of_a_step()}
     passed |= {named(count, 0): divided[count].bytes_of_a_step() for count in SHARDS}
     print(f"bytes through the driver, {kind}: " + "  ".join(f"{name} {value:,.0f}" for name, value in passed.items()))
