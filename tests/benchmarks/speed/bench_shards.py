@@ -73,11 +73,14 @@ class OneBuffer:
         self.prepare(WARM_UP)
         while self._fragments:
             self._add(self._fragments.pop())
+        self.burst(10)  # the first draws compile
+        self.latencies = []
 
     def _built(self, options: dict[str, Any]) -> Any:
         return RecipeEpisodeReplayBuffer("prioritized", layout="flagged", **options)
 
     def _add(self, reference: ray.ObjectRef) -> None:
+        """Stores a fragment."""
         episodes = ray.get(reference)
         self._count(episodes)
         self.buffer.add(episodes)
@@ -198,7 +201,6 @@ def measure(table: Table, kind: str, rounds: int) -> None:
         for ahead in AHEAD:
             bursts[named(count, ahead)] = shards.ahead(ahead)
     work = f"driver CPU of a training step, {kind}"
-    one.latencies = []
     table.measure(work, bursts, rounds=rounds, seconds=0.1)
     latencies = {"one buffer": one.latencies}
     latencies |= {named(count, ahead): divided[count].by_ahead[ahead] for count in SHARDS for ahead in AHEAD}
