@@ -16,7 +16,7 @@ from rllib_ext.sharded.joining import joined_stats
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
-    from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+    from lightning_replay.sharded.draws import RemoteBatch
     from lightning_replay.sharded.reports import Counts
     from rllib_ext.sharded.templates import Templates
 
@@ -60,14 +60,14 @@ class ShardMetrics:
                 first += len(part.slot)
         self.mean_n_step = steps / len(batches)
 
-    def report(self, shards: ShardActors, draws: DividedDraws, draws_per_report: int) -> dict[str, Any]:
+    def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
         """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
-        return self._reduce(shards, draws) if self._calls - self._reported >= draws_per_report else {}
+        return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
 
-    def remaining(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    def remaining(self, shards: ShardActors) -> dict[str, Any]:
         """Returns the metrics if there was a draw since the last."""
-        return self._reduce(shards, draws) if self._calls > self._reported else {}
+        return self._reduce(shards) if self._calls > self._reported else {}
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
@@ -83,19 +83,19 @@ class ShardMetrics:
             for name in ("sampled", "logged")
         )
 
-    def _reduce(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    def _reduce(self, shards: ShardActors) -> dict[str, Any]:
         self._reported = self._calls
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         log = functools.partial(self._log.logger.log_value, reduce="item")
         self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
         log(keys.ACTUAL_N_STEP, self.mean_n_step)
-        rows = [sum(report.rows.values()) for report in shards.reports]
+        rows = [report.num_rows for report in shards.reports]
         log(("shards", "num_alive"), sum(shards.alive))
-        log(("shards", "rows_lost"), shards.rows_lost)
+        log(("shards", "rows_lost"), shards.lost.rows)
         log(("shards", "rows_smallest"), min(rows))
         log(("shards", "rows_largest"), max(rows))
-        log(("shards", "td_errors_dropped"), draws.td_errors_dropped)
+        log(("shards", "td_errors_dropped"), shards.lost.td_errors)
         return self._log.logger.reduce()
 
     def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

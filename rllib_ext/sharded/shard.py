@@ -90,19 +90,16 @@ class EpisodeShard:
         return self._answer()
 
     def draw(
-        self,
-        parts: Mapping[str, DrawPart],
-        n_step: int | tuple[int, int],
-        gamma: float,
-        env_steps: int,
-        updates: int,
+        self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], n_step: int | tuple[int, int], gamma: float
     ) -> Answer:
         """Draws this shard's rows of a batch, and keeps them in the object store until the Learners have fetched them.
 
+        A part is left out if there is nothing to draw it from any more.
+
         Args:
             parts: by module, none without rows.
+            clocks: ``env_steps`` and ``updates`` of all shards together.
             n_step, gamma: of returns.
-            env_steps, updates: clocks of all shards together.
 
         Returns:
             A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
@@ -110,7 +107,9 @@ class EpisodeShard:
         stats, drawn = self._buffer.counters.stats_due(self._buffer.modules, DRAWS_PER_REPORT), {}
         for name, part in parts.items():
             module = self._buffer.modules[name]
-            rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
+            if not (module.replay.group_totals().mass[part.groups] > 0).all():
+                continue  # all priorities have become 0 since the draw was divided
+            rows = module.draw_part(part, n_step, gamma, **clocks)
             drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id, stats.get(name))
         return self._answer(drawn)
 

@@ -11,7 +11,6 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 import rllib_ext
-from lightning_replay.sharded.reports import summed_counts, summed_rows
 from rllib_ext.buffer.files import WarmUp, write_buffer
 from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.sharded.shard import EpisodeShard
@@ -83,9 +82,9 @@ def test_whole_episodes_are_dealt_out_to_another_number_with_their_priorities(tm
     sizes = [sum(map(len, one.values())) for one in found]
     assert max(sizes) - min(sizes) <= max(LENGTHS)
     reports = [one.report().report for one in again]
-    assert summed_rows(reports)[DEFAULT_MODULE_ID] == sum(LENGTHS)
-    assert summed_counts(reports, {})["steps_added", ""] == sum(LENGTHS)
-    assert summed_counts(reports, {})["episodes_added", ""] == len(LENGTHS)
+    assert sum(report.rows[DEFAULT_MODULE_ID] for report in reports) == sum(LENGTHS)
+    assert sum(report.counts["steps_added", ""] for report in reports) == sum(LENGTHS)
+    assert sum(report.counts["episodes_added", ""] for report in reports) == len(LENGTHS)
     new = again[0]._buffer
     new.add([numbered("e0", 2, offset=5000.0, terminated=True)])  # an id that was seen before the save
     assert max(contents_without_priorities(again[0]).items())[1] == [5000.0, 5001.0]
