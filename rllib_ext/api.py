@@ -111,6 +111,7 @@ def configure(
     * With ``num_shards``, EnvRunners put episodes into Ray's object store, from which the shards fetch them, and
       Learners fetch the rows of a batch from the shards: ``EnvRunner.sample()`` returns references, also to other
       callers. The config's Learner connectors must be RLlib's own. The shards end with ``algorithm.stop()``.
+      ``config.algo_class`` becomes a class that requests CPUs for them in trials of Tune: give it to the ``Tuner``.
     * Where rows are kept by importance (``surprise_retention``), returns are formed over ``n_step`` steps before they
       are stored, DQN's Learners report surprise and action values of each row, and new rows get the surprise that the
       present networks compute for them.

@@ -22,6 +22,7 @@ from rllib_ext.buffer.module_options import ModuleOptions
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.options import options_of_shard
+from rllib_ext.sharded.resources import counting_shards
 from rllib_ext.sharded.routing import num_shards_in
 
 if TYPE_CHECKING:
@@ -194,12 +195,11 @@ def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
     """Refuses more actors than Ray has CPUs for, as it would wait for ever; a trial of Tune takes a CPU too."""
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not connected yet
-    driver, *actors = config.algo_class.default_resource_request(config).bundles
+    driver, *actors = counting_shards(config.algo_class).default_resource_request(config).bundles
     needed = sum(bundle.get("CPU", 0) for bundle in ([driver, *actors] if in_tune else actors))
     holders = ""
     if num_shards_in(settings_of_buffer(config)):
         shards, _ = split_options(replay_options(config))
-        needed += shards.num_shards * shards.num_cpus_per_shard
         holders = f", {shards.num_shards} shards"
     if ray.is_initialized():
         present = ray.cluster_resources().get("CPU", 0)

@@ -29,6 +29,7 @@ from rllib_ext.levels.building import checked_levels
 from rllib_ext.levels.checks import check_discount
 from rllib_ext.rllib_compat import num_actors
 from rllib_ext.search_spaces import accepted, has_search_space, sampled_configs
+from rllib_ext.sharded.resources import counting_shards
 from rllib_ext.sharded.routing import num_shards_in, push_episodes
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def prepare_replay(
     hooks: dict[str, Callable[..., None]] = {
         "on_algorithm_init": functools.partial(install, restore=restore, incremental=incremental, assign_tasks=assigns),
     }
-    if num_shards_in(config.replay_buffer_config):
+    if any(num_shards_in(sample.replay_buffer_config) for sample in samples):
         hooks["on_sample_end"] = functools.partial(push_episodes)
+        config.algo_class = counting_shards(config.algo_class)
     if assigns:
         replay = trial_buffer(**replay_options(samples[0])).replay
         first = assigned(replay, samples[0])

@@ -29,7 +29,7 @@ import torch
 
 NUM_CPUS = 8
 SECONDS_TO_FREE = 10.0
-OWN_RAY = ("test_rllib_cluster", "test_rllib_faults")
+OWN_RAY = ("test_rllib_cluster", "test_rllib_faults", "test_rllib_sharded_saves")
 STARTUP = str(Path(__file__).parent / "startup")  # sitecustomize.py of the processes that tests start
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.divided_draws import Divider, GroupTotals
+from lightning_replay.divided_draws import Divider, Division, GroupTotals
 from lightning_replay.replay import Replay
 from lightning_replay.storage import occupancy_of
 from tests.event_steps import event_steps
@@ -77,9 +78,16 @@ class Shards:
         Returns:
             Numbers of the rows, int64 ``[B]``, and the columns ``table`` and of the divider.
         """
-        division = self.divider.divide(batch_size, self.totals() if totals is None else totals)
+        return self.weighed(*self.drawn(batch_size, self.totals() if totals is None else totals))
+
+    def drawn(self, batch_size: int, totals: Sequence[GroupTotals | None]) -> tuple[Division, list[Any]]:
+        """Divides a draw and draws the rows of every replay, without weights."""
+        division = self.divider.divide(batch_size, totals)
         asked = zip(self.replays, division.parts, strict=True)
-        drawn = [replay.sample_part(part) if len(part) else None for replay, part in asked]
+        return division, [replay.sample_part(part) if len(part) else None for replay, part in asked]
+
+    def weighed(self, division: Division, drawn: list[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Completes what :meth:`drawn` returned."""
         batches = [one[0] for one in drawn if one is not None]
         columns = self.divider.weigh(division, [None if one is None else one[1] for one in drawn])
         if batches[0].get("table", None) is not None:

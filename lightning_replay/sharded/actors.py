@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from lightning_replay.sharded.options import ShardOptions
-from lightning_replay.sharded.reports import Answer, Counts, ShardReport, summed_counts, summed_rows
+from lightning_replay.sharded.options import ShardOptions, placement_of
+from lightning_replay.sharded.reports import Answer, Counts, Losses, ShardReport
 
 if TYPE_CHECKING:
     from lightning_replay.draw_parts import GroupTotals
@@ -32,14 +31,15 @@ class _Call(NamedTuple):
     answer: ray.ObjectRef
     steps: int
     td_errors: int
+    then: Callable[[Any], None]
 
 
 class ShardActors:
     """Ray actors, one for each shard, whose methods return an :class:`~lightning_replay.sharded.reports.Answer`.
 
-    :meth:`send` calls a method and returns at once; :meth:`settle` waits for the answers. The last report of each shard
-    is kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is
-    late, it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives.
+    :meth:`send` calls a method and returns at once; :meth:`settle` waits for answers. The last report of each shard is
+    kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is late,
+    it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives.
 
     Args:
         kind: class of the actors.
@@ -51,8 +51,8 @@ class ShardActors:
         handles: of the actors; empty before :meth:`start`.
         epochs: int64 ``[S]``, how often each was started.
         reports: the last one of each.
-        rows_lost: rows that lost shards held, and steps that they had been sent.
-        td_errors_lost: TD errors that lost shards had been sent.
+        failed_starts: how often in a row each could not be started.
+        lost: what went with lost shards.
     """
 
     def __init__(
@@ -67,12 +67,11 @@ class ShardActors:
         self.handles: list[Any] = []
         self.epochs = np.zeros(count, dtype=np.int64)
         self.reports = [ShardReport() for _ in range(count)]
-        self.rows_lost = self.td_errors_lost = 0
+        self.lost = Losses()
         self._nodes: Sequence[str] = ()
-        self._counts_lost: Counts = Counter()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
-        self._starting, self._late = [False] * count, [False] * count
-        self._failed_starts = [0] * count
+        self._starting, self.failed_starts = [False] * count, [0] * count
+        self._late_with: list[ray.ObjectRef | None] = [None] * count  # the last answer that was waited for in vain
 
     def __len__(self) -> int:
         return self.options.num_shards
@@ -80,17 +79,20 @@ class ShardActors:
     @property
     def alive(self) -> list[bool]:
         """Whether each shard can be drawn from: it has started and is not late."""
-        return [not (starting or late) for starting, late in zip(self._starting, self._late, strict=True)]
+        return [not (starting or late) for starting, late in zip(self._starting, self._late_with, strict=True)]
 
     @property
     def rows(self) -> Counter[str]:
         """Rows stored in all shards, by module."""
-        return summed_rows(self.reports)
+        return sum((Counter(report.rows) for report in self.reports), Counter())
 
     @property
     def counts(self) -> Counts:
         """Sums over the life of all shards, lost ones included."""
-        return summed_counts(self.reports, self._counts_lost)
+        total: Counts = Counter(self.lost.counts)
+        for report in self.reports:
+            total.update(report.counts)
+        return total
 
     def start(self, nodes: Sequence[str] = ()) -> None:
         """Starts the actors and waits for them.
@@ -136,49 +138,56 @@ class ShardActors:
             ray.wait(last, timeout=_START_TIMEOUT_S)
             self.settle()
 
-    def send(self, shard: int, method: str, *arguments: Any, steps: int = 0, td_errors: int = 0) -> ray.ObjectRef:
+    def send(
+        self,
+        shard: int,
+        method: str,
+        *arguments: Any,
+        steps: int = 0,
+        td_errors: int = 0,
+        then: Callable[[Any], None] = lambda value: None,
+    ) -> ray.ObjectRef:
         """Calls a method of a shard without waiting; calls of one shard run in order.
 
         Args:
             shard: number.
             method, arguments: of its class.
             steps, td_errors: sent with the call, which are lost with the shard.
+            then: called with the value of the answer by the :meth:`settle` that finds it.
 
         Returns:
             Reference of the answer.
         """
         answer = getattr(self.handles[shard], method).remote(*arguments)
-        self._pending[shard].append(_Call(answer, steps, td_errors))
+        self._pending[shard].append(_Call(answer, steps, td_errors, then))
         return answer
 
-    def settle(self) -> dict[ray.ObjectRef, Any]:
-        """Waits for answers to everything sent, except to shards that are being started or were late before.
+    def settle(self, until: Mapping[int, ray.ObjectRef] | None = None) -> None:
+        """Waits for answers, except of shards that are being started or were late before; takes all that have come.
 
-        Returns:
-            The values of the answers that have come since the last call.
+        Args:
+            until: by shard, the last answer to wait for, ``{}`` for none; by default the last one of every shard.
 
         Raises:
-            Exception: what a method of a shard has raised.
+            Exception: what a method of a shard has raised, with a note of each further error.
             RuntimeError: a shard was lost and cannot be started again.
         """
-        by_shard = list(zip(self._pending, self.alive, strict=True))
-        waited = [call.answer for calls, alive in by_shard if alive for call in calls]
-        polled = [call.answer for calls, alive in by_shard if not alive for call in calls]
+        awaited = [self._awaited(shard, until) if alive else [] for shard, alive in enumerate(self.alive)]
+        waited = [answer for answers in awaited for answer in answers]
+        others = [call.answer for calls in self._pending for call in calls if call.answer not in waited]
         ready: set[ray.ObjectRef] = set()
-        for references, timeout in ((waited, self.options.shard_timeout_s), (polled, 0)):
+        for references, timeout in ((waited, self.options.shard_timeout_s), (others, 0)):
             if references:
                 ready.update(ray.wait(references, num_returns=len(references), timeout=timeout)[0])
-        values: dict[ray.ObjectRef, Any] = {}
-        errors = []
-        for shard, alive in enumerate(self.alive):
-            answers = self._answers(shard, ready)
-            errors += [error for error in answers.values() if isinstance(error, Exception)]
-            values |= {ref: answer.value for ref, answer in answers.items() if isinstance(answer, Answer)}
-            if alive and self._pending[shard] and not self._starting[shard]:
-                self._is_late(shard)
+        errors: list[Exception] = []
+        for shard, answers in enumerate(awaited):
+            errors += self._take(shard, ready)
+            if not ready.issuperset(answers) and not self._starting[shard]:
+                self._is_late(shard, answers[-1])
         if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"Another shard has raised: {other}")
             raise errors[0]
-        return values
 
     def call(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
         """Calls a method of every shard and waits for all, however long they take.
@@ -204,16 +213,6 @@ class ShardActors:
         pairs = zip(self.reports, self.alive, strict=True)
         return [report.totals.get(module_id) if alive else None for report, alive in pairs]
 
-    def losses(self) -> dict[str, Any]:
-        """Returns the counts of lost shards, of plain values."""
-        counts = [[*key, amount] for key, amount in self._counts_lost.items()]
-        return {"counts": counts, "rows": self.rows_lost, "td_errors": self.td_errors_lost}
-
-    def set_losses(self, losses: Mapping[str, Any]) -> None:
-        """Replaces the counts of lost shards by those of :meth:`losses`."""
-        self._counts_lost = Counter({(name, module_id): amount for name, module_id, amount in losses["counts"]})
-        self.rows_lost, self.td_errors_lost = losses["rows"], losses["td_errors"]
-
     def stop(self) -> None:
         """Ends the processes."""
         for handle in self.handles:
@@ -225,54 +224,58 @@ class ShardActors:
         self.epochs[shard] += 1
         self.handles[shard] = self._actor(shard)
         self._pending[shard].clear()
-        self._starting[shard], self._late[shard] = True, False
+        self._starting[shard], self._late_with[shard] = True, None
         self.send(shard, "report")
 
     def _actor(self, shard: int) -> Any:
-        """Returns the handle of a new actor."""
-        strategy: Any = "SPREAD"
-        if self._nodes:
-            strategy = NodeAffinitySchedulingStrategy(self._nodes[shard % len(self._nodes)], soft=True)
         actor = ray.remote(num_cpus=self.options.num_cpus_per_shard, max_restarts=0)(self._kind)
-        return actor.options(scheduling_strategy=strategy).remote(*self._arguments(shard))
+        return actor.options(**placement_of(shard, self._nodes)).remote(*self._arguments(shard))
 
-    def _answers(self, shard: int, ready: set[ray.ObjectRef]) -> dict[ray.ObjectRef, Answer | Exception]:
-        """Returns the answers of a shard that have come, in order, and keeps the last report."""
+    def _awaited(self, shard: int, until: Mapping[int, ray.ObjectRef] | None) -> list[ray.ObjectRef]:
+        """Returns the answers of a shard to wait for, as calls run in order: all up to the last one."""
+        pending = [call.answer for call in self._pending[shard]]
+        if until is None:
+            return pending
+        last = until.get(shard)
+        return pending[: pending.index(last) + 1] if last in pending else []
+
+    def _take(self, shard: int, ready: set[ray.ObjectRef]) -> list[Exception]:
+        """Takes the answers of a shard that have come, in order, and keeps the last report; returns errors."""
         pending = self._pending[shard]
-        answers: dict[ray.ObjectRef, Answer | Exception] = {}
+        errors: list[Exception] = []
         while pending and pending[0].answer in ready:
-            reference = pending[0].answer
+            call = pending[0]
             try:
-                answer: Answer = ray.get(reference)
+                answer: Answer | None = ray.get(call.answer)
             except (RayActorError, ObjectLostError) as error:  # an answer that was on the lost node
                 self._is_lost(shard, error)
-                return answers
+                return errors
             except Exception as error:
-                answers[reference] = error
-                pending.popleft()
-                continue
+                errors.append(error)
+                answer = None
             pending.popleft()
-            answers[reference] = answer
-            if self._starting[shard]:  # the counts of a save that it began with are among those lost
-                self._counts_lost.subtract(answer.report.counts)
-            self._keep(shard, answer.report)
-            self._starting[shard], self._failed_starts[shard] = False, 0
-        if not pending:
-            self._late[shard] = False
-        return answers
+            if self._late_with[shard] == call.answer:
+                self._late_with[shard] = None
+            if answer is not None:
+                call.then(answer.value)
+                if self._starting[shard]:  # the counts of a save that it began with are among those lost
+                    self.lost.counts.subtract(answer.report.counts)
+                self._keep(shard, answer.report)
+                self._starting[shard], self.failed_starts[shard] = False, 0
+        return errors
 
     def _keep(self, shard: int, report: ShardReport) -> None:
         self.reports[shard] = report
         self._on_report(report)
 
     def _is_lost(self, shard: int, error: RayError) -> None:
-        report, self.reports[shard] = self.reports[shard], ShardReport()
-        rows = sum(report.rows.values()) + sum(call.steps for call in self._pending[shard])
-        self.rows_lost += rows
-        self.td_errors_lost += sum(call.td_errors for call in self._pending[shard])
-        self._counts_lost.update(report.counts)
-        self._failed_starts[shard] += self._starting[shard]
-        if self._failed_starts[shard] >= _MOST_FAILED_STARTS:
+        lost, report, self.reports[shard] = self.lost, self.reports[shard], ShardReport()
+        rows = report.num_rows + sum(call.steps for call in self._pending[shard])
+        lost.rows += rows
+        lost.td_errors += sum(call.td_errors for call in self._pending[shard])
+        lost.counts.update(report.counts)
+        self.failed_starts[shard] += self._starting[shard]
+        if self.failed_starts[shard] >= _MOST_FAILED_STARTS:
             raise RuntimeError(
                 f"shard {shard} was lost and could not be started again in {_MOST_FAILED_STARTS} attempts; the last "
                 "error is above. Restore a checkpoint on a cluster with room for it"
@@ -281,12 +284,11 @@ class ShardActors:
         ray.kill(self.handles[shard])
         self._start(shard)
 
-    def _is_late(self, shard: int) -> None:
-        if not self._late[shard]:
-            logger.warning(
-                "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",
-                shard,
-                self.options.shard_timeout_s,
-                sum(self.reports[shard].rows.values()),
-            )
-        self._late[shard] = True
+    def _is_late(self, shard: int, awaited: ray.ObjectRef) -> None:
+        self._late_with[shard] = awaited
+        logger.warning(
+            "shard %d has not answered for %g s (shard_timeout_s); draws go on without its %d rows until it does",
+            shard,
+            self.options.shard_timeout_s,
+            self.reports[shard].num_rows,
+        )

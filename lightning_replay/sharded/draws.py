@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +15,8 @@ from lightning_replay.sharded.reports import RemotePart
 from lightning_replay.sharded.row_ids import RowIds
 
 if TYPE_CHECKING:
+    import ray
+
     from lightning_replay.divided_draws import Divider, Division
 
 _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard asked was lost
@@ -41,12 +45,26 @@ class RemoteBatch(NamedTuple):
         return np.ones(len(self), dtype=np.float32) if weights is None else weights
 
 
+class _InFlight(NamedTuple):
+    """A draw that was sent to the shards."""
+
+    request: tuple[Any, ...]
+    divisions: dict[str, Division]  # by module
+    epochs: np.ndarray  # of the shards when it was sent, int64 [S]
+    asked: dict[int, ray.ObjectRef]  # answers by shard
+    parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
+
+
 class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
 
-    The actors have the methods ``draw(parts, *request)``, which returns a
-    :class:`~lightning_replay.sharded.reports.RemotePart`
-    by module, and ``update(module, slot, generation, td_errors)``.
+    With ``num_prefetch`` of :class:`~lightning_replay.sharded.options.ShardOptions` that many draws are in flight
+    between two calls of :meth:`draw`: shards have drawn their rows before they got the TD errors of the draws before.
+    Draws in flight are no part of the state; a restored one begins without.
+
+    The actors have the methods ``draw(parts, clocks, *request)``, which returns a
+    :class:`~lightning_replay.sharded.reports.RemotePart` by module, and
+    ``update(module, slot, generation, td_errors)``.
 
     Args:
         actors: of the shards.
@@ -59,12 +77,12 @@ class DividedDraws:
     def __init__(self, actors: ShardActors, build: Callable[[str], Divider]) -> None:
         self._actors, self._build = actors, build
         self.dividers: dict[str, Divider] = {}
-        self._td_errors_late = 0
+        self._in_flight: deque[_InFlight] = deque()
 
     @property
-    def td_errors_dropped(self) -> int:
-        """TD errors of rows of shards that were lost since the draw."""
-        return self._td_errors_late + self._actors.td_errors_lost
+    def num_in_flight(self) -> int:
+        """Draws that were sent and not returned."""
+        return len(self._in_flight)
 
     def divider(self, module_id: str) -> Divider:
         """Returns the divider of a module."""
@@ -72,48 +90,97 @@ class DividedDraws:
             self.dividers[module_id] = self._build(module_id)
         return self.dividers[module_id]
 
-    def draw(self, batch_size: int, prepare: Callable[[str, int], None], *request: Any) -> dict[str, RemoteBatch]:
+    def draw(
+        self,
+        batch_size: int,
+        prepare: Callable[[str, int], None],
+        clocks: Callable[[int], Mapping[str, int]],
+        *request: Any,
+    ) -> dict[str, RemoteBatch]:
         """Draws ``batch_size`` rows of each module that has any.
 
-        A shard that is lost, or late, after it was asked gives no rows: the batch is shorter.
+        Returns the oldest draw in flight, once its shards have answered, and sends others until there are
+        ``num_prefetch``; they are discarded where they were sent for other arguments. A shard that is lost, or late,
+        after it was asked gives no rows: the batch is shorter.
 
         Args:
             batch_size: rows, of each module.
-            prepare: called before the draw of each module, with the rows of all its groups.
+            prepare: called with each module and the batch size before a draw is divided.
+            clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
             request: further arguments of the actors' ``draw``.
 
         Raises:
             RuntimeError: no shard has rows.
         """
+        if self._in_flight and self._in_flight[0].request != (batch_size, *request):
+            self.discard()
         for _ in range(_MOST_EMPTY_DRAWS):
-            drawn = self._draw_once(batch_size, prepare, request)
+            if not self._in_flight:
+                self._wait_for_rows()
+                self._send(prepare, clocks(0), batch_size, *request)
+            oldest = self._in_flight.popleft()
+            self._actors.settle(oldest.asked)
+            drawn = self._weighed(oldest, clocks(0))
             if drawn:
+                self._send_ahead(prepare, clocks, batch_size, *request)
                 return drawn
         raise RuntimeError(f"every shard that was asked for rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
-    def _draw_once(
-        self, batch_size: int, prepare: Callable[[str, int], None], request: tuple[Any, ...]
-    ) -> dict[str, RemoteBatch]:
-        divisions = self._divisions(batch_size, prepare)
-        asked = {}
-        for shard in range(len(self._actors)):
+    def discard(self) -> None:
+        """Forgets the draws in flight."""
+        self._in_flight.clear()
+
+    def _send(self, prepare: Callable[[str, int], None], clocks: Mapping[str, int], *request: Any) -> None:
+        """Divides a draw by what the shards last reported, and sends it to them.
+
+        Raises:
+            RuntimeError: there are too few rows.
+        """
+        actors, batch_size = self._actors, request[0]
+        divisions = {}
+        for name in self._drawable():
+            prepare(name, batch_size)
+            divider = self.divider(name)
+            divider.advance(**clocks)
+            divisions[name] = divider.divide(batch_size, actors.totals(name))
+        draw = _InFlight(request, divisions, actors.epochs.copy(), {}, {})
+        for shard in range(len(actors)):
             parts = {name: one.parts[shard] for name, one in divisions.items() if len(one.parts[shard])}
             if parts:
-                asked[shard] = self._actors.send(shard, "draw", parts, *request)
-        epochs = self._actors.epochs.copy()
-        values = self._actors.settle()
-        answers = {shard: values[reference] for shard, reference in asked.items() if reference in values}
+                then = functools.partial(draw.parts.__setitem__, shard)
+                draw.asked[shard] = actors.send(shard, "draw", parts, clocks, *request[1:], then=then)
+        self._in_flight.append(draw)
+
+    def _send_ahead(
+        self, prepare: Callable[[str, int], None], clocks: Callable[[int], Mapping[str, int]], *request: Any
+    ) -> None:
+        """Sends draws until there are ``num_prefetch`` in flight, behind the one that is about to be returned."""
+        while len(self._in_flight) < self._actors.options.num_prefetch and self._drawable():
+            try:
+                self._send(prepare, clocks(len(self._in_flight) + 1), *request)
+            except RuntimeError:  # too few rows, after a loss: the next call raises it if there are still too few
+                return
+
+    def _weighed(self, draw: _InFlight, clocks: Mapping[str, int]) -> dict[str, RemoteBatch]:
+        """Returns the batches of a draw, without the rows of shards that have not answered or were lost since.
+
+        The weights are those of its own number among the draws, however many were divided since.
+        """
+        current = self._actors.epochs == draw.epochs
+        answers = {shard: draw.parts[shard] for shard in draw.asked if shard in draw.parts and current[shard]}
         batches = {}
-        for name, division in divisions.items():
-            parts_of = {shard: answer[name] for shard, answer in answers.items() if name in answer}
-            if parts_of:
-                replies = [parts_of[shard].reply if shard in parts_of else None for shard in range(len(self._actors))]
-                ids = [RowIds.of_shard(shard, epochs[shard], *part[1:3]) for shard, part in parts_of.items()]
+        for name, division in draw.divisions.items():
+            parts = {shard: answer[name] for shard, answer in answers.items() if name in answer}
+            if parts:
+                replies = [parts[shard].reply if shard in parts else None for shard in range(len(self._actors))]
+                ids = [RowIds.of_shard(shard, draw.epochs[shard], *part[1:3]) for shard, part in parts.items()]
+                self.divider(name).advance(**clocks)
                 columns = self.divider(name).weigh(division, replies)
-                batches[name] = RemoteBatch(list(parts_of.values()), RowIds.joined(ids), columns)
+                batches[name] = RemoteBatch(list(parts.values()), RowIds.joined(ids), columns)
         return batches
 
-    def _divisions(self, batch_size: int, prepare: Callable[[str, int], None]) -> dict[str, Division]:
+    def _wait_for_rows(self) -> None:
+        """Waits for everything sent, and until a shard that holds rows has answered."""
         actors = self._actors
         actors.settle()
         while not self._drawable() and not all(actors.alive):
@@ -123,14 +190,8 @@ class DividedDraws:
                 raise RuntimeError(
                     "no shard that holds rows has answered; look for processes that hang, or ray.nodes()"
                 )
-        names = self._drawable()
-        if not names:
+        if not self._drawable():
             raise RuntimeError("cannot sample from an empty replay buffer; call add first")
-        divisions = {}
-        for name in names:
-            prepare(name, batch_size)
-            divisions[name] = self.divider(name).divide(batch_size, actors.totals(name))
-        return divisions
 
     def _drawable(self) -> list[str]:
         """Returns the modules that have rows in a shard that can be drawn from, in the same order in every run."""
@@ -152,7 +213,7 @@ class DividedDraws:
                 "priority was changed"
             )
         current = ids.current(self._actors.epochs)
-        self._td_errors_late += int(np.count_nonzero(~current))
+        self._actors.lost.td_errors += int(np.count_nonzero(~current))
         ids, td_errors = ids.take(current), td_errors[current]
         for shard, places in ids.by_shard():
             given = (module_id, ids.slot[places], ids.generation[places], td_errors[places])
@@ -176,6 +237,7 @@ class DividedDraws:
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+        """Restores :meth:`state_dict`, and discards draws in flight."""
+        self.discard()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from lightning_replay.validation import ABOVE_ZERO, checked_choice, checked_count, checked_number
 
@@ -27,6 +28,8 @@ class ShardOptions:
         restart_shards: a shard that is lost starts again ``"empty"``, or with its rows of the ``"last_save"`` of the
             algorithm, if there is one.
         shard_timeout_s: seconds after which a draw goes on without a shard that has not answered.
+        num_prefetch: draws in flight ahead of the Learners. Their rows wait in the object store, and are as old as the
+            updates that have been made since.
 
     Raises:
         ValueError: another choice, or numbers out of range.
@@ -38,6 +41,7 @@ class ShardOptions:
     shard_placement: str = "spread"
     restart_shards: str = "empty"
     shard_timeout_s: float = 60.0
+    num_prefetch: int = 0
 
     def __post_init__(self) -> None:
         checked_count("num_shards", self.num_shards, of="shards")
@@ -45,6 +49,7 @@ class ShardOptions:
         checked_choice("shard_placement", self.shard_placement, PLACEMENTS)
         checked_choice("restart_shards", self.restart_shards, RESTARTS)
         checked_number("shard_timeout_s", self.shard_timeout_s, ABOVE_ZERO)
+        checked_count("num_prefetch", self.num_prefetch, 0, of="draws")
 
 
 SHARD_OPTIONS = tuple(field.name for field in dataclasses.fields(ShardOptions))
@@ -74,3 +79,22 @@ def check_room(options: ShardOptions) -> None:
             f"have room for {room}: the others would wait for ever. Give fewer shards, lower num_cpus_per_shard (0 "
             "reserves none), or start Ray with more, ray.init(num_cpus=...)"
         )
+
+
+def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
+    """Returns where Ray places a shard, as options of its actor.
+
+    In a placement group, as of a trial of Tune, it is one of its bundles, in which CPUs are reserved and no memory.
+
+    Args:
+        shard: number.
+        nodes: ids of those to place shards on, as far as there is room; none spreads them.
+    """
+    group = ray.util.get_current_placement_group()
+    if group is not None:
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
+    strategy: Any = "SPREAD"
+    if nodes:
+        node = nodes[shard % len(nodes)]
+        strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+    return {"scheduling_strategy": strategy, "memory": 1}  # a byte: Ray chooses any node if nothing is needed

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +37,36 @@ class ShardReport:
     fragments_lost: int = 0
     signals: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all modules."""
+        return sum(self.rows.values())
+
+
+@dataclass
+class Losses:
+    """What went with lost shards.
+
+    Attributes:
+        rows: that they held, and steps that they had been sent.
+        td_errors: of their rows, those that they had been sent included.
+        counts: of their last reports.
+    """
+
+    rows: int = 0
+    td_errors: int = 0
+    counts: Counts = field(default_factory=Counter)
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain values for :meth:`load`."""
+        counts = [[*key, amount] for key, amount in self.counts.items()]
+        return {"counts": counts, "rows": self.rows, "td_errors": self.td_errors}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state`."""
+        self.rows, self.td_errors = state["rows"], state["td_errors"]
+        self.counts = Counter({(name, module_id): amount for name, module_id, amount in state["counts"]})
+
 
 class Answer(NamedTuple):
     """The answer of a shard.
@@ -59,6 +89,7 @@ class RemotePart(NamedTuple):
         reply: how likely they were.
         mean_n_step: steps per row.
         module_id: the module, where there are several agents.
+        stats: of the module's replay in this shard, in some of the answers.
     """
 
     reference: ray.ObjectRef
@@ -67,16 +98,4 @@ class RemotePart(NamedTuple):
     reply: PartDraw
     mean_n_step: float
     module_id: str | None
-
-
-def summed_rows(reports: Sequence[ShardReport]) -> Counter[str]:
-    """Returns the rows stored in all shards by module."""
-    return sum((Counter(one.rows) for one in reports), Counter())
-
-
-def summed_counts(reports: Sequence[ShardReport], before: Mapping[tuple[str, str], int]) -> Counts:
-    """Returns the sums of all shards, and of those ``before`` them, which were lost."""
-    total: Counts = Counter(before)
-    for one in reports:
-        total.update(one.counts)
-    return total
+    stats: Mapping[str, Any] | None = None

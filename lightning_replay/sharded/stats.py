@@ -16,16 +16,19 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
     * ``num_shards``, ``num_rows`` and ``bytes`` stored;
     * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
       it was started);
+    * ``draws_in_flight``, which the shards have made ahead;
     * ``rows_lost`` with shards, and steps that these had been sent;
     * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;
     * ``fragments_lost`` with EnvRunners before a shard had fetched them.
 
     Shards that are late or are being started are left out of ``bytes`` and ``late_updates_dropped``.
     """
-    asked = [shards.send(shard, "stats") for shard in range(len(shards.handles))]
-    values = shards.settle() if asked else {}
-    replays = [stats for answer in asked if answer in values for stats in values[answer].values()]
-    rows = [sum(report.rows.values()) for report in shards.reports]
+    answers: list[dict[str, dict[str, Any]]] = []
+    for shard in range(len(shards.handles)):
+        shards.send(shard, "stats", then=answers.append)
+    shards.settle()
+    replays = [stats for answer in answers for stats in answer.values()]
+    rows = [report.num_rows for report in shards.reports]
     return {
         "num_shards": len(shards),
         "num_rows": sum(rows),
@@ -33,8 +36,9 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         "mass": [float(sum(total.mass.sum() for total in report.totals.values())) for report in shards.reports],
         "alive": shards.alive,
         "epochs": shards.epochs.tolist(),
-        "rows_lost": shards.rows_lost,
-        "td_errors_dropped": draws.td_errors_dropped,
+        "draws_in_flight": draws.num_in_flight,
+        "rows_lost": shards.lost.rows,
+        "td_errors_dropped": shards.lost.td_errors,
         "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
         "fragments_lost": sum(report.fragments_lost for report in shards.reports),
         "bytes": sum(one["nbytes"] for one in replays),

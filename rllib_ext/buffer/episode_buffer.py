@@ -74,7 +74,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.is_in_checkpoints = self._has_warned = False
         self.draws_per_report = 1
         self.assignment: TaskAssignment | None = None
-        self._counters = BufferMetrics()
+        self.counters = BufferMetrics()
         self._several_agents = False
         # Built now, whatever the number of agents will be: bad options are refused here and not at the first step.
         self.modules = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
@@ -111,11 +111,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     @property
     def num_env_steps_stored(self) -> int:
         """Steps of the environment, counted as in :class:`~rllib_ext.buffer.metrics.BufferMetrics`."""
-        return self._counters.env_steps_stored(self.modules)
+        return self.counters.env_steps_stored(self.modules)
 
     def counts(self) -> Counts:
         """Returns sums since the start, see :meth:`~rllib_ext.buffer.metrics.BufferMetrics.totals`."""
-        return self._counters.totals(self.modules)
+        return self.counters.totals(self.modules)
 
     def __len__(self) -> int:
         return sum(map(len, self.modules.values()))
@@ -147,7 +147,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
         flat = {name: modules[name].intake.flatten(parts) for name, parts in grouped.items()}
         self.modules, self._several_agents = modules, several_agents
-        count = self._counters.count
+        count = self.counters.count
         for name, parts in flat.items():
             module = modules[name]
             fragments = module.converter.fragments
@@ -158,7 +158,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             count("episodes_added", fragments.episodes - episodes_before, name)
             if not several_agents:
                 count(AGENT_STEPS_ADDED, added, DEFAULT_AGENT_ID)
-        self._counters.count_fragments(episodes, stored=grouped)
+        self.counters.count_fragments(episodes, stored=grouped)
         if self.assignment is not None:
             self.assignment.update()
 
@@ -203,7 +203,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
-            self._counters.count("steps_sampled", len(places[name]), name)
+            self.counters.count("steps_sampled", len(places[name]), name)
         return [piece.episode for _, piece in dealt]
 
     def _sequences(self, num_steps: int, n_step: Any, longest: int, burn_in: int) -> list[SingleAgentEpisode]:
@@ -216,7 +216,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             )
         module = self.modules[DEFAULT_MODULE_ID]
         episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
-        self._counters.count("steps_sampled", sum(map(len, episodes)))
+        self.counters.count("steps_sampled", sum(map(len, episodes)))
         return episodes
 
     def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
@@ -242,11 +242,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
         Computing them takes longer than a draw. With ``draws_per_report`` above 1 other calls return an empty dict.
         """
-        return self._counters.report(self.modules, self.draws_per_report)
+        return self.counters.report(self.modules, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
         """Returns the counters if something was drawn since they were last returned."""
-        return self._counters.remaining(self.modules)
+        return self.counters.remaining(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps stored."""
@@ -254,15 +254,15 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
         """Returns the episodes added; rows leave one by one, so episodes stored are not counted."""
-        return self._counters.total("episodes_added", module_id)
+        return self.counters.total("episodes_added", module_id)
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps drawn since the start."""
-        return self._counters.total("steps_sampled", module_id)
+        return self.counters.total("steps_sampled", module_id)
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps added since the start."""
-        return self._counters.total("steps_added", module_id)
+        return self.counters.total("steps_added", module_id)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state on which further draws depend: tensors and plain values."""
@@ -286,12 +286,12 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             "recipe": self.recipe,
             "several_agents": self._several_agents,
             "modules": {name: module.state() for name, module in self.modules.items()},
-            "counters": self._counters.state(),
+            "counters": self.counters.state(),
         }
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
         """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
         self.modules, self._several_agents = modules, state["several_agents"]
-        self._counters.load(state["counters"])
+        self.counters.load(state["counters"])
         if self.assignment is not None:
             self.assignment.send()

@@ -41,6 +41,7 @@ STATS = {
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
+FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 
@@ -73,6 +74,38 @@ class CounterLog:
                 added = self._increase(counter, agent, amount)
                 log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
         log(keys.NUM_ENV_STEPS_STORED, env_steps_stored, reduce="item")
+        log("num_fragment_gaps_lifetime", counts[FRAGMENT_GAPS, ""], reduce="item")
+        log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
+
+    def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        """Logs current values of each module, see :meth:`BufferMetrics.stats`."""
+        log = functools.partial(self.logger.log_value, reduce="item")
+        every = list(stats.values())
+        log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
+        ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in every if "drawn_age_mean" in one]
+        if ages:
+            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
+            log("drawn_age_max", max(longest for _, longest in ages))
+        exponents = [one["importance_exponent"] for one in every if "importance_exponent" in one]
+        if exponents:
+            log("importance_exponent", sum(exponents) / len(exponents))
+        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in every))
+        log("bytes_stored", sum(one["nbytes"] for one in every))
+        several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
+        for name, of_module in stats.items():
+            prefix = (name,) if several else ()
+            for table, of_table in of_module.get("tables", {}).items():
+                for key in TABLE_STATS:
+                    if key in of_table:
+                        log(("tables", *prefix, table, key), of_table[key])
+            for group, names in STATS.items():
+                if names[0] in of_module:
+                    for key in names:
+                        if key in of_module:
+                            log((group, *prefix, key), of_module[key])
+            for task, of_task in of_module.get("tasks", {}).items():
+                for key, value in of_task.items():
+                    log(("tasks", *prefix, task, key), value)
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
         """Returns the increase since the last call with these names; 0 for an estimate that went down."""
@@ -148,14 +181,21 @@ class BufferMetrics:
         """Returns the metrics in the form of RLlib's logger, and starts the next interval."""
         self._reported = self._calls
         rows = {name: len(module) for name, module in modules.items()}
-        self._log.totals(self.totals(modules), self.env_steps_stored(modules), rows)
-        self._log_items(modules)
+        counts = self.totals(modules)
+        self._log.totals(counts, self.env_steps_stored(modules), rows)
+        self._log.items({name: self.stats(name, module) for name, module in modules.items()})
         return self._log.logger.reduce()
 
     def totals(self, modules: Mapping[str, ModuleReplay]) -> Counts:
         """Returns the sums over the whole run by module and agent, those of environments under the module ``""``."""
         stored = self.env_steps_stored(modules)
-        return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}})
+        environment = [self._environment] if self._environment.episodes else None
+        fragments = environment or [module.converter.fragments for module in modules.values()]
+        found = {
+            (FRAGMENT_GAPS, ""): sum(one.gaps for one in fragments),
+            (DUPLICATE_STEPS, ""): sum(one.duplicates for one in fragments),
+        }
+        return Counter({**self._counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
@@ -190,47 +230,32 @@ class BufferMetrics:
             return environment.episodes
         return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
 
-    def _log_items(self, modules: Mapping[str, ModuleReplay]) -> None:
-        """Logs current values."""
+    def stats_due(self, modules: Mapping[str, ModuleReplay], draws_per_report: int) -> dict[str, dict[str, Any]]:
+        """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
+        self._calls += 1
+        if self._reported and self._calls - self._reported < draws_per_report:
+            return {}
+        self._reported = self._calls
+        return {name: self.stats(name, module) for name, module in modules.items()}
+
+    def stats(self, name: str, module: ModuleReplay) -> dict[str, Any]:
+        """Returns current values of a module for :meth:`CounterLog.items`, and the ``rows`` that it holds."""
         from lightning_replay.declared import declared_sampler
 
-        log = functools.partial(self._log.logger.log_value, reduce="item")
-        every = list(modules.values())
-        stats = [self._stats_of(name, module) for name, module in modules.items()]
-        ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in stats if "drawn_age_mean" in one]
-        log(keys.ACTUAL_N_STEP, sum(module.mean_n_step for module in every) / max(len(every), 1))
-        if ages:
-            log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
-            log("drawn_age_max", max(longest for _, longest in ages))
-        samplers = [module.replay.sampler for module in every if module.replay.is_prioritized]
-        if samplers:
-            exponents = [declared_sampler(sampler).base_sampler.beta for sampler in samplers]
-            log("importance_exponent", sum(exponents) / len(exponents))
-        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in stats))
-        environment = [self._environment] if self._environment.episodes else None
-        fragments = environment or [module.converter.fragments for module in every]
-        log("num_fragment_gaps_lifetime", sum(one.gaps for one in fragments))
-        log("num_duplicate_env_steps_lifetime", sum(one.duplicates for one in fragments))
-        log("bytes_stored", sum(one["nbytes"] for one in stats))
-        several = len(modules) > 1 or DEFAULT_MODULE_ID not in modules
-        for (name, module), of_module in zip(modules.items(), stats, strict=True):
-            prefix = (name,) if several else ()
-            for table, of_table in of_module.get("tables", {}).items():
-                for key in TABLE_STATS:
-                    if key in of_table:
-                        log(("tables", *prefix, table, key), of_table[key])
-            for group, names in STATS.items():
-                if names[0] in of_module:
-                    for key in names:
-                        if key in of_module:
-                            log((group, *prefix, key), of_module[key])
-            progress = module.intake.task_progress
-            if progress is not None:
-                for task, probability in progress.replay.probabilities().items():
-                    log(("tasks", *prefix, task, "probability"), probability)
-                    log(("tasks", *prefix, task, "num_episodes_lifetime"), progress.episodes[task])
-                    if task in progress.signals:
-                        log(("tasks", *prefix, task, "progress"), progress.signals[task])
+        sampler = declared_sampler(module.replay.sampler)
+        stats = {**self._stats_of(name, module), "rows": len(module), "mean_n_step": module.mean_n_step}
+        if module.replay.is_prioritized:
+            stats["importance_exponent"] = sampler.base_sampler.beta
+        if module.replay.tables is not None:
+            stats["rows_drawn"] = int(sum(sampler.rows_drawn))
+        progress = module.intake.task_progress
+        if progress is not None:
+            stats["tasks"] = {
+                task: {"probability": probability, "num_episodes_lifetime": progress.episodes[task]}
+                | ({"progress": progress.signals[task]} if task in progress.signals else {})
+                for task, probability in progress.replay.probabilities().items()
+            }
+        return stats
 
     def _stats_of(self, name: str, module: ModuleReplay) -> dict[str, Any]:
         """Returns statistics of a replay; computed at intervals where reading many ages takes longer than a draw."""

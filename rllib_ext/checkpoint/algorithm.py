@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from rllib_ext.checkpoint.files import check_fingerprints, fingerprints_of, folder_to_read, folder_to_write
+from rllib_ext.checkpoint.files import check_fingerprints, fingerprints_of
+from rllib_ext.checkpoint.folders import Folder
 
 CheckFiles = Callable[[Mapping[str, Any] | None], None]
 
@@ -33,13 +35,13 @@ class CheckpointPart(Protocol):
     def state(self) -> Any:
         """Returns the state to save; called before RLlib saves the algorithm."""
 
-    def write(self, folder: Path, state: Any, files: Mapping[str, Any], *, stays: bool) -> None:
-        """Writes the state and fingerprints of RLlib's files to a local folder, which ``stays`` or is copied."""
+    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
+        """Writes the state and fingerprints of RLlib's files."""
 
-    def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
         """Reads and checks the part, and RLlib's files by their fingerprints; returns a function that restores it."""
 
-    def leave_out(self, folder: Path) -> Callable[[], None]:
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
         """Returns a function to call after a restore without the part, of which there may be no folder."""
 
 
@@ -71,8 +73,8 @@ class CheckpointedAlgorithm:
         """
         state = self._part.state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
-        with folder_to_write(path, filesystem, saved, self._part.folder) as (folder, stays):
-            self._part.write(folder, state, fingerprints_of(path, filesystem, saved), stays=stays)
+        checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
+        self._part.write(checkpoint / self._part.folder, state, fingerprints_of(checkpoint))
         return saved
 
     def restore_from_path(
@@ -102,13 +104,14 @@ class CheckpointedAlgorithm:
             self._restore_algorithm(path, component=component, filesystem=filesystem, **options)
             return
         restores = self._part.restores if given is None else given
-        with folder_to_read(path, filesystem, self._part.folder) as folder:
-            if restores and not folder.is_dir():
-                raise FileNotFoundError(
-                    f"{path} holds no {self._part.folder}: it was saved without rllib_ext.configure, or the folder is "
-                    f"gone. Nothing was restored; {self._part.instead}"
-                )
-            check_files = functools.partial(check_fingerprints, path, filesystem, instead=self._part.instead)
-            finish = self._part.read(folder, check_files) if restores else self._part.leave_out(folder)
+        checkpoint = Folder.at(path, filesystem)
+        folder = checkpoint / self._part.folder
+        if restores and not folder.exists():
+            raise FileNotFoundError(
+                f"{path} holds no {self._part.folder}: it was saved without rllib_ext.configure, or the folder is "
+                f"gone. Nothing was restored; {self._part.instead}"
+            )
+        check_files = functools.partial(check_fingerprints, checkpoint, instead=self._part.instead)
+        finish = self._part.read(folder, check_files) if restores else self._part.leave_out(folder)
         self._restore_algorithm(path, filesystem=filesystem, **options)
         finish()

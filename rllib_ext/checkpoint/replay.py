@@ -26,6 +26,7 @@ from rllib_ext.buffer.files import (
     write_buffer,
 )
 from rllib_ext.checkpoint.algorithm import CheckFiles
+from rllib_ext.checkpoint.folders import Folder
 
 logger = logging.getLogger(__name__)
 
@@ -62,24 +63,27 @@ class ReplayPart:
         """Returns the warm-up; the rows are written from the buffer itself."""
         return WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
 
-    def write(self, folder: Path, state: WarmUp, files: Mapping[str, Any], *, stays: bool) -> None:
+    def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
         """Writes the buffer."""
-        previous = self._last_save if self._incremental and stays else None
-        size = write_buffer(self._buffer, folder, state, previous, files)
-        (folder / MANIFEST_OF_SHARDS).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
-        self._last_save = folder if stays else self._last_save
+        previous = self._last_save if self._incremental and folder.local is not None else None
+        with folder.to_write() as local:
+            size = write_buffer(self._buffer, local, state, previous, files)
+            (local / MANIFEST_OF_SHARDS).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
+        self._last_save = folder.local or self._last_save
         logger.info("replay buffer saved: %s bytes, %s of them written", f"{size.total:,}", f"{size.written:,}")
 
-    def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
         """Reads the buffer into new modules."""
-        saved = read_buffer(self._buffer, folder)
+        with folder.to_read() as local:
+            saved = read_buffer(self._buffer, local)
         check_files(saved.algorithm)
         check_spaces(saved.modules, self._algorithm.spaces or {})
         return functools.partial(self._take_over, saved)
 
-    def leave_out(self, folder: Path) -> Callable[[], None]:
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
         """Reads the warm-up alone."""
-        return functools.partial(self._restart_warm_up, read_warm_up(folder))
+        with folder.to_read(deep=False) as local:
+            return functools.partial(self._restart_warm_up, read_warm_up(local))
 
     def _take_over(self, saved: SavedBuffer) -> None:
         self._buffer.take_over(saved.modules, saved.state)

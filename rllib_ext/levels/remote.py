@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import read_state, write_state
 from rllib_ext.checkpoint.algorithm import CheckFiles
+from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.levels.server import LevelServer
 from rllib_ext.rllib_compat import Attached
 
@@ -98,18 +99,20 @@ class RemoteLevels:
 
     state = whole_state  # as a part of a checkpoint names it
 
-    def write(self, folder: Path, state: dict[str, Any], files: Mapping[str, Any], *, stays: bool) -> None:
+    def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
         """Writes the state into a checkpoint."""
-        write_state(folder, state | {"algorithm": files})
+        with folder.to_write() as local:
+            write_state(local, state | {"algorithm": files})
 
-    def read(self, folder: Path, check_files: CheckFiles) -> Callable[[], None]:
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
         """Reads the state from a checkpoint and loads it into a copy; returns a function that restores it."""
-        state = read_state(folder)
+        with folder.to_read() as local:
+            state = read_state(local)
         check_files(state.pop("algorithm", None))
         cloudpickle.loads(self._packed).load_state_dict(state["levels"])
         return functools.partial(self.load_whole_state, state)
 
-    def leave_out(self, folder: Path) -> Callable[[], None]:
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
         """Leaves the levels as they are."""
         return lambda: None
 

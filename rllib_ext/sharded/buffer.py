@@ -20,6 +20,7 @@ from rllib_ext.learner.remote_blocks import RemoteBlock, Span
 from rllib_ext.learner.sharding import deal
 from rllib_ext.rllib_compat import BufferType
 from rllib_ext.sharded.metrics import ShardMetrics
+from rllib_ext.sharded.restarts import folder_to_start_with
 from rllib_ext.sharded.routing import EpisodeReference, Router
 from rllib_ext.sharded.shard import EpisodeShard
 from rllib_ext.sharded.templates import Templates
@@ -27,6 +28,7 @@ from rllib_ext.sharded.templates import Templates
 if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from lightning_replay.sharded.row_ids import RowIds
+    from rllib_ext.checkpoint.folders import Folder
     from rllib_ext.episodes.task_assignment import TaskAssignment
 
 
@@ -41,7 +43,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
     :func:`rllib_ext.configure`.
 
     Nothing waits for a shard but :meth:`sample`, which first waits until every shard has stored and updated what it was
-    sent; an error that one raises meanwhile is raised there.
+    sent; an error that one raises meanwhile is raised there. With ``num_prefetch`` it waits for no more than the draw
+    that it returns, which was sent in an earlier call.
 
     Args:
         recipe: as of :class:`~rllib_ext.buffer.episode_buffer.RecipeEpisodeReplayBuffer`.
@@ -77,11 +80,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.options = self.templates.options
         self.shards = ShardActors(EpisodeShard, self._arguments_of, shard_options, self.templates.pass_signals)
         self.draws = DividedDraws(self.shards, self.templates.divider)
-        self.last_save: Sequence[str] | None = None
+        self.last_save: Sequence[Folder] | None = None
         self.is_in_checkpoints, self.draws_per_report = False, 1
         self.assignment: TaskAssignment | None = None
         self._router = Router(shard_options.num_shards)
-        self._metrics = ShardMetrics()
+        self._metrics = ShardMetrics(self.templates)
         self._num_draws = 0
         self._expected: dict[str, RowIds] = {}
         self._owner: Any = None
@@ -182,7 +185,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.start()
         if self.assignment is not None:
             self.assignment.update()
-        batches = self.draws.draw(num_items, self._prepare, n_step or 1, gamma, *self._clocks().values())
+        batches = self.draws.draw(num_items, self._set_min_sizes, self._clocks, n_step or 1, gamma)
         self._num_draws += 1
         pieces = {name: [_piece(batch)] for name, batch in batches.items()}
         dealt, places = deal(pieces, self.num_learners)
@@ -204,23 +207,22 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         """
         if module_id is None and len(self._expected) == 1:
             module_id = next(iter(self._expected))
-        if module_id is not None and not self.templates.of(module_id).replay.takes_feedback:
-            return
         if module_id not in self._expected:
             raise ValueError(
                 f"update_priorities got TD errors of module {module_id!r}, and rows were drawn for "
                 f"{sorted(self._expected)} since the last update; sample first"
             )
-        self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
-        del self._expected[module_id]
+        if self.templates.of(module_id).replay.takes_feedback:
+            self.draws.update(module_id, self._expected[module_id], np.asarray(priorities))
+            del self._expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
-        return self._metrics.report(self.shards, self.draws, self.draws_per_report)
+        return self._metrics.report(self.shards, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
         """Returns the counters if something was drawn since they were last returned."""
-        return self._metrics.remaining(self.shards, self.draws)
+        return self._metrics.remaining(self.shards)
 
     def stats(self) -> dict[str, Any]:
         """Returns what the shards hold, see :func:`~lightning_replay.sharded.stats.stats_of`."""
@@ -259,42 +261,40 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
-        """Returns the state of the driver: tensors and plain values."""
-        counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.losses()}
+        """Returns the state of the driver, without draws in flight: tensors and plain values."""
+        counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`driver_state`; rows drawn before get no TD errors."""
+        """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
         self.draws.load_state_dict(state["dividers"])
         self._num_draws = state["num_draws"]
         self._metrics.load(state["metrics"])
-        self.shards.set_losses(state["losses"])
+        self.shards.lost.load(state["losses"])
         self._expected = {}
 
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
+        self.draws.discard()
         self._num_draws, self._expected = num_draws, {}
 
     def _settled(self) -> ShardActors:
-        if self.shards.handles:
-            self.shards.settle()
+        """Returns the shards after they have answered; without waiting while draws are in flight."""
+        self.shards.settle({} if self.draws.num_in_flight else None)
         return self.shards
 
     def _arguments_of(self, shard: int) -> tuple[Any, ...]:
-        restarts = self.shards.epochs[shard] > 1 and self.shards.options.restart_shards == "last_save"
-        return self.templates.arguments_of(shard, self.last_save[shard] if restarts and self.last_save else None)
+        return self.templates.arguments_of(shard, folder_to_start_with(self.shards, shard, self.last_save))
 
-    def _prepare(self, module_id: str, batch_size: int) -> None:
+    def _set_min_sizes(self, module_id: str, batch_size: int) -> None:
         self.templates.set_min_sizes(module_id, batch_size, self.shards.totals(module_id))
-        self.draws.divider(module_id).advance(**self._clocks())
 
-    def _clocks(self) -> dict[str, int]:
-        """Returns environment steps and updates, as of the next draw."""
-        return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1}
+    def _clocks(self, draws_before: int) -> dict[str, int]:
+        """Returns environment steps and updates of the next draw, or of one that others are returned before."""
+        return {"env_steps": self.shards.counts["steps_added", ""], "updates": self._num_draws + 1 + draws_before}
 
 
 def _piece(batch: RemoteBatch) -> Piece:
     spans = [Span(part.reference, 0, len(part.slot)) for part in batch.parts]
     module_id = batch.parts[0].module_id
-    block = RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id)
-    return Piece(block, np.arange(len(batch)))
+    return Piece(RemoteBlock(f"rows_of_{module_id or 'batch'}", spans, batch.weights, module_id), np.arange(len(batch)))

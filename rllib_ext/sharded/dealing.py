@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_replay.replay import Replay
     from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
     from rllib_ext.buffer.module_replay import ModuleReplay
+    from rllib_ext.checkpoint.folders import Folder
 
 _ROWS_AT_ONCE = 4096
 
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 4096
 def deal_saved(
     buffer: RecipeEpisodeReplayBuffer,
     build: Callable[[int], RecipeEpisodeReplayBuffer],
-    folders: Sequence[str],
+    folders: Sequence[Folder],
     number: int,
     num_shards: int,
 ) -> SavedBuffer:
@@ -51,7 +51,8 @@ def deal_saved(
     collected: dict[str, _Collected] = {}
     states = []
     for place, folder in enumerate(folders):
-        saved = read_buffer(build(place), Path(folder))
+        with folder.to_read() as local:
+            saved = read_buffer(build(place), local)
         states.append(saved.state)
         for name, module in saved.modules.items():
             collected.setdefault(name, _Collected([0] * num_shards)).add(module, saved.state["modules"][name], number)

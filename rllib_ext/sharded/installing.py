@@ -9,6 +9,7 @@ import ray
 
 from rllib_ext.episodes.task_assignment import TaskAssignment
 from rllib_ext.rllib_compat import complete_results, values
+from rllib_ext.sharded.resources import check_trial
 
 
 def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremental: bool, assign_tasks: bool) -> None:
@@ -20,7 +21,8 @@ def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremen
         restore, incremental, assign_tasks: as :func:`rllib_ext.configure`.
 
     Raises:
-        ValueError: Learner connectors of the config's own, or another algorithm's replay.
+        ValueError: Learner connectors of the config's own, another algorithm's replay, or a trial of Tune without CPUs
+            for the shards.
         RuntimeError: shards have not started in time.
     """
     from rllib_ext.checkpoint.algorithm import CheckpointedAlgorithm
@@ -32,11 +34,16 @@ def install_shards(algorithm: Any, *, reads_flags: bool, restore: bool, incremen
             "num_shards is given, and the config has Learner connectors of its own, which do not fetch rows from "
             "shards. Leave the connectors out, or num_shards"
         )
+    check_trial(config)
     replay.form_returns(config.n_step, config.gamma)
     nodes: list[str] = []
     if replay.shards.options.shard_placement == "pack":
         nodes = list(dict.fromkeys(values(algorithm.learner_group.foreach_learner(_node))))
     replay.start(algorithm, nodes)
+    if replay.options.modules_with_retention():
+        from rllib_ext.learner.signals import report_signals
+
+        values(algorithm.learner_group.foreach_learner(report_signals))
     if assign_tasks:
         replay.assignment = TaskAssignment(algorithm)
     complete_results(algorithm.metrics, replay)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.utils import metrics as keys
 
+from lightning_replay.declared import declared_sampler
 from rllib_ext.buffer.metrics import CounterLog
+from rllib_ext.sharded.joining import joined_stats
 
 if TYPE_CHECKING:
     from lightning_replay.sharded.actors import ShardActors
-    from lightning_replay.sharded.draws import DividedDraws, RemoteBatch
+    from lightning_replay.sharded.draws import RemoteBatch
     from lightning_replay.sharded.reports import Counts
+    from rllib_ext.sharded.templates import Templates
 
 _SAMPLED = "steps_sampled"
 
@@ -23,14 +26,21 @@ _SAMPLED = "steps_sampled"
 class ShardMetrics:
     """Counters under RLlib's usual keys, see :class:`~rllib_ext.buffer.metrics.BufferMetrics`, and under ``shards``.
 
-    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``.
+    ``shards`` has ``num_alive``, ``rows_lost``, ``rows_smallest``, ``rows_largest`` and ``td_errors_dropped``. Current
+    values, such as ages and figures of tables, are joined by :func:`~rllib_ext.sharded.joining.joined_stats` from those
+    that each shard sends at every tenth of its draws.
+
+    Args:
+        templates: of the replays; their samplers have the schedules and schedulers of all shards.
 
     Attributes:
         sampled: rows drawn, by module, and of all under the module ``""``.
         mean_n_step: steps per row of the last draw.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, templates: Templates) -> None:
+        self._templates = templates
+        self._stats: dict[str, dict[int, Mapping[str, Any]]] = {}
         self.sampled: Counts = Counter()
         self.mean_n_step = 1.0
         self._log = CounterLog()
@@ -43,16 +53,21 @@ class ShardMetrics:
             self.sampled[_SAMPLED, name] += len(batch)
             self.sampled[_SAMPLED, ""] += len(batch)
             steps += sum(part.mean_n_step * len(part.slot) for part in batch.parts) / len(batch)
+            first = 0
+            for part in batch.parts:
+                if part.stats is not None:
+                    self._stats.setdefault(name, {})[int(batch.ids.shard[first])] = part.stats
+                first += len(part.slot)
         self.mean_n_step = steps / len(batches)
 
-    def report(self, shards: ShardActors, draws: DividedDraws, draws_per_report: int) -> dict[str, Any]:
+    def report(self, shards: ShardActors, draws_per_report: int) -> dict[str, Any]:
         """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
         self._calls += 1
-        return self._reduce(shards, draws) if self._calls - self._reported >= draws_per_report else {}
+        return self._reduce(shards) if self._calls - self._reported >= draws_per_report else {}
 
-    def remaining(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    def remaining(self, shards: ShardActors) -> dict[str, Any]:
         """Returns the metrics if there was a draw since the last."""
-        return self._reduce(shards, draws) if self._calls > self._reported else {}
+        return self._reduce(shards) if self._calls > self._reported else {}
 
     def state(self) -> dict[str, Any]:
         """Returns plain values for :meth:`load`."""
@@ -68,16 +83,27 @@ class ShardMetrics:
             for name in ("sampled", "logged")
         )
 
-    def _reduce(self, shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
+    def _reduce(self, shards: ShardActors) -> dict[str, Any]:
         self._reported = self._calls
         stored = sum(report.env_steps_stored for report in shards.reports)
         self._log.totals(Counter({**shards.counts, **self.sampled}), stored, shards.rows)
         log = functools.partial(self._log.logger.log_value, reduce="item")
+        self._log.items({name: self._joined(name, parts) for name, parts in self._stats.items()})
         log(keys.ACTUAL_N_STEP, self.mean_n_step)
-        rows = [sum(report.rows.values()) for report in shards.reports]
+        rows = [report.num_rows for report in shards.reports]
         log(("shards", "num_alive"), sum(shards.alive))
-        log(("shards", "rows_lost"), shards.rows_lost)
+        log(("shards", "rows_lost"), shards.lost.rows)
         log(("shards", "rows_smallest"), min(rows))
         log(("shards", "rows_largest"), max(rows))
-        log(("shards", "td_errors_dropped"), draws.td_errors_dropped)
+        log(("shards", "td_errors_dropped"), shards.lost.td_errors)
         return self._log.logger.reduce()
+
+    def _joined(self, name: str, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        joined = joined_stats(list(parts.values()))
+        replay = self._templates.of(name).replay
+        if replay.is_prioritized:
+            joined["importance_exponent"] = declared_sampler(replay.sampler).base_sampler.beta
+        if "tasks" in joined:
+            for task, probability in replay.probabilities().items():
+                joined["tasks"][task]["probability"] = probability
+        return joined

@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from lightning_replay.sharded.reports import Answer, RemotePart, ShardReport
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import SavedBuffer, WarmUp, check_spaces, read_buffer, write_buffer
+from rllib_ext.rllib_compat import DRAWS_PER_REPORT
 from rllib_ext.sharded.dealing import deal_saved
 from rllib_ext.sharded.options import options_of_shard
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from lightning_replay.draw_parts import DrawPart
     from rllib_ext.buffer.building import Returns
+    from rllib_ext.checkpoint.folders import Folder
 
 
 class EpisodeShard:
@@ -44,7 +46,7 @@ class EpisodeShard:
         number: int,
         num_shards: int,
         returns: Returns,
-        folder: str | None,
+        folder: Folder | None,
     ) -> None:
         self._recipe, self._options, self._returns = recipe, options, returns
         self._number, self._num_shards = number, num_shards
@@ -52,7 +54,8 @@ class EpisodeShard:
         self._fragments_lost = 0
         self._staged: SavedBuffer | None = None
         if folder is not None:
-            saved = read_buffer(self._buffer, Path(folder))
+            with folder.to_read() as local:
+                saved = read_buffer(self._buffer, local)
             self._buffer.take_over(saved.modules, saved.state)
 
     def report(self) -> Answer:
@@ -87,28 +90,27 @@ class EpisodeShard:
         return self._answer()
 
     def draw(
-        self,
-        parts: Mapping[str, DrawPart],
-        n_step: int | tuple[int, int],
-        gamma: float,
-        env_steps: int,
-        updates: int,
+        self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], n_step: int | tuple[int, int], gamma: float
     ) -> Answer:
         """Draws this shard's rows of a batch, and keeps them in the object store until the Learners have fetched them.
 
+        A part is left out if there is nothing to draw it from any more.
+
         Args:
             parts: by module, none without rows.
+            clocks: ``env_steps`` and ``updates`` of all shards together.
             n_step, gamma: of returns.
-            env_steps, updates: clocks of all shards together.
 
         Returns:
             A :class:`~lightning_replay.sharded.reports.RemotePart` by module.
         """
-        drawn = {}
+        stats, drawn = self._buffer.counters.stats_due(self._buffer.modules, DRAWS_PER_REPORT), {}
         for name, part in parts.items():
             module = self._buffer.modules[name]
-            rows = module.draw_part(part, n_step, gamma, env_steps=env_steps, updates=updates)
-            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id)
+            if not (module.replay.group_totals().mass[part.groups] > 0).all():
+                continue  # all priorities have become 0 since the draw was divided
+            rows = module.draw_part(part, n_step, gamma, **clocks)
+            drawn[name] = RemotePart(ray.put(rows.block), *rows[1:], rows.block.module_id, stats.get(name))
         return self._answer(drawn)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:
@@ -129,12 +131,21 @@ class EpisodeShard:
             }
         )
 
-    def save(self, folder: str, warm_up: WarmUp, previous: str | None) -> Answer:
-        """Saves the buffer into a folder; returns the bytes of all files, and of those written."""
-        before = None if previous is None else Path(previous)
-        return self._answer(tuple(write_buffer(self._buffer, Path(folder), warm_up, before)))
+    def sees(self, folder: str) -> Answer:
+        """Returns whether this node has a folder at a path."""
+        return self._answer(Path(folder).is_dir())
 
-    def stage(self, folders: Sequence[str], spaces: Mapping[str, Any]) -> Answer:
+    def save(self, folder: Folder, warm_up: WarmUp, previous: Folder | None) -> Answer:
+        """Saves the buffer into a folder, by a temporary one of this node where that is on another file system.
+
+        Returns the bytes of all files, and of those written.
+        """
+        before = None if previous is None else previous.local
+        with folder.to_write() as local:
+            size = write_buffer(self._buffer, local, warm_up, before)
+        return self._answer(tuple(size))
+
+    def stage(self, folders: Sequence[Folder], spaces: Mapping[str, Any]) -> Answer:
         """Reads a save without using it yet; returns the draws made before it.
 
         Args:
@@ -146,7 +157,8 @@ class EpisodeShard:
         """
         self._staged = None  # of a save that another shard could not read
         if len(folders) == self._num_shards:
-            saved = read_buffer(self._buffer, Path(folders[self._number]))
+            with folders[self._number].to_read() as local:
+                saved = read_buffer(self._buffer, local)
         else:
 
             def build(place: int) -> RecipeEpisodeReplayBuffer:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_replay.sharded.reports import ShardReport
     from rllib_ext.buffer.building import Returns
     from rllib_ext.buffer.module_replay import ModuleReplay
+    from rllib_ext.checkpoint.folders import Folder
 
 
 class Templates:
@@ -60,7 +61,7 @@ class Templates:
         self.returns = (n_step, gamma)
         self._modules |= self.options.form_returns(self.returns, self._modules)
 
-    def arguments_of(self, shard: int, folder: str | None) -> tuple[Any, ...]:
+    def arguments_of(self, shard: int, folder: Folder | None) -> tuple[Any, ...]:
         """Returns the arguments of a shard's actor.
 
         Args:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of several nodes on this machine: EnvRunners and Learners live on other nodes than the buffer."""
+"""A cluster of several nodes on this machine: EnvRunners, Learners and shards live on other nodes than the driver."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 
 import rllib_ext
+from lightning_replay.sharded.actors import ShardActors
+from lightning_replay.sharded.options import ShardOptions
+from lightning_replay.sharded.reports import Answer, ShardReport
 from rllib_ext.rllib_compat import values
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+from tests.unit.rllib.episodes import numbered
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained, watch_columns, watch_td_errors
+from .shard_contents import homes, observations, on_shards, stored, watch
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +103,84 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path, monkeypatch: pyt
     algorithm.train()
     algorithm.stop()
     assert len(buffer) > len(rows)
+
+
+class Empty:
+    """A shard that holds nothing, which starts in less time than one of RLlib."""
+
+    def report(self) -> Answer:
+        return Answer(None, ShardReport())
+
+    def node(self) -> Answer:
+        return Answer(node_of(None), ShardReport())
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def nodes_of_shards(shards: ShardActors) -> list[str]:
+    return shards.call("node")
+
+
+def placed(nodes: list[str], **options: Any) -> list[str]:
+    """Where shards are if they are to be on these nodes."""
+    shards = ShardActors(Empty, lambda shard: (), ShardOptions(**options))
+    shards.start(nodes)
+    found = nodes_of_shards(shards)
+    shards.stop()
+    return found
+
+
+def test_shards_are_spread_or_packed_as_far_as_there_is_room() -> None:
+    here = ray.get_runtime_context().get_node_id()
+    first, other = (node["NodeID"] for node in ray.nodes() if node["NodeID"] != here)
+    assert set(placed([], num_shards=4, num_cpus_per_shard=0.5)) == {first, other}
+    assert placed([first], num_shards=4, num_cpus_per_shard=0) == [first] * 4
+    assert placed([other, first], num_shards=4, num_cpus_per_shard=0) == [other, first] * 2
+    assert sorted(placed([first], num_shards=3, num_cpus_per_shard=1)) == sorted([first, first, other])
+
+
+def test_shards_are_packed_on_the_node_of_the_learner(tmp_path: Path) -> None:
+    options = {"num_shards": 2, "shard_placement": "pack", "num_cpus_per_shard": 0, "num_prefetch": 1}
+    config = small(DQNConfig, Counting, "prioritized", **options).training(train_batch_size_per_learner=32)
+    config.env_runners(num_env_runners=1).learners(num_learners=1, learner_class=EchoLearner)
+    algorithm = rllib_ext.configure(config).build_algo()
+    replay = algorithm.local_replay_buffer
+    (learner,) = values(algorithm.learner_group.foreach_learner(node_of))
+    assert nodes_of_shards(replay.shards) == [learner] * 2
+    on_shards(replay, watch)
+    result = trained(algorithm)
+    assert replay.stats()["num_rows"] == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
+    home = [one for part in on_shards(replay, homes) for one in part]
+    assert len(home) >= 10 * 32 and all(home)
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    rows = on_shards(replay, stored)
+    algorithm.train()
+    algorithm.restore_from_path(path)
+    assert on_shards(replay, stored) == rows
+    algorithm.stop()
+
+
+def test_a_shard_with_files_starts_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_shards": 2, "memmap": str(tmp_path), "seed": 0, "priority_exponent": 0.7}
+    replay = ShardedEpisodeReplayBuffer("prioritized", capacity=200, **options)
+    replay.add([numbered(f"e{number}", 6, offset=100.0 * number, terminated=True) for number in range(8)])
+    assert len(set(nodes_of_shards(replay.shards))) == 2
+    replay.sample(num_items=40)
+    before = on_shards(replay, stored)
+    assert [len(steps) for steps, _, _ in before] == [24, 24]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-0", "shard-1"]
+    ray.kill(replay.shards.handles[1])
+    while replay.shards.epochs[1] == 1 or not all(replay.shards.alive):
+        replay.shards.send(1, "report")
+        replay.shards.settle()
+        replay.shards.wait_for_starts()
+    stats = replay.stats()
+    assert stats["rows"] == [24, 0] and stats["rows_lost"] == 24
+    replay.add([numbered(f"n{number}", 6, offset=5000.0 + 100.0 * number, terminated=True) for number in range(8)])
+    drawn = set(observations(replay.sample(num_items=400)).astype(int).tolist())
+    after = on_shards(replay, stored)
+    assert after[0][0][:24] == before[0][0]  # what the other holds has not been touched
+    assert len(after[1][0]) == 24 and min(after[1][0]) >= 5000
+    assert drawn & set(after[1][0]) and drawn <= {*after[0][0], *after[1][0]}
+    replay.stop()

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
 
 from .rllib_algorithms import Counting, EchoLearner, small, trained
+from .shard_contents import homes, observations, on_shards, read, stored, watch
 
 pytestmark = pytest.mark.slow
 
@@ -41,53 +43,6 @@ def algorithm(shared_ray: None) -> Iterator[Algorithm]:
 @pytest.fixture
 def replay(algorithm: Algorithm) -> ShardedEpisodeReplayBuffer:
     return algorithm.local_replay_buffer
-
-
-def on_shards(replay: ShardedEpisodeReplayBuffer, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Runs a function of a shard inside every one."""
-    return ray.get([handle.__ray_call__.remote(function, *arguments) for handle in replay.shards.handles])
-
-
-def stored(shard: Any) -> tuple[list[int], list[int], list[float]]:
-    """Step number, trajectory and leaf of the tree of each row."""
-    replay = shard._buffer.replay
-    if not len(replay):
-        return [], [], []
-    slots = replay.oldest_first()
-    rows = replay.storage.get(slots)
-    leaves = replay.sampler.priority_of(slots).double().add(replay.sampler.priority_offset).pow(0.7)
-    return rows["observation"][:, 0].int().tolist(), rows["trajectory"].tolist(), leaves.tolist()
-
-
-def steps_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
-    return sorted(step for steps, _, _ in on_shards(replay, stored) for step in steps)
-
-
-def watch(shard: Any) -> None:
-    """Notes for each TD error whether it comes to the row whose observation it is."""
-    replay, shard.home = shard._buffer.replay, []
-    update = replay.update_priority
-
-    def compared(index: Any, td_error: Any, **rest: Any) -> None:
-        shard.home.extend((replay.storage.get(index)["observation"][:, 0] == td_error).tolist())
-        update(index, td_error, **rest)
-
-    replay.update_priority = compared
-
-
-def homes(shard: Any) -> list[bool]:
-    found, shard.home = shard.home, []
-    return found
-
-
-def read(blocks: list[Any]) -> list[Any]:
-    blocks = list(blocks)
-    BlockReader().read(blocks)
-    return blocks
-
-
-def observations(blocks: list[Any]) -> np.ndarray:
-    return np.concatenate([one.get_observations(slice(0, len(one)))[:, 0] for one in read(blocks)])
 
 
 def test_training_moves_references_alone_and_every_step_is_in_one_shard(
@@ -167,8 +122,15 @@ def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpiso
         observations=[np.zeros(7)] * 2, actions=[0], rewards=[0.0], terminated=True, len_lookback_buffer=0
     )
     replay.add([wrong.to_numpy()])
-    with pytest.raises(ValueError, match="observation"):
+    with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
+    assert not hasattr(error.value, "__notes__")
+    for shard in range(2):
+        replay.shards.send(shard, "add", [ray.put([wrong.to_numpy()])], {})
+    with pytest.raises(ValueError, match="observation") as error:
+        replay.sample(num_items=BATCH)
+    (note,) = error.value.__notes__
+    assert "Another shard has raised" in note and "observation" in note
     assert len(replay) == rows and len(observations(replay.sample(num_items=BATCH))) == BATCH
 
 
@@ -177,10 +139,11 @@ def test_a_checkpoint_restores_rows_and_the_next_draws(
 ) -> None:
     path = algorithm.save_to_path(tmp_path / "checkpoint")
     before, drawn = on_shards(replay, stored), [observations(replay.sample(num_items=BATCH)) for _ in range(2)]
+    saved, replay.last_save = replay.last_save, None
     algorithm.train()
     assert on_shards(replay, stored) != before
     algorithm.restore_from_path(path)
-    assert on_shards(replay, stored) == before
+    assert on_shards(replay, stored) == before and replay.last_save == saved
     for expected in drawn:
         np.testing.assert_array_equal(observations(replay.sample(num_items=BATCH)), expected)
     manifests = {file.parent.name for file in Path(path).rglob("buffer.json")}
@@ -267,6 +230,24 @@ def test_a_lost_shard_starts_again_with_its_last_save(
     assert replay.get_added_timesteps() == added  # the steps of the save are counted once
     algorithm.train()
     assert len(replay) > sum(len(steps) for steps, _, _ in before)
+
+
+def test_a_lost_shard_starts_empty_where_its_last_save_was_deleted(
+    algorithm: Algorithm, replay: ShardedEpisodeReplayBuffer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay.shards.options = dataclasses.replace(replay.shards.options, restart_shards="last_save")
+    shutil.rmtree(algorithm.save_to_path(tmp_path / "checkpoint"))
+    before = on_shards(replay, stored)
+    ray.kill(replay.shards.handles[0])
+    for _ in range(40):
+        replay.sample(num_items=BATCH)
+        if replay.shards.epochs[0] == 4 and all(replay.shards.alive):
+            break
+        replay.shards.wait_for_starts()
+    assert on_shards(replay, stored) == [([], [], []), before[1]]
+    assert "shard 0 could not be started with its save" in caplog.text and "starts empty" in caplog.text
+    algorithm.train()
+    assert replay.shards.epochs.tolist() == [4, 2] and all(replay.stats()["rows"])
 
 
 def test_an_algorithm_cannot_take_the_shards_of_another(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -167,10 +168,41 @@ def test_with_full_correction_the_weighted_mean_is_that_of_the_stored_rows(
     assert weight.max() <= 1 + 1e-6
     assert deviations(value[numbers], weight, value.mean()) < 5
     if is_stale:  # weights by the priorities alone would see no difference between replays
-        powered = np.concatenate([replay.sampler._tree.leaves()[: len(replay)].numpy() for replay in shards.replays])
-        stored = [replay.storage.get(range(len(replay)))["action"] for replay in shards.replays]
-        own = np.argsort(np.concatenate(stored))
-        assert deviations(value[numbers], 1.0 / powered[own][numbers], value.mean()) > 20
+        assert deviations(value[numbers], 1.0 / leaves_of(shards)[numbers], value.mean()) > 20
+
+
+def leaves_of(shards: Shards) -> np.ndarray:
+    """What each row is drawn in proportion to, by number."""
+    leaves = np.concatenate([replay.sampler._tree.leaves()[: len(replay)].numpy() for replay in shards.replays])
+    stored = [replay.storage.get(range(len(replay)))["action"] for replay in shards.replays]
+    return leaves[np.argsort(np.concatenate(stored))]
+
+
+@pytest.mark.parametrize("num_replays", LENGTHS)
+@pytest.mark.parametrize("changes", [False, True])
+def test_draws_ahead_are_as_exact(num_replays: int, changes: bool) -> None:
+    """Three draws are in flight; each is divided by sums of before the last feedback, and weighed after three more."""
+    options = {"priority_exponent": 0.8, "importance_exponent": 1.0}
+    shards = Shards(lambda: built("prioritized", **options), LENGTHS[num_replays])
+    priority = with_priorities_that_differ_by_shard(shards)
+    reported, in_flight, found = shards.totals(), deque(), []
+    for number in range(13):
+        in_flight.append((shards.drawn(50_000, reported), leaves_of(shards)))
+        reported = shards.totals()
+        if changes:
+            factor = torch.tensor([1.0 + 9 * (owner % 3 == number % 3) for owner in shards.owner])
+            shards.give_priorities(random_priorities(len(shards.owner), seed=number) * factor)
+        if len(in_flight) > 3:
+            draw, leaves = in_flight.popleft()
+            numbers, columns = shards.weighed(*draw)
+            found.append((numbers, columns["priority_weight"].astype(np.float64), leaves[numbers]))
+    numbers, weight, leaf = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    value = np.array([10.0 * owner for owner in shards.owner]) + np.arange(len(shards.owner))
+    assert deviations(value[numbers], weight, value.mean()) < 5
+    if changes:
+        assert deviations(value[numbers], 1.0 / leaf, value.mean()) > 10
+    else:
+        assert p_value(numbers, probabilities(priority, 0.8, 1e-6).numpy()) > 1e-4
 
 
 @pytest.mark.parametrize("num_replays", LENGTHS)

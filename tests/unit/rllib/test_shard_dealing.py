@@ -11,8 +11,8 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 import rllib_ext
-from lightning_replay.sharded.reports import summed_counts, summed_rows
 from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.sharded.shard import EpisodeShard
 
 from .episodes import numbered
@@ -51,14 +51,14 @@ def contents(one: EpisodeShard) -> dict[int, list[float]]:
     return found
 
 
-def saved(shards: list[EpisodeShard], folder: Path) -> list[str]:
-    folders = [str(folder / str(number)) for number in range(len(shards))]
+def saved(shards: list[EpisodeShard], folder: Path) -> list[Folder]:
+    folders = [Folder.at(folder / str(number)) for number in range(len(shards))]
     for one, path in zip(shards, folders, strict=True):
         one.save(path, WARM_UP, None)
     return folders
 
 
-def restored(folders: list[str], count: int, recipe: str = "prioritized", **options: Any) -> list[EpisodeShard]:
+def restored(folders: list[Folder], count: int, recipe: str = "prioritized", **options: Any) -> list[EpisodeShard]:
     shards = [shard(number, count, recipe, **options) for number in range(count)]
     for one in shards:
         assert len(one.report().report.rows) and not sum(one.report().report.rows.values())
@@ -82,9 +82,9 @@ def test_whole_episodes_are_dealt_out_to_another_number_with_their_priorities(tm
     sizes = [sum(map(len, one.values())) for one in found]
     assert max(sizes) - min(sizes) <= max(LENGTHS)
     reports = [one.report().report for one in again]
-    assert summed_rows(reports)[DEFAULT_MODULE_ID] == sum(LENGTHS)
-    assert summed_counts(reports, {})["steps_added", ""] == sum(LENGTHS)
-    assert summed_counts(reports, {})["episodes_added", ""] == len(LENGTHS)
+    assert sum(report.rows[DEFAULT_MODULE_ID] for report in reports) == sum(LENGTHS)
+    assert sum(report.counts["steps_added", ""] for report in reports) == sum(LENGTHS)
+    assert sum(report.counts["episodes_added", ""] for report in reports) == len(LENGTHS)
     new = again[0]._buffer
     new.add([numbered("e0", 2, offset=5000.0, terminated=True)])  # an id that was seen before the save
     assert max(contents_without_priorities(again[0]).items())[1] == [5000.0, 5001.0]
@@ -115,7 +115,7 @@ def test_a_save_without_shards_is_dealt_out(tmp_path: Path) -> None:
     buffer.is_in_checkpoints = True
     fill([buffer])
     write_buffer(buffer, tmp_path / "whole", WARM_UP)
-    again = restored([str(tmp_path / "whole")], 2)
+    again = restored([Folder.at(tmp_path / "whole")], 2)
     assert sorted(rows for one in again for rows in contents(one).values()) == EXPECTED
 
 

@@ -65,6 +65,9 @@ def test_the_driver_holds_no_rows() -> None:
         ),
         ({"restart_shards": "never"}, ValueError, "restart_shards is 'never'"),
         ({"shard_timeout_s": 0}, ValueError, "shard_timeout_s is 0"),
+        ({"num_prefetch": -1}, ValueError, "num_prefetch is -1"),
+        ({"num_prefetch": 1.5}, TypeError, "num_prefetch is 1.5"),
+        ({"num_shards": None, "num_prefetch": 1}, ValueError, "num_prefetch is for a replay of several shards"),
         ({"num_shards": 11, "capacity": 10}, ValueError, "num_shards is 11 and capacity is 10; every shard holds"),
         ({"num_shards": None, "restart_shards": "empty"}, ValueError, "restart_shards is for a replay of several"),
         ({"importance": 1.0}, ValueError, "has no option 'importance'"),
@@ -127,4 +130,4 @@ def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() ->
 
 
 def test_the_options_of_shards_have_the_documented_defaults() -> None:
-    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0)
+    assert ShardOptions(4) == ShardOptions(4, 1, "spread", "empty", 60.0, 0)

@@ -74,15 +74,16 @@ def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(
     assert replay.get_metrics()["num_env_steps_added_lifetime"].peek() == 72
 
 
-@pytest.mark.parametrize("num_learners", [0, 2, 3])
-def test_td_errors_of_several_modules_come_home(num_learners: int) -> None:
-    replay = build("prioritized")
+@pytest.mark.parametrize(("num_learners", "num_prefetch"), [(0, 0), (2, 0), (3, 0), (2, 2)])
+def test_td_errors_of_several_modules_come_home(num_learners: int, num_prefetch: int) -> None:
+    replay = build("prioritized", num_prefetch=num_prefetch)
     replay.num_learners = num_learners
     for _ in range(6):
         fragments = play(["a", "b", "c"], [dict.fromkeys("abc", OBSERVED)] * 9, fragment=4).fragments
         for fragment in fragments:
             replay.add([fragment])
-    blocks = replay.sample(num_items=31)  # which no number of Learners divides
+    for _ in range(1 + num_prefetch):
+        blocks = replay.sample(num_items=31)  # which no number of Learners divides
     shards = TrainingData(episodes=blocks).shard(num_shards=max(num_learners, 1))
     td_errors: dict[str, list[np.ndarray]] = {}
     for data, _ in shards:
@@ -226,7 +227,7 @@ def test_a_state_has_the_counts_of_lost_shards() -> None:
     replay, other = build("uniform"), build("uniform")
     replay.add(episodes())
     replay.start()
-    replay.shards.set_losses({"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3})
+    replay.shards.lost.load({"counts": [["steps_added", "", 5]], "rows": 5, "td_errors": 3})
     other.start()
     other.set_state(replay.get_state())
     stats = other.stats()

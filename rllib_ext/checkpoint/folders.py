@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of checkpoints on any file system of pyarrow, written and read through local ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pyarrow import fs
+
+LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
+_MANIFESTS = ".json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """A folder on a file system of pyarrow; it may not exist, and can be sent to other processes.
+
+    Attributes:
+        filesystem: that it is on.
+        path: there.
+
+    Example:
+        >>> (Folder.at("/checkpoints/first") / "replay_buffer").local.as_posix()
+        '/checkpoints/first/replay_buffer'
+    """
+
+    filesystem: fs.FileSystem
+    path: str
+
+    @classmethod
+    def at(cls, path: str | Path | None, filesystem: fs.FileSystem | None = None) -> Folder:
+        """Returns the folder at a path or URI; local where RLlib chose the path."""
+        if filesystem is None and path is not None:
+            filesystem, path = fs.FileSystem.from_uri(str(path))
+        return cls(filesystem or fs.LocalFileSystem(), Path(str(path)).as_posix())
+
+    @property
+    def local(self) -> Path | None:
+        """The same as a path of this process; ``None`` on another file system."""
+        return Path(self.path) if isinstance(self.filesystem, fs.LocalFileSystem) else None
+
+    def __truediv__(self, name: str) -> Folder:
+        return dataclasses.replace(self, path=f"{self.path}/{name}")
+
+    def __str__(self) -> str:
+        return self.path if self.local is not None else f"{self.filesystem.type_name}:{self.path}"
+
+    def exists(self) -> bool:
+        """Whether there is such a folder."""
+        return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
+
+    def remove(self) -> None:
+        """Removes the folder and what it holds, as far as possible."""
+        with suppress(OSError):
+            self.filesystem.delete_dir(self.path)
+
+    @contextmanager
+    def to_write(self) -> Iterator[Path]:
+        """Context manager for writing a save: yields this folder, or a local one that is copied at the end.
+
+        Data are copied before the manifest that names them; earlier data and manifests are removed last.
+        """
+        if self.local is not None:
+            yield self.local
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
+            for lock in list(Path(scratch).rglob(LOCK_FILE)):
+                lock.unlink()
+            self._upload(Path(scratch))
+
+    @contextmanager
+    def to_read(self, *, deep: bool = True) -> Iterator[Path]:
+        """Context manager for reading: yields this folder, or a local copy; it does not exist where this does not.
+
+        Args:
+            deep: whether a copy has the folders inside, or the files alone.
+
+        Raises:
+            DamagedFileError, ValueError: what was raised in the body, with the name of this folder in place of the
+                copy's.
+        """
+        from lightning_replay.saving import DamagedFileError
+
+        if self.local is not None:
+            yield self.local
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(scratch) / PurePosixPath(self.path).name
+            if self.exists():
+                copy.mkdir()
+                self._download(copy, deep)
+            try:
+                yield copy
+            except (DamagedFileError, ValueError) as error:
+                if type(error) not in (DamagedFileError, ValueError) or str(copy) not in str(error):
+                    raise
+                raise type(error)(str(error).replace(str(copy), str(self))) from error
+
+    def _upload(self, source: Path) -> None:
+        parts = sorted(source.iterdir(), key=Path.is_file)
+        self.filesystem.create_dir(self.path)
+        for part in parts:
+            target = self / part.name
+            if part.is_dir():
+                self.filesystem.create_dir(target.path)  # copy_files makes folders inside it alone
+            fs.copy_files(str(part), target.path, destination_filesystem=self.filesystem)
+        kept = {part.name for part in parts}
+        for info in self._entries():
+            if info.type == fs.FileType.Directory and info.base_name not in kept:
+                self.filesystem.delete_dir(info.path)
+            elif info.base_name.endswith(_MANIFESTS) and info.base_name not in kept:
+                self.filesystem.delete_file(info.path)
+
+    def _download(self, target: Path, deep: bool) -> None:
+        if deep:
+            fs.copy_files(self.path, str(target), source_filesystem=self.filesystem)
+            return
+        for info in self._entries():
+            if info.type == fs.FileType.File:
+                fs.copy_files(info.path, str(target / info.base_name), source_filesystem=self.filesystem)
+
+    def _entries(self) -> list[Any]:
+        return list(self.filesystem.get_file_info(fs.FileSelector(self.path)))

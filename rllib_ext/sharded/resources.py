@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs of shards among those that Tune reserves for a trial."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.tune import PlacementGroupFactory
+
+from lightning_replay.sharded.options import split_options
+from rllib_ext.rllib_compat import settings_of_buffer
+from rllib_ext.sharded.routing import num_shards_in
+
+
+class CountsShards:
+    """An algorithm, mixed into its class, that requests a bundle of CPUs for each shard beside those of RLlib."""
+
+    @classmethod
+    def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
+        """Returns the bundles of a trial; Tune calls it with the trial's values."""
+        request = super().default_resource_request(config)  # type: ignore[misc]
+        of_trial = cls.get_default_config().update_from_dict(config)  # type: ignore[attr-defined]
+        return PlacementGroupFactory([*request.bundles, *bundles_of_shards(of_trial)], strategy=request.strategy)
+
+
+@functools.cache
+def counting_shards(algorithm: type) -> Any:
+    """Returns a subclass of an algorithm's class that is a :class:`CountsShards`; the class itself if it is one."""
+    if issubclass(algorithm, CountsShards):
+        return algorithm
+    return type(f"Sharded{algorithm.__name__}", (CountsShards, algorithm), {"__doc__": algorithm.__doc__})
+
+
+def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
+    """Returns the CPUs of each shard; none for a buffer in the driver, or where shards reserve none."""
+    settings = settings_of_buffer(config)
+    if not num_shards_in(settings):
+        return []
+    options, _ = split_options({name: value for name, value in settings.items() if name != "type"})
+    cpus = options.num_cpus_per_shard
+    return [{"CPU": cpus}] * options.num_shards if cpus else []
+
+
+def check_trial(config: AlgorithmConfig) -> None:
+    """Refuses a trial of Tune that has no CPUs for its shards: they would wait for ever.
+
+    Raises:
+        ValueError: with the CPUs that the trial has and needs.
+    """
+    group = ray.util.get_current_placement_group()
+    of_shards = bundles_of_shards(config)
+    if group is None or not of_shards:
+        return
+    request = counting_shards(config.algo_class).default_resource_request(config)
+    needed = sum(bundle.get("CPU", 0) for bundle in request.bundles)
+    present = sum(bundle.get("CPU", 0) for bundle in group.bundle_specs)
+    if present < needed:
+        raise ValueError(
+            f"the trial has {present:g} CPUs, and it needs {needed:g} with those of {len(of_shards)} shards, which "
+            "would wait for ever. Give the class that counts them, tune.Tuner(config.algo_class, param_space=config) "
+            "after configure(config), and not the name of the algorithm; or num_cpus_per_shard=0, which reserves none"
+        )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ape-X on two shards with two draws in flight: nothing waits for what was sent later, and no TD error goes astray."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import rllib_ext
+from rllib_ext.apex import ApexDQN, ApexDQNConfig
+from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
+
+from .rllib_algorithms import Counting, EchoLearner, small, trained
+from .shard_contents import homes, observations, on_shards, watch
+
+pytestmark = pytest.mark.slow
+
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def algorithm(shared_ray: None) -> Iterator[ApexDQN]:
+    config = small(ApexDQNConfig, Counting, "prioritized", num_shards=2, num_prefetch=2, priority_exponent=0.7, seed=3)
+    config.env_runners(num_env_runners=1, rollout_fragment_length=10).learners(learner_class=EchoLearner)
+    config.training(n_step=1, samples_per_insert=4.0, broadcast_interval=1)
+    algorithm = rllib_ext.configure(config).build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+@pytest.fixture
+def replay(algorithm: ApexDQN) -> ShardedEpisodeReplayBuffer:
+    return algorithm.local_replay_buffer
+
+
+def test_training_holds_the_ratio_and_td_errors_come_home(
+    algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
+) -> None:
+    algorithm.train()
+    assert replay.draws.num_in_flight == 2
+    replay.stats()
+    on_shards(replay, watch)
+    before = replay.get_sampled_timesteps()
+    result = trained(algorithm)
+    stats = replay.stats()
+    found = [one for part in on_shards(replay, homes) for one in part]
+    assert len(found) == replay.get_sampled_timesteps() - before >= 10 * BATCH and all(found)
+    counts = result["rate_limiter"]
+    assert counts["num_rows_sampled_lifetime"] == replay.get_sampled_timesteps()
+    assert abs(counts["balance"]) <= algorithm.rate_limiter.error_buffer
+    # Steps that filled the buffer are counted to the step, although its length is not waited for later.
+    inserted = counts["num_rows_inserted_lifetime"]
+    assert counts["num_rows_sampled_lifetime"] == 4 * (inserted - 40) - counts["balance"]
+    assert stats["num_rows"] == inserted == len(replay) and stats["draws_in_flight"] == 2
+
+
+def test_draws_in_flight_wait_for_nothing_that_was_sent_later(
+    replay: ShardedEpisodeReplayBuffer, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+
+    def hang(shard: Any) -> None:
+        while not done.exists():
+            time.sleep(0.05)
+
+    options = replay.shards.options
+    replay.sample(num_items=BATCH)
+    replay.shards.settle()  # both draws in flight have been answered
+    rows = len(replay)
+    replay.shards.options = dataclasses.replace(options, shard_timeout_s=2.0)
+    hanging = replay.shards.handles[1].__ray_call__.remote(hang)
+    replay.shards.send(1, "report")  # as the steps and TD errors of a training step would be
+    for _ in range(2):
+        assert len(observations(replay.sample(num_items=BATCH))) == BATCH
+        assert len(replay) == rows and replay.get_num_timesteps("default_policy") == rows
+    assert replay.shards.alive == [True, True] and replay.draws.num_in_flight == 2
+    replay.sample(num_items=BATCH)  # sent after it: the shard is late
+    assert replay.shards.alive == [True, False] and set(replay._expected["default_policy"].shard) == {0}
+    done.touch()
+    ray.get(hanging)
+    replay.shards.options = options
+    for _ in range(100):  # it comes back although something is on its way at all times
+        replay.shards.send(1, "report")
+        replay.sample(num_items=BATCH)
+        if all(replay.shards.alive) and set(replay._expected["default_policy"].shard) == {0, 1}:
+            break
+        time.sleep(0.05)
+    assert replay.shards.alive == [True, True]
+    assert set(replay._expected["default_policy"].shard) == {0, 1}
+
+
+def test_a_checkpoint_has_no_draws_in_flight(
+    algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer, tmp_path: Path
+) -> None:
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    rows, drawn = len(replay), replay.get_sampled_timesteps()
+    trained(algorithm)
+    assert replay.draws.num_in_flight == 2 and replay.get_sampled_timesteps() > drawn
+    algorithm.restore_from_path(path)
+    assert replay.draws.num_in_flight == 0 and (len(replay), replay.get_sampled_timesteps()) == (rows, drawn)
+    on_shards(replay, watch)
+    trained(algorithm)
+    replay.stats()
+    found = [one for part in on_shards(replay, homes) for one in part]
+    assert len(found) >= BATCH and all(found)
+
+
+def test_training_goes_on_where_a_shard_is_lost_with_draws_in_flight(
+    algorithm: ApexDQN, replay: ShardedEpisodeReplayBuffer
+) -> None:
+    replay.sample(num_items=BATCH)
+    replay.shards.settle()
+    ray.kill(replay.shards.handles[0])
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get([replay.shards.handles[0].report.remote() for _ in range(100)])
+    replay.shards.send(0, "report")
+    for _ in range(100):
+        blocks = replay.sample(num_items=BATCH)
+        if replay.shards.epochs[0] == 2:
+            break
+        time.sleep(0.05)
+    assert set(replay._expected["default_policy"].shard) == {1} and 0 < sum(map(len, blocks)) <= BATCH
+    replay.update_priorities(np.ones(sum(map(len, blocks))), "default_policy")
+    replay.shards.wait_for_starts()
+    for _ in range(40):
+        algorithm.train()
+        if all(replay.shards.reports[shard].rows for shard in (0, 1)):
+            break
+    assert replay.stats()["alive"] == [True, True]
+    assert replay.draws.num_in_flight == 2 and replay.stats()["rows"][0] > 0
