@@ -73,7 +73,7 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 
 # Results of experiments that others replaced; their files are in the history.
-REPLACED = ("multi-room-4", "two-rooms", "half-field-90000", "point-maze")
+REPLACED = ("multi-room-4", "two-rooms", "point-maze")
 
 
 def table(experiments: Mapping[str, Experiment], results: Path) -> str:
