@@ -282,6 +282,8 @@ class LevelBuffer(LevelSelector):
             "replayed": self.replayed,
             "edited": self._edited.state_dict(),
             "scoring": self._scoring.state_dict(),
+            # computed anew after loading; for those who read a save without its options
+            "probability": torch.from_numpy(self.sampler.probabilities(self._left_out)),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
