@@ -99,7 +99,9 @@ def save_id(path: str | Path) -> str | None:
 def read_replay(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns manifest and state of one save."""
     return read_save(
-        directory, lambda: replay_manifest(directory), lambda manifest, data: (manifest, open_replay(manifest, data).read())
+        directory,
+        lambda: replay_manifest(directory),
+        lambda manifest, data: (manifest, open_replay(manifest, data).read()),
     )
 
 

@@ -63,7 +63,9 @@ def histogram(
                 f'height="{max(frame.bottom - y, 0.5):.1f}"><title>{tip}</title></rect>'
             )
     if line is not None:
-        points = [(at, value) for pair, value in zip(zip(xs[:-1], xs[1:], strict=True), line, strict=True) for at in pair]
+        points = [
+            (at, value) for pair, value in zip(zip(xs[:-1], xs[1:], strict=True), line, strict=True) for at in pair
+        ]
         parts.append(frame.line(points, "stroke line1"))
     return _svg(parts, title)
 
@@ -84,7 +86,9 @@ def lines(
     every = [np.asarray(part, dtype=np.float64) for pair in series.values() for part in pair]
     xs, ys = np.concatenate(every[0::2]), np.concatenate(every[1::2])
     high = float(ys.max(initial=0.0)) or 1.0
-    frame = _Frame((float(xs.min()), float(xs.max())), (min(0.0, float(ys.min())), high if top is None else top), xlabel, ylabel)
+    frame = _Frame(
+        (float(xs.min()), float(xs.max())), (min(0.0, float(ys.min())), high if top is None else top), xlabel, ylabel
+    )
     parts = [frame.axes()]
     if has_even:
         parts.append(frame.line([(0.0, 0.0), (1.0, 1.0)], "even"))
@@ -221,6 +225,4 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 
 def _svg(parts: Sequence[str], title: str, height: float = HEIGHT) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

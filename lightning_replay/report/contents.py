@@ -132,9 +132,7 @@ def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
     )
 
 
-def _rows_held(
-    state: Mapping[str, Any], retained: Retained | None
-) -> tuple[np.ndarray, np.ndarray | None, int | None]:
+def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.ndarray, np.ndarray | None, int | None]:
     """Returns the slots that hold a row, the number of each in the order given, and how many were given."""
     writer, storage = state["writer"], state["storage"]
     if retained is not None:

@@ -54,7 +54,7 @@ def _of_levels(contents: LevelContents) -> dict[str, float]:
     return figures
 
 
-def edges_of(values: np.ndarray, most: int = 40) -> tuple[np.ndarray, bool]:
+def edges_of(values: np.ndarray, most: int = 40, *, has_log: bool = True) -> tuple[np.ndarray, bool]:
     """Returns the edges of a histogram, ``[P + 1]``, and whether they lie on a logarithmic scale.
 
     They do if all values are positive and the largest is more than 100 times the smallest. Whole numbers of a small
@@ -63,13 +63,14 @@ def edges_of(values: np.ndarray, most: int = 40) -> tuple[np.ndarray, bool]:
     Args:
         values: ``[N]``, finite, N > 0.
         most: bars.
+        has_log: whether the scale may be logarithmic.
 
     Example:
         >>> edges_of(np.array([0, 1, 2]))
         (array([-0.5,  0.5,  1.5,  2.5]), False)
     """
     low, high = float(values.min()), float(values.max())
-    if low > 0 and high > 100 * low:
+    if has_log and low > 0 and high > 100 * low:
         return np.geomspace(low, high * (1 + 1e-9), most + 1), True
     if high <= low:
         width = max(abs(low) * 0.05, 0.5)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One self-contained HTML page about buffers: inline SVG, images as data, no scripts, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from lightning_replay.report import level_cards, replay_cards
+from lightning_replay.report.cards import Card, legend
+from lightning_replay.report.charts import STYLE, lines, short
+from lightning_replay.report.contents import ReplayContents
+from lightning_replay.report.figures import figures_of
+from lightning_replay.report.levels import LevelContents
+
+__all__ = ["History", "Subject", "page_of"]
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b1f24; --muted: #59636e; --line: #dfe3e8;
+  --series0: #0072b2; --series1: #d55e00; --series2: #009e73; --series3: #cc79a7; --series4: #b57f00; --series5: #3a9fd0; }
+@media (prefers-color-scheme: dark) { :root { --page: #14171b; --card: #1d2127; --text: #e6e9ed; --muted: #9aa5b1;
+  --line: #333a43; --series0: #56b4e9; --series1: #f0894a; --series2: #2fc39a; --series3: #dd9cc0; --series4: #e6b800;
+  --series5: #a8d8f2; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px 16px; max-width: 1180px; background: var(--page); color: var(--text);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 18px; margin: 32px 0 12px; }
+h3 { font-size: 15px; margin: 0 0 8px; }
+.sub { color: var(--muted); margin: 4px 0 16px; overflow-wrap: anywhere; }
+section p { color: var(--muted); font-size: 13px; margin: 8px 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 12px; }
+.tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
+.tile b { display: block; font-size: 20px; font-weight: 600; } .tile span { color: var(--muted); font-size: 13px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 12px; }
+section { min-width: 0; } section.wide { grid-column: 1 / -1; } section.wide > svg { max-width: 900px; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--muted); font-weight: 500; font-size: 13px; } tr:last-child td { border-bottom: 0; }
+dl { margin: 0; display: grid; grid-template-columns: max-content 1fr; gap: 4px 14px; font-size: 13px; }
+dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
+.bar { display: block; height: 5px; min-width: 60px; max-width: 160px; border-radius: 3px; margin-top: 4px;
+  background: var(--line); }
+.bar span { display: block; height: 5px; border-radius: 3px; background: var(--series0); }
+.legend { margin-right: 14px; white-space: nowrap; } .key { display: inline-block; width: 12px; height: 12px;
+  margin-right: 5px; border-radius: 2px; vertical-align: -1px; background: var(--series0); }
+.key1 { background: var(--series1); } .key2 { background: var(--series2); } .key3 { background: var(--series3); }
+.key4 { background: var(--series4); } .key5 { background: var(--series5); }
+.strip { display: flex; flex-wrap: wrap; gap: 6px; margin-bottom: 10px; }
+.strip figure { margin: 0; width: 84px; } .strip img { width: 84px; image-rendering: pixelated; display: block;
+  border: 2px solid transparent; border-radius: 3px; } .strip .highest img { border-color: var(--series1); }
+.strip figcaption { font-size: 11px; color: var(--muted); text-align: center; }
+@media (max-width: 520px) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 6px; } .legend { white-space: normal; } }
+"""
+_MOST_SERIES = 6  # colours of lines
+
+History = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by figure: environment steps, and values
+
+
+class Subject(NamedTuple):
+    """A buffer on a page. ``size`` is in bytes on the disk, ``None`` of a buffer in use."""
+
+    name: str
+    contents: ReplayContents | LevelContents
+    size: int | None = None
+
+
+def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: History | None = None) -> str:
+    """Returns the page.
+
+    Args:
+        title: heading.
+        subtitle: below it.
+        subjects: the buffers, one after the other.
+        history: figures over the run so far, see :func:`~lightning_replay.report.figures.figures_of`.
+    """
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="sub">{escape(subtitle)}</p>']
+    for subject in subjects:
+        if subject.name:
+            parts.append(f"<h2>{escape(subject.name)}</h2>")
+        parts += [_tiles(subject), _cards(_of_subject(subject.contents))]
+    over_time = _over_time(history or {})
+    if over_time:
+        parts += ["<h2>Over the run</h2>", _cards(over_time)]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}{STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _cards(cards: Sequence[Card]) -> str:
+    return f'<div class="cards">{"".join(card.html() for card in cards)}</div>'
+
+
+def _of_subject(contents: ReplayContents | LevelContents) -> list[Card]:
+    if isinstance(contents, LevelContents):
+        return [*level_cards.cards_of(contents), _list("Counters", _numbers(contents.counters))]
+    options = [_list("Options", dict(contents.options)), _list("Columns", dict(contents.layout))]
+    return [*replay_cards.cards_of(contents), _list("Counters", _numbers(contents.counters)), *options]
+
+
+def _list(title: str, entries: Mapping[str, str]) -> Card:
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries.items())
+    return Card(title, f"<dl>{listed}</dl>" if listed else "<p>none</p>")
+
+
+def _numbers(counters: Mapping[str, int]) -> dict[str, str]:
+    return {name: f"{value:,}" for name, value in counters.items()}
+
+
+def _tiles(subject: Subject) -> str:
+    tiles = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in tiles_of(subject)
+    )
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def tiles_of(subject: Subject) -> list[tuple[str, str]]:
+    """Returns the most important figures of a buffer, as text by name."""
+    contents, figures = subject.contents, figures_of(subject.contents)
+    size = [] if subject.size is None else [("on the disk", _bytes(subject.size))]
+    if isinstance(contents, LevelContents):
+        of = "" if contents.capacity is None else f" of {contents.capacity:,}"
+        tiles = [(f"levels with a score ({contents.kind})", f"{len(contents):,}{of}")]
+        named = {
+            "score_mean": "mean score",
+            "staleness_mean": "mean staleness",
+            "effective_levels": "effective number of levels",
+        }
+        return [*tiles, *((name, short(figures[key])) for key, name in named.items() if key in figures), *size]
+    tiles = [("transitions", f"{len(contents):,}"), (f"full, of {contents.capacity:,}", f"{figures['fill']:.1%}")]
+    if "age_mean" in figures:
+        tiles.append((f"mean age, at most {short(figures['age_max'])}", short(figures["age_mean"])))
+    if "effective_share" in figures:
+        shown = f"{figures['effective_share']:.1%} of the rows"
+        tiles.append((f"effective sample size, {shown}", short(figures["effective_sample_size"])))
+    if "draws_of_top_tenth" in figures:
+        tiles.append(("of the draws go to the likeliest tenth", f"{figures['draws_of_top_tenth']:.1%}"))
+    return [*tiles, *size]
+
+
+def _bytes(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"
+
+
+def _over_time(history: History) -> list[Card]:
+    """Returns a chart for each figure, and one for all tables together of what tables have."""
+    groups: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]] = {}
+    for name, series in history.items():
+        head, _, rest = name.partition("/")
+        table, _, figure = rest.rpartition("/")
+        group, member = (f"{head}: {figure}", table) if table else (name, name)
+        groups.setdefault(group, {})[member] = series
+    cards = []
+    for group, series in groups.items():
+        shown = dict(list(series.items())[:_MOST_SERIES])
+        title = group.replace("_", " ")
+        note = legend(*shown) if len(shown) > 1 else ""
+        cards.append(Card(title, lines(shown, "environment steps", "", f"{title} over the run"), note))
+    return cards
