@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 import numpy as np
 
@@ -63,15 +64,13 @@ def histogram(
                 f'height="{max(frame.bottom - y, 0.5):.1f}"><title>{tip}</title></rect>'
             )
     if line is not None:
-        points = [
-            (at, value) for pair, value in zip(zip(xs[:-1], xs[1:], strict=True), line, strict=True) for at in pair
-        ]
+        points = [(float(at), float(value)) for pair, value in zip(pairwise(xs), line, strict=True) for at in pair]
         parts.append(frame.line(points, "stroke line1"))
     return _svg(parts, title)
 
 
 def lines(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    series: Mapping[str, tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]],
     xlabel: str,
     ylabel: str,
     title: str,
@@ -101,7 +100,7 @@ def lines(
 
 
 def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, title: str) -> str:
-    """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, are darker the higher their value in [0, 1]."""
+    """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value in [0, 1]."""
     height = _TOP + _LANE * len(values)
     left = 112
     frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, 1.0), xlabel, "", left=left, height=height + _BOTTOM)
@@ -123,7 +122,7 @@ def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, titl
 
 
 def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
-    """Returns a grid of cells, row after row: one for each of ``values``, ``[L]``, darker the higher it is.
+    """Returns a grid of cells, row after row: one for each of ``values``, ``[L]``, stronger the higher it is.
 
     Args:
         values: not NaN.
@@ -204,9 +203,8 @@ class _Frame:
             )
         middle = (self._left + WIDTH - _RIGHT) / 2
         parts.append(f'<text x="{middle:.1f}" y="{self.bottom + 33:.1f}" text-anchor="middle">{escape(xlabel)}</text>')
-        parts.append(
-            f'<line class="axis" x1="{self._left}" x2="{WIDTH - _RIGHT}" y1="{self.bottom:.1f}" y2="{self.bottom:.1f}"/>'
-        )
+        ends = f'x1="{self._left}" x2="{WIDTH - _RIGHT}" y1="{self.bottom:.1f}" y2="{self.bottom:.1f}"'
+        parts.append(f'<line class="axis" {ends}/>')
         if ylabel:
             y = (_TOP + self.bottom) / 2
             place = f'x="11" y="{y:.1f}" transform="rotate(-90 11 {y:.1f})"'

@@ -18,9 +18,9 @@ __all__ = ["main"]
 _DESCRIPTION = """Prints what a saved buffer holds, and writes a page of pictures.
 
 PATH is the directory of save_replay, of LevelBuffer.save or of a sharded replay; an RLlib checkpoint or the folder
-replay_buffer in it; a Lightning checkpoint (.ckpt) with its replay beside it, or the folder of that replay. No buffer is
-built and no code is run: rows are read piece by piece, whatever the size of the buffer. The page is one HTML file without
-scripts, for a light and a dark screen.
+replay_buffer in it; a Lightning checkpoint (.ckpt) with its replay beside it, or the folder of that replay. No buffer
+is built and no code is run: rows are read piece by piece, whatever the size of the buffer. The page is one HTML file
+without scripts, for light and dark screens.
 """
 
 

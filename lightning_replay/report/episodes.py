@@ -23,11 +23,11 @@ class StoredEpisode(NamedTuple):
 
 
 class RankedEpisodes(NamedTuple):
-    """Episodes in the order of ``by``, the highest first, and the number of all."""
+    """Episodes in the order of ``by``, the highest first, and the ``total`` number of all."""
 
     by: str
     episodes: list[StoredEpisode]
-    count: int
+    total: int
 
 
 def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | None:

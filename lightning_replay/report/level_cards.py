@@ -47,7 +47,8 @@ def _heat_map(contents: LevelContents, values: np.ndarray, what: str) -> tuple[s
         for group in groups
     ]
     each = "A cell for each level" if len(groups) == count else f"A cell for about {count / len(groups):.0f} levels"
-    note = f"{each} with a score, ascending by id: {what} from {short(means.min())} to {short(means.max())}, darker is more."
+    values_shown = f"{what} from {short(means.min())} to {short(means.max())}"
+    note = f"{each} with a score, ascending by id: {values_shown}, stronger colour is more."
     return cells(means, names, f"Heat map of levels: {what}"), escape(note)
 
 

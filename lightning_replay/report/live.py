@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from lightning_replay.checkpoint.state import present_state
 from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.replay import Replay
 from lightning_replay.report.contents import ReplayContents, contents_of
 from lightning_replay.report.levels import LevelContents, levels_of
-from lightning_replay.replay import Replay
 from lightning_replay.saving.spec import describe
 
 

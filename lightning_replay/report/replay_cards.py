@@ -117,11 +117,11 @@ def _concentration(contents: ReplayContents) -> Card | None:
         top=1.0,
         has_even=True,
     )
+    what = "priorities" if draws.priority is not None else "probabilities"
     notes = [
-        f"Expected from the {'priorities' if draws.priority is not None else 'probabilities'} at this moment; how often "
-        "each row was drawn is not stored.",
-        f"Effective sample size {draws.effective_rows:,.0f} of {count:,} rows: as many equally likely rows would repeat "
-        "as often. The dashed line is a uniform draw.",
+        f"Expected from the {what} at this moment; how often each row was drawn is not stored.",
+        f"Effective sample size {draws.effective_rows:,.0f} of {count:,} rows: this many equally likely rows would "
+        "repeat as often. The dashed line is a uniform draw.",
     ]
     if draws.of_tables is not None and any(one.share is None for one in contents.tables):
         notes.append("Tables have the shares that were drawn from them so far.")
@@ -168,8 +168,8 @@ def _kept(contents: ReplayContents) -> Card | None:
     )
     left = retained.offered - len(contents)
     note = (
-        f"{retained.offered:,} rows were offered; {left:,} of them are not stored: {retained.refused:,} were refused at "
-        f"once and {retained.evicted:,} evicted later. What left is known by these counts alone."
+        f"{retained.offered:,} rows were offered; {left:,} of them are not stored: {retained.refused:,} were refused "
+        f"at once and {retained.evicted:,} evicted later. Of those that left only these counts and times are known."
     )
     return Card("Who stayed", picture, escape(note))
 
@@ -219,9 +219,9 @@ def _timeline(contents: ReplayContents) -> Card | None:
     if not shares:
         shares["stored"] = np.histogram(written, edges)[0] / there
     ended, terminated = contents.ended, contents.columns.get(TERMINATED)
-    notes = ["Darker: a larger share of the transitions of that time is stored (in a table)."]
+    notes = ["Stronger colour: a larger share of the transitions of that time is stored (in a table)."]
     if ended is not None:
-        notes.append("Of ends, rewards above and below 0 the darkest part has the most.")
+        notes.append("Of ends, rewards above and below 0 the strongest part has the most.")
         if terminated is not None:
             shares["terminated"] = _relative(written[terminated], edges)
             ended = ended & ~terminated
@@ -260,7 +260,7 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> Card:
         )
     ranks = [] if ranked.by == "return" else [ranked.by]
     heads = ["number of its rows", "rows stored", *ranks, "their reward", "age of the last"]
-    note = f"The first of {ranked.count:,} episodes, ranked by {ranked.by}; of an episode, the rows that are stored."
+    note = f"The first of {ranked.total:,} episodes, ranked by {ranked.by}; of an episode, the rows that are stored."
     return Card(_title(ranked), table(heads, rows), escape(note), is_wide=True)
 
 

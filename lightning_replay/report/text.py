@@ -42,7 +42,7 @@ def _of_replay(contents: ReplayContents) -> Iterable[str]:
         yield f"  table {table.name}: {len(table.slots):,} of {table.capacity:,} entries{share}{so_far}"
     ranked = highest_episodes(contents, _LISTED)
     if ranked is not None and contents.written is not None:
-        yield f"  {ranked.count:,} episodes; of the highest {ranked.by}:"
+        yield f"  {ranked.total:,} episodes; of the highest {ranked.by}:"
         for one in ranked.episodes:
             last = int(contents.written[one.places[-1]])
             yield f"    {short(one.rank)}: {len(one.places):,} rows, the last is number {last:,}"
