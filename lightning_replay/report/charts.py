@@ -11,14 +11,15 @@ import numpy as np
 
 __all__ = ["STYLE", "cells", "histogram", "lanes", "lines", "short"]
 
-WIDTH, HEIGHT = 420, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 42
+WIDTH, HEIGHT = 380, 210
+WIDE = 720  # of lanes, which have a line of the page for themselves
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 10, 42
 _LANE = 22
 _MOST_TICKS = 4
 
 #: Style of the charts; the page defines the variables.
 STYLE = """
-svg { display: block; width: 100%; height: auto; font: 11px system-ui, sans-serif; }
+svg { display: block; width: 100%; height: auto; font: 11.5px system-ui, sans-serif; }
 svg text { fill: var(--muted); }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .axis { stroke: var(--muted); stroke-width: 1; }
@@ -103,7 +104,8 @@ def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, titl
     """Returns a lane for each name: parts between ``edges``, ``[P + 1]``, stronger the higher their value in [0, 1]."""
     height = _TOP + _LANE * len(values)
     left = 112
-    frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, 1.0), xlabel, "", left=left, height=height + _BOTTOM)
+    size = {"left": left, "width": WIDE, "height": height + _BOTTOM}
+    frame = _Frame((float(edges[0]), float(edges[-1])), (0.0, 1.0), xlabel, "", **size)
     parts = [frame.axes(has_y=False)]
     for number, (name, lane) in enumerate(values.items()):
         y = _TOP + number * _LANE
@@ -118,7 +120,7 @@ def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, titl
                     f'<rect class="fill0" x="{x:.1f}" y="{y + 3}" width="{max(width, 0.7):.2f}" height="{_LANE - 6}" '
                     f'fill-opacity="{opacity:.2f}"><title>{tip}</title></rect>'
                 )
-    return _svg(parts, title, height + _BOTTOM)
+    return _svg(parts, title, height + _BOTTOM, WIDE)
 
 
 def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
@@ -169,17 +171,18 @@ class _Frame:
         ylabel: str,
         *,
         left: int = _LEFT,
+        width: int = WIDTH,
         height: float = HEIGHT,
     ) -> None:
         low, high = x_range
         self._x_range = (low, high) if high > low else (low - 0.5, low + 0.5)
         self._y_range = y_range if y_range[1] > y_range[0] else (y_range[0], y_range[0] + 1.0)
         self._labels = (xlabel, ylabel)
-        self._left, self.bottom = left, height - _BOTTOM
+        self._left, self._right, self.bottom = left, width - _RIGHT, height - _BOTTOM
 
     def x(self, value: float) -> float:
         low, high = self._x_range
-        return self._left + (value - low) / (high - low) * (WIDTH - self._left - _RIGHT)
+        return self._left + (value - low) / (high - low) * (self._right - self._left)
 
     def y(self, value: float) -> float:
         low, high = self._y_range
@@ -194,16 +197,16 @@ class _Frame:
         parts = []
         for value in _ticks(*self._y_range) if has_y else []:
             y = self.y(value)
-            parts.append(f'<line class="grid" x1="{self._left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<line class="grid" x1="{self._left}" x2="{self._right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(f'<text x="{self._left - 5}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
         for value in _ticks(*self._x_range, whole=log_x):
             shown = short(10.0**value) if log_x else short(value)
             parts.append(
                 f'<text x="{self.x(value):.1f}" y="{self.bottom + 15:.1f}" text-anchor="middle">{shown}</text>'
             )
-        middle = (self._left + WIDTH - _RIGHT) / 2
+        middle = (self._left + self._right) / 2
         parts.append(f'<text x="{middle:.1f}" y="{self.bottom + 33:.1f}" text-anchor="middle">{escape(xlabel)}</text>')
-        ends = f'x1="{self._left}" x2="{WIDTH - _RIGHT}" y1="{self.bottom:.1f}" y2="{self.bottom:.1f}"'
+        ends = f'x1="{self._left}" x2="{self._right}" y1="{self.bottom:.1f}" y2="{self.bottom:.1f}"'
         parts.append(f'<line class="axis" {ends}/>')
         if ylabel:
             y = (_TOP + self.bottom) / 2
@@ -219,8 +222,8 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
         step = max(step, 1.0)
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= _MOST_TICKS)
     first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
-    return [float(number * step) for number in np.arange(first, last + 1)]
+    return [float(number * step) + 0.0 for number in np.arange(first, last + 1)]  # adding 0 turns -0.0 into 0.0
 
 
-def _svg(parts: Sequence[str], title: str, height: float = HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+def _svg(parts: Sequence[str], title: str, height: float = HEIGHT, width: int = WIDTH) -> str:
+    return f'<svg viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

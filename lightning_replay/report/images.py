@@ -83,7 +83,8 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     Args:
         image: ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with 1 or 3 channels, or a stack of frames ``[K, H, W]`` or
             ``[K, H, W, C]``, of which the last is taken. Bytes are intensities; other numbers are scaled to the largest
-            of the image. Other channels than 1, 3 and 4 are planes of flags, each in a colour of its own.
+            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in a
+            colour of its own.
     """
     *_, order = _sides(image.shape)
     if order[0] == "K":
@@ -92,13 +93,14 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
         image = np.moveaxis(image, 0, -1)
     if image.ndim == 2:
         image = image[..., None]
-    if image.dtype != np.uint8:
+    is_bytes = image.dtype == np.uint8
+    if not is_bytes:
         scaled = np.nan_to_num(image.astype(np.float32)).clip(0)
         image = scaled * (255.0 / max(float(scaled.max()), 1e-12))
     channels = image.shape[2]
     if channels == 1:
         image = image.repeat(3, 2)
-    elif channels not in (3, 4):
+    elif channels != 3 and not (is_bytes and channels == 4):
         largest = image.argmax(2)
         image = _PLANES[largest % len(_PLANES)] * (image.max(2)[..., None] / 255.0)
     return np.ascontiguousarray(image[..., :3].astype(np.uint8))

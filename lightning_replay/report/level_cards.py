@@ -14,6 +14,7 @@ from lightning_replay.report.levels import LevelContents
 
 _MOST_CELLS = 1_200  # beyond that a cell has several levels
 _LISTED = 10
+_MOST_DECADES = 6  # of a logarithmic scale of colours
 _POINTS = 60
 
 
@@ -27,7 +28,9 @@ def cards_of(contents: LevelContents) -> list[Card]:
         Card("Staleness by level", *_heat_map(contents, contents.staleness, "staleness, in episodes")),
     ]
     if probability is not None:
-        maps.append(Card("Replay probability by level", *_heat_map(contents, probability, "replay probability")))
+        # one level may have nearly all of it
+        clipped = np.log10(probability.clip(min=probability.max() * 10.0**-_MOST_DECADES))
+        maps.append(Card("Replay probability by level", *_heat_map(contents, clipped, "logarithm of the probability")))
         maps.append(_concentration(contents, probability))
     edges, is_log = edges_of(contents.score)
     counts, _ = np.histogram(contents.score, edges)

@@ -21,10 +21,12 @@ section p { color: var(--muted); font-size: 13px; margin: 8px 0 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 12px; }
 .tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
 .tile b { display: block; font-size: 20px; font-weight: 600; } .tile span { color: var(--muted); font-size: 13px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 12px; }
-section { min-width: 0; } section.wide { grid-column: 1 / -1; } section.wide > svg { max-width: 900px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 345px), 1fr)); gap: 12px;
+  grid-auto-flow: dense; }
+section { min-width: 0; } section.wide { grid-column: 1 / -1; } .wide svg { max-width: 900px; min-width: 620px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top;
+  white-space: nowrap; }
 th { color: var(--muted); font-weight: 500; font-size: 13px; } tr:last-child td { border-bottom: 0; }
 dl { margin: 0; display: grid; grid-template-columns: max-content 1fr; gap: 4px 14px; font-size: 13px; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }

@@ -235,7 +235,7 @@ def _timeline(contents: ReplayContents) -> Card | None:
         )
     kept = {name: values for name, values in shares.items() if values.any()}
     picture = lanes(edges, kept, _GIVEN, "Timeline of the stored rows")
-    return Card("Timeline", picture, escape(" ".join(notes)), is_wide=True)
+    return Card("Timeline", f'<div class="scroll">{picture}</div>', escape(" ".join(notes)), is_wide=True)
 
 
 def _relative(written: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -259,7 +259,7 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> Card:
             ]
         )
     ranks = [] if ranked.by == "return" else [ranked.by]
-    heads = ["number of its rows", "rows stored", *ranks, "their reward", "age of the last"]
+    heads = ["number of its rows", "rows stored", *ranks, "sum of their rewards", "age of the last"]
     note = f"The first of {ranked.total:,} episodes, ranked by {ranked.by}; of an episode, the rows that are stored."
     return Card(_title(ranked), table(heads, rows), escape(note), is_wide=True)
 
