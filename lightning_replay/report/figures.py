@@ -17,7 +17,7 @@ def figures_of(contents: ReplayContents | LevelContents) -> dict[str, float]:
     Of a replay ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``; where the probabilities of a draw are known
     ``effective_sample_size`` and ``effective_share`` (of the rows); with priorities ``priority_mean``, ``priority_max``
     and ``draws_of_top_tenth``, the share of draws that go to the likeliest tenth of the rows; ``tables/NAME/fill`` and
-    ``tables/NAME/share_drawn``; ``retention/refused`` and ``retention/evicted``.
+    ``tables/NAME/share_drawn``; with retention ``refused`` and ``evicted``.
 
     Of levels ``levels``, ``score_mean``, ``score_max``, ``staleness_mean`` and ``effective_levels``.
     """
@@ -40,7 +40,7 @@ def _of_replay(contents: ReplayContents) -> dict[str, float]:
     for table in contents.tables:
         figures |= {f"tables/{table.name}/fill": table.fill, f"tables/{table.name}/share_drawn": table.drawn / drawn}
     if contents.retained is not None:
-        figures |= {"retention/refused": contents.retained.refused, "retention/evicted": contents.retained.evicted}
+        figures |= {"refused": contents.retained.refused, "evicted": contents.retained.evicted}
     return figures
 
 
