@@ -209,20 +209,9 @@ class PrioritizedSampler(DividedPriorities):
         return (self._tree.get(index) ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0)
 
     def stats(self) -> dict[str, float]:
-        """Returns how the next batch is spread over the rows, O(capacity); nothing while no row has a probability.
-
-        ``effective_sample_size`` is ``1 / Σ P(i)²``, the number of equally likely rows that would repeat as often;
-        ``priority_max`` the largest priority now, before any exponent, with an exponent above 0.
-        """
-        leaves = self._tree.leaves().double()
-        square = float(leaves.square().sum())
-        if not square > 0:
-            return {}
-        stats = {"effective_sample_size": float(leaves.sum()) ** 2 / square}
-        if self._priority_exponent > 0:
-            largest = float(leaves.max()) ** (1 / self._priority_exponent) - self.priority_offset
-            stats["priority_max"] = max(largest, 0.0)
-        return stats
+        """Returns ``effective_sample_size``, ``1 / Σ P(i)²``: as many equally likely rows would repeat as often."""
+        effective = self._tree.effective_slots()
+        return {"effective_sample_size": effective} if effective else {}
 
     def _attach_storage(self, storage: Storage | None) -> None:
         """Moves to the device of a CUDA storage; rows stored before the sampler was attached get a priority, once."""

@@ -37,7 +37,7 @@ STATS = {
         *("admitted", "refused", "evicted", "age_mean", "age_max"),
         *("age_over_capacity", "terminal_share", "terminal_over_newest", "td_error_over_newest"),
     ),
-    "priorities": ("effective_sample_size", "priority_max"),
+    "priorities": ("effective_sample_size",),
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
@@ -136,8 +136,7 @@ class BufferMetrics:
     Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
     start, ``age_mean`` and ``age_max`` of the rows stored, and the figures by which hoarding shows, as far as they are
     known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; of prioritized replays ``priorities`` has
-    ``effective_sample_size`` and ``priority_max``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`;
-    where frames are stored once, ``frames`` has
+    ``effective_sample_size``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`; where frames are stored once, ``frames`` has
     ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts everything kept.
     """
 
