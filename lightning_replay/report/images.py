@@ -72,7 +72,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int, str]:
         return shape[0], shape[1], "HW"
     if len(shape) == 4:
         return shape[1], shape[2], "KHWC"
-    if shape[2] <= _MOST_CHANNELS:
+    if shape[2] <= _MOST_CHANNELS and min(shape[:2]) >= _LEAST_SIDE:
         return shape[0], shape[1], "HWC"
     return shape[1], shape[2], "CHW" if shape[0] in (1, 3) else "KHW"
 

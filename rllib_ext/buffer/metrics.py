@@ -136,8 +136,9 @@ class BufferMetrics:
     Of replays that keep rows by importance, ``retention`` has ``admitted``, ``refused`` and ``evicted`` since the
     start, ``age_mean`` and ``age_max`` of the rows stored, and the figures by which hoarding shows, as far as they are
     known, see :meth:`~lightning_replay.writers.RetentionWriter.stats`; of prioritized replays ``priorities`` has
-    ``effective_sample_size``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`; where frames are stored once, ``frames`` has
-    ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts everything kept.
+    ``effective_sample_size``, see :meth:`~lightning_replay.samplers.PrioritizedSampler.stats`; where frames are stored
+    once, ``frames`` has ``frames_held``, ``frame_capacity`` and ``frames_per_transition``. ``bytes_stored`` counts
+    everything kept.
     """
 
     def __init__(self) -> None:

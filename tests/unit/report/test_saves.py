@@ -27,7 +27,7 @@ from lightning_replay.report.saves import SavedBuffer, read_buffers
 from lightning_replay.report.text import text_about
 from lightning_replay.saving import DamagedFileError, write_state
 from lightning_replay.saving.chunks import locate_chunks, write_chunks
-from tests.frame_steps import frame_steps
+from tests.frame_steps import frame_rows, stacks_of
 from tests.recipe_options import built, fitting
 from tests.saves import FORMAT_1, flip_a_byte, forge
 from tests.transitions import numbered_steps
@@ -68,7 +68,7 @@ def test_every_recipe_is_read_from_its_files_as_it_is_in_use(name: str, tmp_path
 
 def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
     replay = recipes.prioritized(30, 4, frame_stack=2, image_key="pixels", seed=0)
-    steps = frame_steps(20)
+    steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True)
     replay.extend(steps)
     replay.save(tmp_path / "save")
     contents = read(tmp_path / "save").contents
@@ -76,11 +76,11 @@ def test_frames_are_shown_as_they_were_stored(tmp_path: Path) -> None:
     slots = np.array([3, 17, 3])
     for slot, image in zip(slots, contents.images.of_rows(slots), strict=True):
         assert np.array_equal(image[..., 0], steps["pixels"][slot, -1].numpy()) and image.shape[2] == 3
-    assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") > 10
+    assert page_of("frames", "", [Subject("", contents)]).count("data:image/png;base64,") == 10
 
 
 def test_levels(tmp_path: Path) -> None:
-    levels = LevelBuffer(levels=6, seed=0)
+    levels = LevelBuffer(levels=6, min_fill=1.0, seed=0)
     ends = {name: torch.tensor([True]) for name in ("terminated", "done")}
     for number in range(9):
         columns = {"reward": torch.tensor([float(number)]), "state_value": torch.zeros(1)}
@@ -90,7 +90,7 @@ def test_levels(tmp_path: Path) -> None:
     contents = read(tmp_path).contents
     assert isinstance(contents, LevelContents) and same(contents, look_at(levels)) and len(contents) > 3
     assert page_of("levels", "", [Subject("", contents)]).count("<svg") == 5
-    again = LevelBuffer(levels=6, seed=1)
+    again = LevelBuffer(levels=6, min_fill=1.0, seed=1)
     again.load(tmp_path)
     assert again.next_level(actor=1) == levels.next_level(actor=1)
 
