@@ -277,13 +277,12 @@ class LevelBuffer(LevelSelector):
         return super().state_dict() | {
             "capacity": self.capacity,
             "new": self._new.state_dict(self.running.played),
-            "sampler": self.sampler.state_dict(),
+            # not read here, where it follows from the options; a save does not have them
+            "sampler": self.sampler.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.writer.state_dict(),
             "replayed": self.replayed,
             "edited": self._edited.state_dict(),
             "scoring": self._scoring.state_dict(),
-            # computed anew after loading; for those who read a save without its options
-            "probability": torch.from_numpy(self.sampler.probabilities(self._left_out)),
         }
 
     def _load(self, state: dict[str, Any]) -> None:

@@ -157,7 +157,7 @@ def short(value: float) -> str:
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit * 0.99999 and abs(value) >= 10_000:
             return f"{value / unit:.3g}{name}"
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 class _Frame:

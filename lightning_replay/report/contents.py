@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from lightning_replay.report.draws import Draws, draws_of
-from lightning_replay.report.facts import counters_of, options_of, table_shares_of
+from lightning_replay.report.facts import counters_of, options_of
 from lightning_replay.report.images import RowImages, images_of
 from lightning_replay.report.reading import PackedColumns, array_of
 from lightning_replay.report.retention import Retained, retained_of
+from lightning_replay.report.tables import Table, tables_of
 from lightning_replay.storage.row_layout import Key, RowLayout
 
 REWARD: Key = ("next", "reward")
@@ -22,28 +23,6 @@ TRUNCATED: Key = ("next", "truncated")
 DONE: Key = ("next", "done")
 TRAJECTORY: Key = ("trajectory",)
 _READ = (REWARD, TERMINATED, TRUNCATED, DONE, TRAJECTORY)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table: its slots, int64 ``[n]`` oldest first; ``share`` of a batch by the options, ``None`` if none is fixed.
-
-    ``appended`` entries ever came; ``drawn`` rows were drawn from it so far. ``events``: the share of all steps that
-    were its events, ``None`` of other tables.
-    """
-
-    name: str
-    slots: np.ndarray
-    capacity: int
-    appended: int
-    share: float | None
-    drawn: int
-    events: float | None = None
-
-    @property
-    def fill(self) -> float:
-        """Entries over the capacity."""
-        return len(self.slots) / self.capacity
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
     writer, sampler, storage = state["writer"], state["sampler"], state["storage"]
     retained = retained_of(writer)
     slots, written, given = _rows_held(state, retained)
-    tables = _tables_of(state, built_by)
+    tables = tables_of(state, built_by)
     draws = draws_of(state["built_from"]["sampler"], sampler, slots, tables)
     columns, layout, packed = _columns_of(storage, slots)
     return ReplayContents(
@@ -148,43 +127,6 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
         return slots, None, None
     capacity, given = int(state["built_from"]["capacity"]), int(writer["write_count"])
     return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
-
-
-def _tables_of(state: Mapping[str, Any], built_by: Any) -> list[Table]:
-    writer = state["writer"]
-    if "tables" not in writer:
-        return []
-    saved = writer["tables"]
-    named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
-    entries, appended = array_of(saved["entries"]), array_of(saved["appended"])
-    first = array_of(saved["first"]) if "first" in saved else np.zeros(len(named), np.int64)
-    drawn = state["sampler"].get("rows_drawn", [])
-    shares, events = table_shares_of(built_by), _event_shares(writer, named, built_by)
-    tables, offset = [], 0
-    for number, (name, capacity) in enumerate(named):
-        oldest = max(int(first[number]), int(appended[number]) - capacity)
-        places = np.arange(oldest, int(appended[number])) % capacity
-        tables.append(
-            Table(
-                name=name,
-                slots=entries[offset + places],
-                capacity=capacity,
-                appended=int(appended[number]),
-                share=shares.get(name),
-                drawn=int(drawn[number]) if len(drawn) == len(named) else 0,
-                events=events.get(name),
-            )
-        )
-        offset += capacity
-    return tables
-
-
-def _event_shares(writer: Mapping[str, Any], named: list[tuple[str, int]], built_by: Any) -> dict[str, float]:
-    """Returns the share of tested steps that were events by table, where each table has the events of one option."""
-    fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
-    if len(fired) != len(named) - 1 or not tested:  # several events into one table
-        return {}
-    return {name: count / tested for (name, _), count in zip(named[1:], fired, strict=True)}
 
 
 def _columns_of(

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_replay.levels.concentration import effective_number
 from lightning_replay.report.reading import array_of
-
-if TYPE_CHECKING:
-    from lightning_replay.report.contents import Table
+from lightning_replay.report.tables import Table
 
 _UNIFORM = ("UniformSampler", "RandomSampler")
 

@@ -52,7 +52,7 @@ def levels_of(state: Mapping[str, Any]) -> LevelContents:
     level_ids = array_of(writer["level_id"])
     order = np.argsort(level_ids, kind="stable")
     episodes = int(sampler["episodes"])
-    probability = state.get("probability")
+    probability = sampler.get("probability")
     return LevelContents(
         kind=kind,
         capacity=int(state["capacity"]),

@@ -63,13 +63,13 @@ def _cards(cards: Sequence[Card]) -> str:
 def _of_subject(contents: ReplayContents | LevelContents) -> list[Card]:
     if isinstance(contents, LevelContents):
         return [*level_cards.cards_of(contents), _list("Counters", _numbers(contents.counters))]
-    options = [_list("Options", dict(contents.options)), _list("Columns", dict(contents.layout))]
-    return [*replay_cards.cards_of(contents), _list("Counters", _numbers(contents.counters)), *options]
+    lists = [_list("Counters", _numbers(contents.counters)), _list("Columns", dict(contents.layout))]
+    return [*replay_cards.cards_of(contents), *lists, _list("Options", dict(contents.options), is_wide=True)]
 
 
-def _list(title: str, entries: Mapping[str, str]) -> Card:
+def _list(title: str, entries: Mapping[str, str], *, is_wide: bool = False) -> Card:
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries.items())
-    return Card(title, f"<dl>{listed}</dl>" if listed else "<p>none</p>")
+    return Card(title, f"<dl>{listed}</dl>" if listed else "<p>none</p>", is_wide=is_wide)
 
 
 def _numbers(counters: Mapping[str, int]) -> dict[str, str]:

@@ -55,7 +55,7 @@ class RecordingWandb(WandbLogger):
         L.pytorch.loggers.Logger.__init__(self)
         self.images: list[tuple[str, np.ndarray, int]] = []
 
-    name, version, save_dir = "wandb", "0", None  # type: ignore[assignment]
+    name, version, save_dir, experiment = "wandb", "0", None, None  # type: ignore[assignment]
 
     def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
         assert step is not None

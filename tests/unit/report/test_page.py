@@ -50,7 +50,7 @@ def test_charts_of_single_and_equal_values_are_drawn() -> None:
 
 
 def test_short_numbers_keep_their_sign() -> None:
-    assert (short(-20_000), short(0), short(999.6), short(9_999)) == ("-20k", "0", "1e+03", "9,999")
+    assert (short(-20_000), short(0), short(999.6), short(9_999)) == ("-20k", "0", "1,000", "9,999")
 
 
 def test_images_of_all_layouts() -> None:
