@@ -42,8 +42,8 @@ STATS = {
 }
 TABLE_STATS = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
-FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
+FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 Counts = Counter[tuple[str, str]]  # (counter, module or agent) -> amount; sums of all modules under the module ""
 

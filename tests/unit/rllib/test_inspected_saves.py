@@ -13,6 +13,7 @@ from lightning_replay.report.saves import read_buffers
 from lightning_replay.saving import DamagedFileError
 from rllib_ext.buffer.episode_buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.files import WarmUp, write_buffer
+from rllib_ext.checkpoint.folders import Folder
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.checkpoint import write_shards
 
@@ -48,7 +49,7 @@ def test_each_shard_is_read(tmp_path: Path, shared_ray: None, monkeypatch: pytes
     replay.form_returns(1, 0.99)
     replay.add([numbered(f"e{number}", 5, offset=100.0 * number, terminated=True) for number in range(6)])
     replay.sample(num_items=4)
-    write_shards(replay, tmp_path / "replay_buffer", WarmUp(0, 0), {})
+    write_shards(replay, Folder.at(tmp_path / "replay_buffer"), WarmUp(0, 0), {})
     found = sizes(tmp_path)
     assert list(found) == ["shard 0", "shard 1"] and sum(found.values()) == 30
 
